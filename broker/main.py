@@ -1,4 +1,4 @@
-"""A broker process, from reading server.ini to a clean stop."""
+"""Run a broker process, from reading server.ini to a clean stop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _CERTIFICATE_SECONDS = 2.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
-"""How many seconds a stop waits for clients to receive their last answers."""
+"""When the broker stops, it waits at most this many seconds for clients to receive their last answers."""
 _DESCRIPTORS_FOR_OTHERS = 64
 
 
@@ -79,11 +79,12 @@ def run(
     listen_on: str = "",
     options: BrokerOptions = BrokerOptions(),  # noqa: B008
 ) -> int:
-    """Run a broker until SIGTERM or SIGINT; print one line when it serves. Returns the process's exit code.
+    """Run a broker until SIGTERM or SIGINT arrives; print one line when the broker serves. Return the process's exit
+    code.
 
-    On SIGHUP the broker reads the files again. To stop, it unregisters from ZooKeeper, and serves for the file's
-    zkSyncTimeMs longer, so that clients can move to other brokers. A second signal ends this time at once. Only for the
-    main thread.
+    On SIGHUP the broker reads its configuration files again. To stop, the broker unregisters from ZooKeeper, and
+    continues to serve for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that clients can move to
+    other brokers. A second signal ends this time at once. Only the main thread may call this function.
 
     filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
@@ -125,10 +126,10 @@ class BrokerProcess:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: Twisted's reactor for time, descriptors and threads. files: the files that `config` was read from,
-        for a reload.
+        """reactor: Twisted's reactor for time, descriptors and threads. files: the files from which `config` was read;
+        a reload reads them again.
 
-        rng: chooses partitions for puts that leave the choice to the broker.
+        rng: chooses the partition for each put that leaves the choice to the broker.
         """
         self._config = config
         self._files = files
@@ -205,7 +206,7 @@ class BrokerProcess:
         return 0
 
     def _serve(self, max_connections: int) -> None:
-        """Listen, and run the reactor until the process is told to stop."""
+        """Listen on the broker's port, and run the reactor until the process is told to stop."""
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
         self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
@@ -408,7 +409,9 @@ class BrokerProcess:
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
-        """Unregister from ZooKeeper, serve a little longer, then close the port and the connections."""
+        """Unregister the broker from ZooKeeper, serve clients a little longer, then close the port and the
+        connections.
+        """
         await self._roles.stop()
         if self.broker.moves is not None:
             self.broker.moves.stop()
@@ -478,8 +481,8 @@ def _log_failed_reload(failure: Failure) -> None:
 
 
 def _raise_descriptor_limit() -> int:
-    """Raise this process's limit of descriptors to the system's maximum. Return how many of them connections may use
-    (the store uses half of all).
+    """Raise this process's limit of descriptors to the system's maximum. Return how many descriptors connections may
+    use (the store uses half of all descriptors).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

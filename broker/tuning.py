@@ -1,7 +1,8 @@
-"""The broker's tuned constants. Each has its unit and reason, and the heading of its section names the benchmarks to
-run when it is changed.
+"""The tuned constants of the broker. The text of each constant gives its unit and reason. The heading of its section
+names the benchmarks that must be run when it is changed.
 
-The store has its own file (store/tuning.py). Limits that docs/broker.md promises are beside the code that they limit.
+The store's constants are in a file of their own (store/tuning.py). Limits that docs/broker.md promises are defined next
+to the code that they limit.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ TURN_SECONDS = 0.005
 """When the requests of one connection have taken this long, the other connections have their turn."""
 
 ITERATION_SECONDS = 0.01
-"""The time in one iteration of the reactor for the turns of all connections. Incoming data may take the same time
-again.
+"""Seconds in one iteration of the reactor for the turns of all connections together. The processing of incoming data
+may take the same time in addition.
 """
 
 COUNTED_SECONDS = 0.001
-"""Work on incoming data is counted in an iteration only if it takes longer than this, because counting costs one more
-iteration.
+"""Work on incoming data is counted towards the time of an iteration only if it takes longer than this many seconds,
+because counting costs one more iteration.
 """
 
 MOST_EVENTS = 512
-"""Maximum number of file descriptors that one iteration of the reactor serves. For example, the end of a connection
-costs 22 µs.
+"""Maximum number of file descriptors that one iteration of the reactor serves. For example, processing the end of one
+connection takes 22 µs.
 """
 
 FEW_BUSY = 2
@@ -38,48 +39,52 @@ MAX_LARGE_WORKS places is free.
 """
 
 MAX_LARGE_WORKS = 16
-"""How many such requests may be in progress at once. A request with 65,536 messages takes some 6 MiB in addition to its
-frame while the messages are stored.
+"""Maximum number of requests with LARGE_WORK_BYTES or more that may be in progress at once. A request with 65,536
+messages takes some 6 MiB in addition to its frame while the messages are stored.
 """
 
 MAX_LISTINGS = 16
-"""How many answers with a listing may be in progress at once. They are built in slices, and each takes 3 MB with 10,000
-groups.
+"""Maximum number of answers with a listing that may be in progress at once. They are built in slices, and each takes 3
+MB if it lists 10,000 groups.
 """
 
 WRITE_BYTES = 64 << 10
-"""Gathered answers go to the transport when they have this many bytes; smaller answers are joined."""
+"""Answers to a connection are collected, and written to the transport when they have this many bytes together. Smaller
+answers are joined into one buffer.
+"""
 
 READ_REQUESTS = 512
-"""How many requests of one read are decoded and served before other connections have their turn. It is a quarter of
-this for frames other than SENDs. This takes some milliseconds. One read may bring 50,000 requests. With half as many
-per turn, reads of sends cost 5 % more, because each turn appends its own messages.
+"""Maximum number of requests from one read that are decoded and served before other connections have their turn; this
+takes some milliseconds. For frames other than SENDs the limit is a quarter of this number. One read may bring 50,000
+requests. If the number were half as large, sends would cost 5 % more, because each turn appends its own messages.
 """
 
 HTTP_READ_BYTES = 8 << 10
-"""How many bytes are read at once from an HTTP connection. The HTTP code takes as long for a chunk of one byte as for a
-large chunk.
+"""Maximum number of bytes that are read at once from an HTTP connection. The HTTP code takes as long for a chunk of one
+byte as for a large chunk.
 """
 
 SMALL_READ_BYTES = 64 * 1024
-"""How many bytes are read at once from a quiet connection. For this size malloc uses its heap; for a larger read it
-maps fresh pages.
+"""Maximum number of bytes that are read at once from a connection with little traffic. For a buffer of this size malloc
+uses its heap; for a larger buffer it maps fresh pages.
 """
 
 LARGE_READ_BYTES = 512 * 1024
-"""How many bytes are read at once from a connection that has just filled a small read."""
+"""Maximum number of bytes that are read at once from a connection whose last read has filled SMALL_READ_BYTES."""
 
 RECEIVE_BYTES = 4 << 20
-"""Bytes of the socket's receive buffer. A small request takes a kibibyte of the buffer, but the buffer grows only by
-the payload. With a smaller buffer thousands of requests would not fit, and each request costs more if fewer requests
-are read together.
+"""Size of a socket's receive buffer in bytes. A small request occupies a kibibyte of the buffer, but the system
+enlarges the buffer only by the request's payload. With a smaller buffer thousands of requests would not fit. If fewer
+requests are read together, each request costs more.
 """
 
 PAGE_ROWS = 500
-"""How many rows of a table one HTML page shows. More rows are hard to read; links lead to the others."""
+"""Maximum number of rows of a table that one HTML page shows. More rows are hard to read; links lead to the other
+rows.
+"""
 
 PAGE_LOGS = 512
-"""How many partitions `/metrics` examines before other requests are served: 1 ms."""
+"""Maximum number of partitions that `/metrics` examines before other requests are served; this takes 1 ms."""
 
 PAGE_GROUPS = 1000
 """Maximum number of groups for which `/metrics` has rows. With the longest names the rows take 1 MB."""
@@ -88,403 +93,474 @@ STATS_NAMED = 100
 """Maximum number of read-only partitions, late partitions or groups that an item of `stats` names."""
 
 STATS_LINES = 64
-"""How many lines of an answer to STATS are built before other requests are served: 1 ms."""
+"""Maximum number of lines of an answer to STATS that are built before other requests are served; this takes 1 ms."""
 
 # --- puts and sends: `pipelined`, `pipelined-128`, `partitions-1024`, `partitions-10240` -----------------------------
 
 RUN_LEAST_COST = 100
-"""A run of puts is stored in one step if its cost is at least this: 1 for each put, and RUN_PARTITION_COST for each
-partition. The step itself takes 80 µs, and saves 1 µs for each put and 4 µs for each partition.
+"""A run (puts that came together) is stored in one step if its cost is at least this number. The cost is 1 for each put
+plus RUN_PARTITION_COST for each partition. Storing a run in one step takes 80 µs, but saves 1 µs for each put and 4 µs
+for each partition.
 """
 
 RUN_PARTITION_COST = 4
-"""The cost of each partition of a run."""
+"""The cost that each partition of a run counts towards RUN_LEAST_COST; each put counts 1."""
 
 RUN_VIEW_BYTES = 1 << 10
-"""The data of a run is copied if it has fewer bytes than this for each partition. Then a copy costs less than a
-view.
+"""If a run has fewer bytes per partition than this, the data for each partition is copied. For so few bytes a copy
+costs less than a memoryview.
 """
 
 SEND_PARTS = 128
-"""How many parts of a SEND_MANY are decoded and checked in one step. Other requests are served between the steps."""
+"""Maximum number of parts of a SEND_MANY that are decoded and checked in one step. Other requests are served between
+the steps.
+"""
 
 PACKED_SLICE_RECORDS = 2048
-"""How many compressed records of a batch are checked before other requests are served: some 3 ms."""
+"""Maximum number of compressed records of a batch that are checked before other requests are served; this takes some 3
+ms.
+"""
 
 SEND_WAITING_PARTS = 8
-"""The same as SEND_PARTS for a SEND_MANY with delayed parts. The bookkeeping of each delayed part takes a quarter of a
-millisecond.
+"""Replaces SEND_PARTS for a SEND_MANY whose parts contain delayed messages. The bookkeeping for each such part takes a
+quarter of a millisecond.
 """
 
 STEP_PARTITIONS = 64
-"""To how many partitions puts are appended before other requests are served: some milliseconds, because each append is
-a write.
+"""Maximum number of partitions to which puts are appended before other requests are served. This takes some
+milliseconds, because each append writes to a file.
 """
 
 STEP_NEW_LOGS = 8
-"""For how many partitions files are created before other requests are served. Each partition takes a third of a
-millisecond.
+"""Maximum number of partitions for which files are created before other requests are served. Each partition takes a
+third of a millisecond.
 """
 
 STEP_PUTS = 256
-"""How many puts of a run are handled in one step if the puts of the run have to be checked one by one."""
+"""Maximum number of puts of a run that are handled in one step, if the puts of the run have to be checked one by
+one.
+"""
 
 SEND_SLICE_SECONDS = 0.003
-"""How long a SEND_MANY appends before other requests are served. Each of its parts is a write."""
+"""Seconds for which a SEND_MANY appends its parts before other requests are served. Each part is written to a file
+separately.
+"""
 
 WORK_SLICE_SECONDS = 0.003
-"""The same for work that belongs to no single request: commits, answers that waited for one sync, a lost connection's
-transactions."""
+"""Seconds for which work that belongs to no single request runs before requests are served. Such work is commits,
+answers that waited for one sync, and the transactions of a lost connection.
+"""
 
 COMMIT_SLICE_RECORDS = 1 << 16
-"""For how many messages of a commit index units are built before other requests are served: 3 ms."""
+"""Maximum number of messages of a commit whose index units are built before other requests are served; this takes 3
+ms.
+"""
 
 # --- numbered sends, docs/client.md promises the first two; memory and the next start depend on the others -----------
 
 SEQUENCE_SECONDS = 24 * 3600.0
-"""If a producer has not sent to a partition for this time, its entry for the partition is forgotten."""
+"""If a producer has not sent to a partition for this many seconds, the broker forgets the producer's last sequence
+number for that partition.
+"""
 
 MAX_SEQUENCES = 1 << 17
-"""How many pairs of producer and partition are remembered; they take some 50 MiB. Above this number, some pairs of the
-address that has the most are forgotten.
+"""Maximum number of pairs of producer and partition whose last sequence number is remembered; they take some 50 MiB.
+Above this number, some pairs of the client address that has the most pairs are forgotten.
 """
 
 FORGOTTEN_SEQUENCES = 1 << 10
-"""How many pairs are forgotten at once, or a quarter of the address's pairs if that is less: some milliseconds."""
+"""Number of pairs that are forgotten at once; if a quarter of the address's pairs is less, only this quarter. This
+takes some milliseconds.
+"""
 
 FEW_SEQUENCES = 8
 """If no address has more pairs than this, the least recently used pairs of all addresses are forgotten."""
 
 REPEAT_LATE_SECONDS = 15 * 60.0
-"""How long a repeated send may have been on its way, in addition to the time that its producer states. TCP gives up
-earlier.
+"""Maximum seconds that a repeated send may have been on its way through the network, in addition to the age that its
+producer states. TCP gives up earlier.
 """
 
 SEQUENCES_SWEPT = 1 << 9
-"""How many pairs a search for old ones examines before it reads the clock again."""
+"""Number of pairs that a search for old pairs examines before it reads the clock again."""
 
 SEQUENCES_SWEEP_SECONDS = 60.0
-"""The time between two searches for old pairs; a search takes some 10 ms with MAX_SEQUENCES."""
+"""Seconds between two searches for old pairs; a search takes some 10 ms if MAX_SEQUENCES pairs are remembered."""
 
 COMPACTION_PAUSE_SECONDS = 60.0
-"""If an internal log could not be shortened, this is tried again after this time."""
+"""If an internal log could not be shortened, the broker tries again after this many seconds."""
 
 SEQUENCE_LOG_BYTES = 16 << 20
-"""When an internal log has grown to this many bytes, and to four times the remembered state, that state replaces it."""
+"""The internal log of sequence numbers is rewritten when it has grown to this many bytes and to four times the size of
+the remembered state. The new log contains only this state.
+"""
 
 SEQUENCE_ROWS = 1 << 10
-"""Maximum number of rows in one record of that state."""
+"""Maximum number of rows in one record, when the remembered state is written to an internal log."""
 
 # --- delayed messages: `python -m bench.delays`; docs/broker.md promises the first ones ------------------------------
 
 DELAYED_SLEEP_SECONDS = 1.0
-"""The longest time between two looks at the wall clock, so that a step of the clock is noticed."""
+"""Maximum seconds between two readings of the wall clock, so that a step of the clock is noticed."""
 
 DELAYED_LEAST_SECONDS = 0.0005
-"""The shortest time for which a timer is set."""
+"""Minimum seconds for which a timer for delayed messages is set."""
 
 DELAYED_TURN_RECORDS = 512
 DELAYED_TURN_BYTES = 256 << 10
-"""How many delayed messages, and how many bytes, are delivered before other requests are served: some 3 ms."""
+"""Limits on the number of delayed messages, and on their bytes, that are delivered before other requests are served;
+this takes some 3 ms.
+"""
 
 DELAYED_UNSAFE_SECONDS = 0.002
-"""The time after which a message that is due but not yet safe is looked at again. A sync takes about this time."""
+"""If a delayed message is due but not yet safe on the disk, it is checked again after this many seconds. A sync takes
+about this time.
+"""
 
 DELAYED_RETRY_SECONDS = (0.1, 5.0)
-"""The first and the longest pause before messages are delivered again to a partition that has not accepted them. The
-pauses double.
+"""The first and the longest pause, in seconds, before delayed messages are delivered again to a partition that has not
+accepted them. The pauses double.
 """
 
 DELAYED_JOINED_BYTES = 1 << 16
-"""A few delayed messages are joined in one buffer if they have at most this many bytes, so that the garbage collector
-has fewer objects to follow.
+"""Delayed messages are joined in one buffer if they have at most this many bytes together, so that the garbage
+collector has fewer objects to follow.
 """
 
 DELAYED_SLICE_RECORDS = 1 << 10
-"""How many delayed records of a batch are prepared before other requests are served: some 3 ms."""
+"""Maximum number of delayed records of a batch that are prepared before other requests are served; this takes some 3
+ms.
+"""
 
 DELAYED_SLICE_BYTES = 1 << 20
-"""How many bytes of these records are examined before other requests are served. The bytes may be property lists."""
+"""Maximum number of bytes of delayed records that are examined before other requests are served. All of these bytes may
+be property lists.
+"""
 
 DELAYED_UNITS = 1 << 15
-"""How many index units are read at once: 1 MiB."""
+"""Number of index units of a log of delayed messages that are read at once; they take 1 MiB."""
 
 DELAYED_FOLLOWED_UNITS = 1 << 17
-"""How many index units a follower reads each second; they take some 100 ms."""
+"""Maximum number of index units of a log of delayed messages that a follower reads each second; this takes some 100
+ms.
+"""
 
 DELAYED_LOG_BYTES = 128 << 20
-"""When a log of delayed messages has grown to this many bytes, and to twice its waiting records, its oldest segments
-are removed.
+"""The oldest segments of a log of delayed messages are removed when the log has grown to this many bytes and to twice
+the size of its waiting records.
 """
 
 DELAYED_CLEANED_BYTES = 1 << 20
-"""How many bytes of waiting messages from the oldest segment are written again before other requests are served."""
+"""Before an oldest segment is removed, the messages in it that still wait are written again at the end of the log. This
+is the maximum number of bytes that are written before other requests are served.
+"""
 
 DELAYED_CLEANING_PAUSE_SECONDS = 0.005
-"""The pause in seconds between two pieces of this work."""
+"""Pause in seconds between two steps of writing the waiting messages of an oldest segment again."""
 
 DELAYED_CANCELLED = 1 << 14
-"""How many cancelled messages are remembered, so that a repeated cancellation gets the answer of the first one."""
+"""Number of cancelled messages that are remembered, so that a repeated cancellation gets the same answer as the first
+one.
+"""
 
 DELAYED_LOOKED_AT = 1 << 14
-"""How many messages one request for a list examines, including messages of other topics."""
+"""Maximum number of delayed messages that one request for a list examines, including messages of other topics."""
 
 LISTING_BYTES = 256 << 10
-"""How many bytes of records a worker thread describes or encodes for a list before other threads get the interpreter:
-1 ms."""
+"""Maximum number of bytes of records that a worker thread describes or encodes for a list before it lets other threads
+run Python code; this takes 1 ms.
+"""
 
 LISTING_RECORD_BYTES = 4 << 10
-"""How many bytes each record counts towards LISTING_BYTES in addition to its own bytes."""
+"""Number of bytes that each record counts towards LISTING_BYTES in addition to its own bytes."""
 
 LISTING_PAUSE_SECONDS = 0.00005
-"""The pause in seconds in which other threads get the interpreter."""
+"""Pause in seconds during which a worker thread that builds a list lets other threads run Python code."""
 
 DELAYED_LATENESS = 1 << 13
-"""Number of deliveries whose lateness the metrics remember."""
+"""Number of deliveries of delayed messages for which the metrics remember how late they were."""
 
 # --- half messages: broker/halves -------------------------------------------------------------------------------------
 
 HALVES_MOST_PAUSE_SECONDS = 3600.0
-"""The longest pause between the checks of a half message; pauses double up to this."""
+"""Longest pause, in seconds, between two questions about the outcome of a half message; the pauses double up to this
+value.
+"""
 
 HALVES_LOST_SECONDS = 1.0
-"""When the connection of a producer that was asked about a half message is lost, another producer is asked after this
-time.
+"""If the broker loses the connection of a producer that it has asked about a half message, it asks another producer
+after this many seconds.
 """
 
 HALVES_SILENT_SECONDS = 10.0
-"""A producer that has not asked for checks for this time counts as gone, and its half messages go to other producers of
-its group. The time also runs from the moment when the broker begins to lead. Producers ask again after
-`CHECK_WAIT_SECONDS` (client/producer/tuning.py).
+"""If a producer has not asked the broker for checks for this many seconds, it counts as gone, and other producers of
+its group are asked about its half messages. When the broker begins to lead, the time begins anew. Producers ask again
+after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
 """
 
 HALVES_STEP_SECONDS = 2.0
-"""If more time than this has passed between two looks at the clock, the broker itself was paused, and the time does not
-count as silence of the producers. The value is less than HALF_GRACE_SECONDS (protocol/limits.py), so that a mere pause
-of the broker does not make a producer count as gone.
+"""If more than this many seconds have passed between two readings of the clock, the broker itself was paused, and this
+time does not count as silence of the producers. The value is less than HALF_GRACE_SECONDS (protocol/limits.py), so that
+a pause of the broker does not make a producer count as gone.
 """
 
 HALVES_TURN_RECORDS = 256
-"""How many half messages whose first check is due are handled before other requests are served: some 4 ms if each has
-its own group. The answers to asking producers may take as much time again.
+"""Maximum number of half messages whose first check is due that are handled before other requests are served. This
+takes some 4 ms if each message has another group. The answers to the producers that ask may take the same time in
+addition.
 """
 
 HALVES_TURN_BYTES = 1 << 20
-"""How many bytes of records one asking producer gets at once."""
+"""Maximum number of bytes of half messages in one answer to a producer that asks for checks."""
 
 HALVES_CALLER_GROUPS = 1024
-"""For how many producer groups one connection may ask; a producer asks for only one group."""
+"""Maximum number of producer groups for which one connection may ask for checks. A producer asks for only one group."""
 
 HALVES_COUNTED = 1 << 10
-"""How many producer groups are counted before other requests are served: some milliseconds."""
+"""Maximum number of producer groups whose half messages are counted before other requests are served; this takes some
+milliseconds.
+"""
 
 HALVES_DECIDED = 1 << 16
-"""How many outcomes each internal log remembers, so that a repeated request gets the decided outcome."""
+"""Number of outcomes of half messages that are remembered for each internal log, so that a repeated request gets the
+decided outcome.
+"""
 
 # --- pulls: `consume`, `consume-arrow`, `latency` --------------------------------------------------------------------
 
 WAKING_SECONDS = 0.003
-"""How long waiting pulls are resumed before other requests are served. Up to 65,536 pulls may wait for one message."""
+"""Maximum seconds for which the broker resumes waiting pulls before it serves other requests. Up to 65,536 pulls may
+wait for one message.
+"""
 
 PULL_SCAN_BYTES = 64 << 20
-"""How many bytes of records one step of a filtered pull examines. It reads only the index units of the records."""
+"""Maximum number of bytes of records that one step of a filtered pull examines. The step reads only the index units of
+the records.
+"""
 
 PULL_SCAN_RECORDS = 1 << 16
-"""Maximum number of records in one answer, and of records that one step of a filtered pull examines: less than a
-millisecond.
+"""Maximum number of records in one answer, and of records that one step of a filtered pull examines; this takes less
+than a millisecond.
 """
 
 PULL_MAX_LOADS = 64
-"""How many pieces of an index may be loaded in the background for one pull. After that the pull reads from the disk
-directly, because the pieces leave the page cache again and again. A search needs a dozen pieces.
+"""Maximum number of pieces of an index that are loaded in the background for one pull. If more are needed, the pieces
+leave the page cache again and again, so the pull reads from the disk directly. A search needs a dozen pieces.
 """
 
 PULL_MAX_RUNS = 4096
 """Maximum number of runs of neighbouring records in one answer of a filtered pull."""
 
 WHERE_STEP_BYTES = 2 << 20
-"""How many bytes of records one step of a pull with a filter by content reads: `python -m bench.where`."""
+"""Number of bytes of records that one step of a pull with a filter by content reads. It was chosen with `python -m
+bench.where`.
+"""
 
 WHERE_SLICE_RECORDS = 2048
-"""How many records a filter with one condition checks at once. More records gain nothing; with fewer, each record costs
-more.
+"""Number of records that a filter with one condition checks at once. A larger number is not faster; with a smaller
+number each record costs more.
 """
 
 WHERE_LEAST_SLICE = 16
-"""The same for a filter with many conditions: 10 ms if each condition is a BETWEEN and each value is a number of sixty
-digits.
+"""Minimum number of records that a filter with many conditions checks at once. This takes 10 ms if each condition is a
+BETWEEN and each value is a number of sixty digits.
 """
 
 WHERE_SLICE_STEPS = 1 << 21
-"""How many steps the LIKEs of a filter may take in one slice (`Where.searched`): 9 ms at 4 ns for each step. A single
-message that could need more steps is delivered unchecked, because its reader checks it again.
+"""Maximum number of steps that the LIKE conditions of a filter may take in one slice (`Where.searched`); this is 9 ms
+at 4 ns for each step. A single message that could need more steps is delivered unchecked, because the consumer checks
+it again.
 """
 
 WHERE_TURN_SECONDS = 0.003
-"""How long all filters together work in one turn of the reactor. They may take at most one slice longer."""
+"""Seconds for which all filters together may work in one turn of the reactor. They may exceed it by at most one
+slice.
+"""
 
 WHERE_GATHER_SECONDS = 0.02
-"""How long a matching message waits for other matching messages for its answer, while there are more messages to
-examine.
+"""Maximum seconds for which an answer with a matching message is held back to collect more matching messages, while
+there are more messages to examine.
 """
 
 WHERE_GAP_BYTES = 16 << 10
-"""The largest gap in bytes between two records that are read together. The records in the gap are excluded by their
-tags.
+"""Largest gap, in bytes, between two records that are read together with one read. The records in the gap are not
+wanted, because of their tags.
 """
 
 WHERE_STEP_READS = 64
-"""How many separate places one step reads if the records with the wanted tags are far from each other."""
+"""Maximum number of separate places in a log that one step reads, if the records with the wanted tags are far from each
+other.
+"""
 
 TABLE_RECORDS = 16
-"""An answer with fewer records than this has no table of their sizes, because the table would cost both sides more than
-it saves.
+"""An answer with fewer records than this contains no table of the record sizes, because the table would cost broker and
+client more than it saves.
 """
 
 SPAN_BYTES = 1 << 20
-"""Records within a span of this many bytes are read at once."""
+"""Records that lie within a range of this many bytes are read with one read."""
 
 SEARCH_LOGS_PER_STEP = 64
-"""For how many partitions a search creates views in one step on the reactor thread. No benchmark measures searches."""
+"""Maximum number of partitions for which a search creates views in one step on the reactor thread. No benchmark
+measures searches.
+"""
 
 # --- cold reads: `python -m bench.backlog` ---------------------------------------------------------------------------
 
 MAX_COLD_READS = 4
-"""How many reads of cold data are under way at once."""
+"""Maximum number of reads of cold data (data that is not in the page cache) that run at the same time."""
 
 MAX_COLD_READERS = 4096
-"""For how many pairs of partition and group the position in cold data is remembered. The least recently used one is
-forgotten first.
+"""Maximum number of pairs of partition and group whose position in cold data is remembered. The least recently used
+pair is forgotten first.
 """
 
 COLD_WINDOWS_BYTES = 256 << 20
-"""How many bytes all cold readers together may fetch ahead. Each reader gets an equal share as its window, but at least
-MIN_COLD_WINDOW_BYTES.
+"""Maximum number of bytes that all readers of cold data together may fetch ahead. Each reader gets an equal share as
+its window, but at least MIN_COLD_WINDOW_BYTES.
 """
 
 MIN_COLD_WINDOW_BYTES = 512 << 10
 """The smallest window: each cold reader may always fetch this many bytes ahead."""
 
 LOOK_UP_MAX_LOADS = 3
-"""How often the same piece of an index may be loaded in the background for one lookup. After that the lookup reads from
-the disk directly.
+"""Maximum number of times that the same piece of an index is loaded in the background for one lookup. After that the
+lookup reads from the disk directly.
 """
 
 PACE_MIN_BYTES_PER_SECOND = 32 << 20
-"""The minimum rate that all cold readers together always get."""
+"""The minimum rate, in bytes per second, at which all cold readers together may always read."""
 
 PACE_WRITTEN_FACTOR = 1.0
-"""All cold readers together also always get this multiple of the rate of writes, so that they keep up."""
+"""All cold readers together may also always read at this multiple of the rate of writes, so that they keep up."""
 
 PACE_MAX_LATENESS_SECONDS = 0.001
-"""The mean time by which the reactor may be late for a timer. Requests that need no cold data wait as long."""
+"""The mean number of seconds by which the reactor may be late for a timer; above it, cold reads are slowed down.
+Requests that need no cold data wait about as long.
+"""
 
 PACE_MAX_WAITING_PART = 0.05
-"""The maximum fraction of the time in which the reactor thread may be ready to run but have no processor. Above it, the
-machine has too few processors for its work.
+"""The maximum fraction of the time in which the reactor thread may be ready to run without getting a processor. Above
+this fraction, the machine has too few processors for its work.
 """
 
 PACE_MAX_BYTES_PER_SECOND = float(8 << 30)
-"""The highest rate, for a broker with time to spare. It is practically no limit."""
+"""The highest rate of cold reads in bytes per second, for a broker that has little else to do. It is practically no
+limit.
+"""
 
 PACE_WINDOW_SECONDS = 0.1
-"""The time between two adjustments of the rate."""
+"""Seconds between two adjustments of the rate of cold reads."""
 
 PACE_TIMER_SECONDS = 0.01
-"""The period of the timer whose lateness is measured."""
+"""Period, in seconds, of the timer with which the lateness of the reactor is measured."""
 
 PACE_SLOWER = 0.5
-"""The rate is multiplied by this if the reactor is late."""
+"""The rate of cold reads is multiplied by this factor if the reactor is late."""
 
 PACE_FASTER = 1.05
-"""The rate is multiplied by this if the reactor is in time."""
+"""The rate of cold reads is multiplied by this factor if the reactor is in time."""
 
 PACE_BURST_SECONDS = 0.01
-"""How much may be read at once: the bytes that the rate allows in this time."""
+"""Cold readers may read at once as many bytes as the rate allows in this many seconds."""
 
 PACE_MIN_BURST_BYTES = 1 << 20
-"""How many bytes may be read at once, however low the rate is."""
+"""Number of bytes that cold readers may always read at once, however low the rate is."""
 
 # --- memory: `python -m bench`, the broker's memory at `partitions-10240`; `consume` for large answers ----------------
 
 HEAP_MMAP_BYTES = 32 << 20
-"""Buffers of at least this size are mapped by malloc. It is larger than any buffer of the broker, and the maximum of
-glibc.
+"""malloc maps pages for buffers of at least this many bytes instead of using its heap. The value is larger than any
+buffer of the broker, and is the maximum that glibc allows.
 """
 
 HEAP_KEPT_BYTES = 64 << 20
-"""How many bytes of free memory are kept (docs/decisions/009-one-heap-for-all-threads.md). More is returned to the
-system after 10 s.
+"""Number of bytes of free memory that the process keeps (docs/decisions/009-one-heap-for-all-threads.md). Memory above
+this is returned to the system after 10 s.
 """
 
 # --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
 
 SHARED_SHARE = 8
-"""Of this many messages that a shared group gets, one is the oldest message, regardless of priority."""
+"""Of this many messages that a shared group gets in a row, one is chosen because it is the oldest, regardless of its
+priority.
+"""
 
 SHARED_MAX_HELD = 1 << 16
-"""How many messages of one partition a group may hold: those that are leased, or were released and not leased again.
-They take some 25 MiB.
+"""Maximum number of messages of one partition that a shared group may hold. Held messages are those that are leased, or
+that were released and are not leased again. They take some 25 MiB.
 """
 
 SHARED_MAX_AHEAD = 1_000_000
-"""How many messages after the held ones are examined ahead, so that urgent messages are found. Each takes 12 bytes."""
+"""Maximum number of messages after the held ones that are examined ahead, to find urgent messages. Each takes 12 bytes
+of memory.
+"""
 
 SHARED_MAX_AHEAD_ORDERED = 100_000
-"""The same for a group that takes the messages of a key in order. Each message takes 1 KB if all keys differ, otherwise
-110 bytes.
+"""Replaces SHARED_MAX_AHEAD for a group that gets the messages of a key in order. Each message takes 1 KB of memory if
+all keys differ, otherwise 110 bytes.
 """
 
 SHARED_AHEAD_BYTES = 1 << 30
-"""How many bytes of messages are examined ahead. No more bytes are read in order to find a few urgent messages."""
+"""Maximum number of bytes of messages that are examined ahead. To find a few urgent messages, it is not worth reading
+more.
+"""
 
 SHARED_SCARCE = 64
-"""How many messages of one partition a group leases, and how many it examines ahead, when the memory for all groups is
-used up.
+"""Maximum number of messages of one partition that a group leases, and that it examines ahead, when the memory for all
+groups is used up.
 """
 
 SHARED_MAX_RANGES = 100_000
-"""Maximum number of separate ranges of acknowledged messages. Above it, the oldest messages are leased first,
-regardless of priority.
+"""Maximum number of separate ranges of acknowledged messages in a partition. Above this number, the oldest messages are
+leased first, regardless of priority.
 """
 
 SHARED_SCAN_BYTES = 1 << 20
-"""How many bytes of messages are examined in one turn of the reactor."""
+"""Maximum number of bytes of messages that a shared group examines in one turn of the reactor."""
 
 SHARED_SCAN_RECORDS = 1 << 13
-"""How many messages are examined in one turn of the reactor: 1 ms."""
+"""Maximum number of messages that a shared group examines in one turn of the reactor; this takes 1 ms."""
 
 SHARED_SCAN_ORDERED = 1 << 10
-"""The same for a group that takes the messages of a key in order: some milliseconds."""
+"""Replaces SHARED_SCAN_RECORDS for a group that gets the messages of a key in order; this takes some milliseconds."""
 
 SHARED_LEASED = 1 << 10
-"""Maximum number of messages for one ACQUIRE, even if it asks for more. Leasing them takes some milliseconds, and
-reading them takes as long.
+"""Maximum number of messages that one ACQUIRE request gets, even if it asks for more. Leasing them takes some
+milliseconds, and reading them takes the same time.
 """
 
 SHARED_SETTLED = 1 << 10
-"""How many rows of a SETTLE are processed before other requests are served: some milliseconds."""
+"""Maximum number of rows of a SETTLE request that are processed before other requests are served; this takes some
+milliseconds.
+"""
 
 SHARED_EXPIRED = 1 << 11
-"""How many expired leases and due releases one step handles: some milliseconds."""
+"""Maximum number of expired leases and due releases that are handled in one step; this takes some milliseconds."""
 
 SHARED_COUNTED = 1 << 13
-"""How many leased or released messages are counted before other requests are served: 1 ms."""
+"""Maximum number of leased or released messages that are counted before other requests are served; this takes 1 ms."""
 
 SHARED_SLICE_SECONDS = 0.003
-"""How long members are woken and answered before other requests are served."""
+"""Maximum seconds for which waiting members of shared groups are woken and answered before other requests are
+served.
+"""
 
 SHARED_LOG_BYTES = 16 << 20
-"""When an internal log has grown to this many bytes, and to four times its state, that state replaces it."""
+"""The internal log of a shared group is rewritten when it has grown to this many bytes and to four times the size of
+the group's state. The new log contains only this state.
+"""
 
 SHARED_READ_BYTES = 2 << 20
-"""How many bytes of the internal log of a shared group a follower reads at once."""
+"""Number of bytes of the internal log of a shared group that a follower reads at once."""
 
 SHARED_LOOKS = 32
-"""How many groups' queues examine new messages before other requests are served: some milliseconds."""
+"""Maximum number of shared groups that examine new messages before other requests are served; this takes some
+milliseconds.
+"""
 
 SHARED_MEMBERS = 4096
 """Maximum number of members that are remembered for one group and partition."""
 
 SHARED_MEMBER_SECONDS = 60.0
-"""A member that has not sent a request for this time is no longer shown."""
+"""A member of a shared group that has not sent a request for this many seconds is no longer listed."""

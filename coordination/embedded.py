@@ -36,7 +36,7 @@ _JARS = (
 )
 
 QUICK_JVM_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Options for a JVM that must start fast and does not run much code."""
+"""Command-line options for a JVM that must start fast and does not run much code."""
 
 _JVM_OPTIONS = (
     *QUICK_JVM_OPTIONS,
@@ -59,7 +59,9 @@ without a login (CVE-2026-79993).
 """
 
 MIN_JAVA = 17
-"""The oldest allowed Java version. PySpark 4 needs it; ZooKeeper's server alone could run with an older version."""
+"""The oldest allowed Java version. PySpark 4 needs this version; ZooKeeper's server alone could run with an older
+version of Java.
+"""
 
 _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-headless, or point JAVA_HOME to one"
 _SERVER_JAR = re.compile(r"zookeeper-([0-9]+(?:\.[0-9]+)*)\.jar")
@@ -67,12 +69,12 @@ _VERSION = re.compile(r'"(?:1\.)?([0-9]+)')
 
 
 class EmbeddedZooKeeper(ZooKeeperProcess):
-    """A ZooKeeper server process. Call start(), use connect_string, then call stop(). Only one thread at a time may use
-    it.
+    """Apache's ZooKeeper server in a child process. Call start(), use connect_string, then call stop(). Only one thread
+    at a time may use an object of this class.
 
     data_dir: the directory for zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory
-    with the server's jars, of version MIN_VERSION or later. None: use PySpark's jars, whatever their version; metaq's
-    tests do this.
+    with the server's jars, of version MIN_VERSION or later. If jars is None, PySpark's jars are used, whatever their
+    version; metaq's tests do this.
     """
 
     def __init__(
@@ -92,8 +94,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
     def launch(self) -> None:
         """Start the server process. Raises ConfigError if Java or the server's jars are missing or too old, or if the
-        port is in use. Raises ConfigError also if the data directory is not writable, or belongs to the standalone
-        ZooKeeper. Raises DirectoryInUse.
+        port is in use. Also raises ConfigError if the data directory is not writable, or belongs to the standalone
+        ZooKeeper. Raises DirectoryInUse if another server has locked the data directory.
         """
         java, jars = find_java(), find_jars(_JARS) if self._jars is None else server_jars(self._jars)
         self._take_directory()
@@ -134,8 +136,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
         return config
 
     def _write_logback(self) -> Path:
-        """Write the configuration of logback, which Apache's distribution uses for logging. Without it, logback would
-        log every step.
+        """Write a configuration file for logback, the logging library in Apache's distribution, and return its path.
+        Without this file, logback would log every step of the server.
         """
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")
@@ -146,7 +148,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> str:
-    """Return the path of the java program: that of JAVA_HOME, as PySpark chooses it, otherwise the first on PATH.
+    """Return the path of the java program. As in PySpark, this is the program below JAVA_HOME if this variable is set,
+    otherwise the first one on PATH.
 
     Raises ConfigError if there is no java program, or if it is older than MIN_JAVA; the error names what was found.
     """
@@ -164,8 +167,8 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _java_version(java: str) -> int:
-    """Return the major version of Java, 0 if unknown. If possible, read it from Java's `release` file without starting
-    a JVM.
+    """Return the major version of the java program, 0 if unknown. If possible, read the version from Java's `release`
+    file, which needs no start of a JVM.
     """
     release = Path(os.path.realpath(java)).parent.parent / "release"
     said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""
@@ -181,7 +184,9 @@ def _ask_java(java: str) -> str:
 
 
 def find_jars(patterns: Sequence[str]) -> list[Path]:
-    """Return the jars of PySpark that match `patterns`, without importing PySpark. Raises ConfigError."""
+    """Return the paths of PySpark's jars whose names match `patterns`, without importing PySpark. Raises ConfigError if
+    a jar is missing.
+    """
     spec = find_spec("pyspark")
     remedy = "these jars come with it: pip install 'metaq[spark]'"
     if spec is None or not spec.submodule_search_locations:
@@ -195,8 +200,8 @@ def find_jars(patterns: Sequence[str]) -> list[Path]:
 
 
 def server_jars(directory: Path) -> list[Path]:
-    """Return the jars of a ZooKeeper server. Raises ConfigError if there is no server jar, or if it is older than
-    MIN_VERSION.
+    """Return the paths of the jars in `directory`. Raises ConfigError if it contains no jar of the ZooKeeper server, or
+    if this jar is older than MIN_VERSION.
     """
     least = ".".join(map(str, MIN_VERSION))
     found = [_SERVER_JAR.fullmatch(each.name) for each in sorted(directory.glob("zookeeper-*.jar"))]

@@ -1,4 +1,4 @@
-"""Run the standalone ZooKeeper (`metaq.coordination.standalone`) as a child process, for development and tests."""
+"""Run the standalone ZooKeeper (`metaq.broker.standalone`) as a child process, for development and tests."""
 
 from __future__ import annotations
 

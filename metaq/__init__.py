@@ -1,7 +1,7 @@
 """metaq: a cluster of message brokers, coordinated by ZooKeeper and compatible with metaq 1.x.
 
-The names below are imported when they are first used, so that the command line and the brokers do not have to load the
-client.
+The public names of this package are imported when they are first used. So the command line and the brokers do not have
+to load the client.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _NAMES = {
     "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
-"""The public names, by the modules below metaq that define them."""
+"""The public names of the package, by the module below metaq that defines them."""
 
 _HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
 

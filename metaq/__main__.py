@@ -1,4 +1,4 @@
-"""Run the command line `metaq` as `python -m metaq`."""
+"""Run the program `metaq` when Python is started with `python -m metaq`."""
 
 from metaq.cli import main
 

@@ -1,3 +1,3 @@
-"""The only place where the version is written."""
+"""The version of metaq. It is written in no other place."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""NumPy, loaded at its first use: loading it takes a third of a client's import time."""
+"""Import NumPy only when it is first used, because importing it takes a third of the import time of a client."""
 
 from __future__ import annotations
 

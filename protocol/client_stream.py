@@ -1,10 +1,10 @@
-"""The client's side of one connection: it finds the pending request for each received answer. No I/O, no thread, no
-clock.
+"""The protocol logic of a client's connection, which finds the pending request for each received answer. It does no
+I/O, and uses no thread and no clock.
 
-A driver (docs/decisions/060-connection-core.md) sends `Opening.request` first, and makes a ClientStream with the
-version that the broker answers. For each request it takes an opaque, puts an object of its own into `pending`, and
-sends the bytes that an encoder made for the opaque. It passes received bytes to `receive` and the time to `expire`, and
-takes the results from `outcomes`.
+The code that does the I/O of a connection is called its driver (docs/decisions/060-connection-core.md). A driver first
+sends `Opening.request`, and creates a ClientStream with the version in the broker's answer. For each request it takes
+an opaque, stores an object of its own under this opaque in `pending`, and sends the encoded request. It passes received
+bytes to `receive` and the current time to `expire`, and takes the results from `outcomes`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Reply = Frame | SentReply | Answer
 
 
 class Timed(Protocol):
-    """The driver's object for a request."""
+    """The object that a driver keeps for a request."""
 
     @property
     def deadline(self) -> float:
@@ -52,14 +52,16 @@ class Timed(Protocol):
 R = TypeVar("R", bound=Timed)
 
 EndedRequest = tuple[R, Reply | None, MetaqError | None]
-"""A request that has ended, with its answer (also an error answer) or the reason why there is none."""
+"""A request that has ended, with its answer, or with the error that tells why there is no answer. The answer may be one
+that reports an error.
+"""
 
 _opaque_of = attrgetter("opaque")
 _request_of = itemgetter(0)
 
 
 class ReplyReader(FrameStream[Frame | SentReply]):
-    """Reads frames. The answer to a send is decoded into a SentReply (sends.py)."""
+    """Parses a stream of frames. The answer to a send is decoded into a SentReply (sends.py)."""
 
     def __init__(self) -> None:
         super().__init__(_parse_reply, parse_frame_parts)
@@ -72,8 +74,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    Never send a frame to a Java broker: the broker would wait for CR LF for ever. Our broker's version says that it
-    speaks frames.
+    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. The version that
+    one of metaq's own brokers answers tells that it accepts frames.
     """
 
     request = encode_version(0)
@@ -82,7 +84,8 @@ class Opening:
         self._reader = AnswerReader()
 
     def receive(self, data: bytes) -> str | None:
-        """Take the next bytes, b"" for the end of the stream. Return the broker's version once it is complete.
+        """Take the next bytes of the stream, or b"" at its end. Return the broker's version if its answer is complete,
+        otherwise None.
 
         Raises RemoteProtocolError if the peer is not a metaq broker.
         """
@@ -102,17 +105,20 @@ def _told(answer: Answer) -> str:
 class ClientStream(Generic[R]):
     """The pending and the ended requests of one connection.
 
-    pending: pending requests by opaque. A driver enters each before its bytes are sent. Any thread. outcomes: ended
-    requests in order, each once; the driver takes them from the left. Only one thread at a time may call `receive` and
-    `expire` and take outcomes; any thread may call `end`. half_check_seconds: seconds from the arrival of a half
-    message to its first check, unless the message sets them itself; None for an older broker, which does not report
-    them and asks any producer of the group. torn: whether an exception has interrupted `receive`. Then it is unknown
-    where the next answer begins: close the connection. The answers completed by then are in `outcomes`; their requests
-    may also still be in `pending`.
+    pending: pending requests by opaque. A driver enters each request before it sends the bytes of the request; any
+    thread may do this. outcomes: ended requests in the order in which they ended, each once; the driver takes them from
+    the left. Only one thread at a time may call `receive` and `expire` and take outcomes; any thread may call `end`.
+    half_check_seconds: seconds from the arrival of a half message to its first check, unless the message sets this time
+    itself; None for an older broker, which does not report this time and asks any producer of the group. torn: whether
+    an exception has interrupted `receive`. If it is true, it is unknown where the next answer begins, so the driver
+    must close the connection. The answers that were complete by then are in `outcomes`; their requests may also still
+    be in `pending`.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
-        """peer: the broker, as errors name it. text: speak metaq 1.x's commands even if the broker speaks frames."""
+        """peer: the name of the broker in error texts. peer_version: the broker's answer to `version`. text: whether to
+        use the text protocol of metaq 1.x even if the broker accepts frames.
+        """
         marks = peer_version.split()
         self.peer = peer
         self.peer_version = peer_version
@@ -133,17 +139,17 @@ class ClientStream(Generic[R]):
         self._reader: ReplyReader | AnswerReader = self._frames or AnswerReader()
 
     def new_opaque(self) -> int:
-        """Return the number of the next request."""
+        """Return a new opaque, the number by which the answer to the next request is recognized."""
         return next(self._opaques) & INT32_MAX
 
     def heartbeat(self, opaque: int) -> bytes:
-        """Return a request that every broker answers at once."""
+        """Encode a heartbeat, a request that every broker answers at once."""
         return encode_frame(RequestCode.HEARTBEAT, opaque, {}) if self.speaks_frames else encode_version(opaque)
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The number of bytes that the driver should receive next. If it receives exactly this many each time, no bytes
-        must be joined, and `begun` is available. None: not supported.
+        """The number of bytes that the driver should receive next. If it receives exactly this many bytes each time, no
+        bytes must be joined, and `begun` can be used. None: the text protocol is used, which does not support this.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
@@ -156,9 +162,10 @@ class ClientStream(Generic[R]):
         return None if request is None or not isinstance(frame, Frame) else (request, frame)
 
     def receive(self, data: bytes) -> None:
-        """Take the next bytes. Answered requests become outcomes; an answer to no request is dropped.
+        """Take the next received bytes. Requests whose answers are complete become outcomes. An answer without a
+        pending request is dropped.
 
-        Raises RemoteProtocolError: close the connection.
+        Raises RemoteProtocolError, after which the driver must close the connection.
         """
         self.torn = True
         replies = self._reader.receive(data)
@@ -173,22 +180,24 @@ class ClientStream(Generic[R]):
         self.torn = False
 
     def expire(self, now: float) -> None:
-        """Turn requests past their deadline into outcomes with RequestTimedOut. Cost: O(pending requests)."""
+        """End all pending requests whose deadline has passed: they become outcomes with RequestTimedOut. The cost is
+        O(pending requests).
+        """
         late = [opaque for opaque, request in list(self.pending.items()) if request.deadline <= now]
         if late:
             self.end(late, RequestTimedOut(f"{self.peer} did not answer in time"))
 
     def end(self, opaques: Iterable[int], error: MetaqError) -> None:
-        """Turn those of these requests that are pending into outcomes with `error`. Later answers to them are
-        dropped.
+        """End the requests with these opaques that are still pending: they become outcomes with `error`. Later answers
+        to them are dropped.
         """
         ended = map(self.pending.pop, opaques, repeat(None))
         self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the seconds to the first check of a half message, from the words of the broker's version; None if it has
-    no such word.
+    """Return the seconds from the arrival of a half message to its first check, which a word in the broker's version
+    states; None if there is no such word.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

@@ -1,8 +1,8 @@
-"""Payloads compressed by their producer: a record whose flag has bit 3 (COMPRESSED_FLAG).
+"""Payloads that their producer has compressed. The flag of such a record has bit 3 (COMPRESSED_FLAG).
 
 The attribute in front of a payload is never compressed, so tags, keys and properties are found as in any record. A
-compressed payload is one Zstandard frame that states its original size: a reader knows how much memory it needs before
-it allocates any. zstandard is loaded with the first payload.
+compressed payload is one Zstandard frame that states its original size, so a reader knows how much memory it needs
+before it allocates any. The module zstandard is imported when the first payload is compressed or decompressed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = [
 # zstandard's objects serve one thread at a time, and making one costs more than using it. Each user takes one and puts
 # it back: there are as many as concurrent threads, and an interrupt leaves one to the garbage collector.
 _compressors: dict[int, deque[Any]] = {}
-"""Idle compressors by level."""
+"""Compressor objects that are not in use, by compression level."""
 _decompressors: deque[Any] = deque()
 
 _ZSTANDARD = b"\x28\xb5\x2f\xfd"
-"""The first bytes of each frame (RFC 8878)."""
+"""The first four bytes of each Zstandard frame (RFC 8878)."""
 
 
 def compress(payload: Buffer, level: int) -> bytes:
-    """Compress a payload. level: 1 … 22. Any thread."""
+    """Compress a payload. level: 1 … 22. Any thread may call this."""
     idle = _compressors.get(level)
     if idle is None:
         idle = _compressors.setdefault(level, deque())
@@ -52,12 +52,12 @@ def compress(payload: Buffer, level: int) -> bytes:
 
 
 def begins_frame(payload: Buffer) -> bool:
-    """Return whether `payload` may be a compressed payload."""
+    """Return whether `payload` begins like a Zstandard frame, so that it may be a compressed payload."""
     return bytes(payload[: len(_ZSTANDARD)]) == _ZSTANDARD
 
 
 def unpacked_bytes(packed: Buffer) -> int:
-    """Return the original size of a compressed payload, as the header of its frame states it.
+    """Return the original size in bytes of a compressed payload, which the header of its Zstandard frame states.
 
     Raises PayloadUnreadable if there is no header, or if the header states no size, states more than MAX_PAYLOAD_BYTES,
     or needs a dictionary.
@@ -102,7 +102,9 @@ def decompress(packed: Buffer) -> bytes:
 
 
 def check_packed(body: Buffer, flag: int) -> None:
-    """Check the frame header, but not the rest, of a record with COMPRESSED_FLAG. Raises PayloadUnreadable."""
+    """Check the header of the Zstandard frame in a record with COMPRESSED_FLAG, but not the rest of the frame. Raises
+    PayloadUnreadable.
+    """
     unpacked_bytes(memoryview(body)[payload_start(body, flag) :])
 
 
@@ -115,15 +117,15 @@ def payload_of(body: bytes, flag: int) -> bytes:
 
 
 def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
-    """Return flag and body of the same record without compression. Raises PayloadUnreadable."""
+    """Return the flag and the body of the same record with its payload decompressed. Raises PayloadUnreadable."""
     if not flag & COMPRESSED_FLAG:
         return flag, body
     return flag & ~COMPRESSED_FLAG, body[: payload_start(body, flag)] + payload_of(body, flag)
 
 
 def unpacked_if_fitting(body: bytes, flag: int) -> tuple[int, bytes]:
-    """As `unpacked_body`, but return the record unchanged if its body would exceed MAX_BODY_BYTES, because such a body
-    cannot be sent. Raises PayloadUnreadable.
+    """Like `unpacked_body`, but return the record unchanged if its decompressed body would exceed MAX_BODY_BYTES,
+    because such a body cannot be sent. Raises PayloadUnreadable.
     """
     if flag & COMPRESSED_FLAG:
         start = payload_start(body, flag)

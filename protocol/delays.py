@@ -1,14 +1,14 @@
 """Delayed messages: their due times, the ids of waiting messages, and the requests CANCEL_DELAYED and LIST_DELAYED.
 
-A delayed message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.due` (Unix
-milliseconds) or `metaq.delay` (milliseconds, by the broker's clock). All records of a batch are delayed or none is. The
-answer's msgId is the id of the first pending message; the answer's offset is -1:
+A delayed message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.due` (Unix
+milliseconds) or `metaq.delay` (milliseconds, by the broker's clock). Either all records of a batch are delayed, or none
+is. In the answer, the offset is -1, and msgId is the pending id of the first message:
 
     pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
 
-The counters of a batch follow each other. So a client that knows how much later than the first message each of the
-others is due can compute their ids (`pending_ids`). If counters run out for a millisecond, the broker delivers the
-whole batch a millisecond later.
+The counters of a batch are consecutive. So a client that knows how much later than the first message each other message
+is due can compute the ids of all messages (`pending_ids`). If there are no more counters for a millisecond, the broker
+delivers the whole batch a millisecond later.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 COUNTER_MASK = (1 << TIME_SHIFT) - 1
-"""The bits of the counter in a pending id: four million messages may be due in the same millisecond."""
+"""A mask of the bits of the counter in a pending id. Four million messages may be due in the same millisecond."""
 
 _DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -62,7 +62,7 @@ _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 
 
 def pending_id(due: int, counter: int) -> int:
-    """Return a pending message's id. due: Unix ms, after EPOCH_MS."""
+    """Return the id of a message while it waits. due: the time at which it is due, in Unix ms, later than EPOCH_MS."""
     return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
 
 
@@ -84,7 +84,7 @@ def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
 
 
 def due_ms(pending_id: int) -> int:
-    """Return when a pending message is due, Unix ms."""
+    """Return the time in a pending id at which the message is due, in Unix ms."""
     return (pending_id >> TIME_SHIFT) + EPOCH_MS
 
 
@@ -92,14 +92,15 @@ def wait_of(flag: int, body: Buffer) -> int:
     """Return the number in a delayed record's `metaq.due` or `metaq.delay`. All records of a batch use the same
     property.
 
-    Raises RemoteProtocolError if it has neither.
+    Raises RemoteProtocolError if the record has neither property.
     """
     return _said(flag, body)[1]
 
 
 def due_of(flag: int, body: Buffer, now_ms: int) -> int:
-    """Return when a delayed record is due, Unix ms, possibly in the past. now_ms: the broker's clock. Raises
-    RemoteProtocolError."""
+    """Return the time at which a delayed record is due, in Unix ms; it may be in the past. now_ms: the current time of
+    the broker's clock. Raises RemoteProtocolError.
+    """
     delay, value = _said(flag, body)
     due = value + now_ms if delay else value
     if due > now_ms + MAX_DELAY_SECONDS * 1000 or due > _LAST_MS:
@@ -137,19 +138,19 @@ def _said(flag: int, body: Buffer) -> tuple[bool, int]:
 
 
 class Cancelled(StrEnum):
-    """The outcome of a cancellation."""
+    """The outcome of a request to cancel a delayed message."""
 
     CANCELLED = "cancelled"
-    """The message will never be delivered, and never was."""
+    """The message was cancelled: it was not delivered, and will never be."""
     LATE = "late"
-    """The message's time has come: it is delivered."""
+    """The message could not be cancelled, because its time has come and it is being delivered."""
     UNKNOWN = "unknown"
     """No message with this id waits for the partition. The message may have been cancelled long ago."""
 
 
 @dataclass(slots=True)
 class CancelDelayedRequest(ExtFields):
-    """CANCEL_DELAYED: do not deliver a message that waits for this partition. message_id: its pending id."""
+    """CANCEL_DELAYED: cancel a delayed message that waits for this partition. message_id: its pending id."""
 
     topic: TopicField
     partition: PartitionField
@@ -158,8 +159,8 @@ class CancelDelayedRequest(ExtFields):
 
 @dataclass(slots=True)
 class CancelDelayedReply(ExtFields):
-    """The answer to CANCEL_DELAYED, sent when the cancellation is stored as safely as the topic's messages. state: one
-    of Cancelled.
+    """The answer to CANCEL_DELAYED. The broker sends it when the cancellation is stored as safely as the topic's
+    messages. state: a member of Cancelled.
     """
 
     state: Annotated[str, choice("state", [each.value for each in Cancelled])]
@@ -167,12 +168,13 @@ class CancelDelayedReply(ExtFields):
 
 @dataclass(slots=True)
 class ListDelayedRequest(ExtFields):
-    """LIST_DELAYED: ask for the number of waiting messages, and for the messages after the pending id `after`, in the
-    order of their times.
+    """LIST_DELAYED: ask for the number of waiting delayed messages, and for a list of those whose pending id is greater
+    than `after`, in the order of their delivery times.
 
-    topic: only this topic; "": all. limit: maximum messages, 0 for only their number. The answer's body is JSON:
-    `count` (of the topic, or of all), `topics` (name → count), `messages` (each with id, due, topic, partition, bytes,
-    taken, and the preview of previews.py; times in Unix ms), and `next`: the `after` of the next request, 0 at the end.
+    topic: count and list only messages of this topic; "": all topics. limit: maximum number of messages in the list; 0:
+    return only the number. The answer's body is JSON: `count` (of the topic, or of all), `topics` (name → count),
+    `messages` (each with id, due, topic, partition, bytes, taken, and the preview of previews.py; times in Unix ms),
+    and `next`: the `after` of the next request, 0 at the end.
     """
 
     topic: AnyTopicField = ""

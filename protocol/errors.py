@@ -1,12 +1,12 @@
 """All errors of metaq, in one tree.
 
-Each class says what a peer or a caller may do about it:
+Each class has attributes that tell a peer or a caller how to react to the error:
 
 - `status`: the metaq 1.x status code of a broker's answer if the error ends the request (`broker/reading/answers.py`);
 - `retriable`: the same call may succeed later, perhaps elsewhere;
 - `refresh_view`: the caller's view of the cluster is probably stale.
 
-Nothing matches on an error's text.
+No code evaluates the text of an error.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ __all__ = [
 
 
 class MetaqError(Exception):
-    """Base of every error metaq raises on purpose."""
+    """Base class of all errors that metaq raises on purpose."""
 
     status: ClassVar[Status] = Status.ERROR
     retriable: ClassVar[bool] = False
     refresh_view: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the attributes, for `multiprocessing` and Spark. Exception's own method would call the class with the
-        text, which few constructors accept.
+        """Pickle the error with its attributes, for `multiprocessing` and Spark. Exception's own method would call the
+        class with the error text as the only argument, which few constructors accept.
         """
         return _restored, (type(self), self.args), self.__dict__
 
@@ -115,7 +115,7 @@ def _restored(kind: type[MetaqError], args: tuple[object, ...]) -> MetaqError:
 
 
 class ConfigError(MetaqError):
-    """A user's setting is wrong; the message names the option, the value and the remedy."""
+    """A user's setting is wrong. The error text names the option, the value and the remedy."""
 
     def __init__(self, option: str, value: object, remedy: str) -> None:
         told = f"{option}={value!s}: {remedy}"
@@ -135,14 +135,14 @@ class WrongDuration(ConfigError, TypeError):
 
 
 class InvalidName(MetaqError, ValueError):
-    """A topic or group name that cannot be used; the message says why."""
+    """The name of a topic or a group cannot be used. The error text tells the reason."""
 
     status = Status.BAD_REQUEST
 
 
 class InvalidWhere(MetaqError, ValueError):
-    """An invalid filter by content (docs/filters.md). position: the index, from 0, of the character where `found`
-    stands instead of `expected`. found: "" if that is obvious.
+    """A filter by content is invalid (docs/filters.md). position: the index, from 0, of the character at which the
+    error is. expected: what is needed there. found: what is there instead; "" if that is obvious.
     """
 
     status = Status.BAD_REQUEST
@@ -159,22 +159,26 @@ class InvalidWhere(MetaqError, ValueError):
 
 
 class ProtocolError(MetaqError):
-    """Bytes that do not follow the protocol."""
+    """Bytes that were received, or would be sent, do not follow the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """This process tried to send something the protocol cannot carry: a bug or a bad argument here."""
+    """This process tried to send data that the protocol cannot express. The cause is a bug or a wrong argument in this
+    process.
+    """
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that is not the protocol; the connection cannot be used any further."""
+    """The peer sent bytes that do not follow the protocol. The connection cannot be used any further."""
 
     status = Status.BAD_REQUEST
     refresh_view = True
 
 
 class ChecksumMismatch(ProtocolError):
-    """A message body does not match the checksum that its sender sent. Retriable: it was damaged on the way."""
+    """A message body does not match the checksum that its sender has sent with it. The body was damaged on the way, so
+    the request may be retried.
+    """
 
     retriable = True
 
@@ -184,15 +188,16 @@ class ChecksumMismatch(ProtocolError):
 
 
 class PayloadUnreadable(ProtocolError):
-    """A payload is marked as compressed but is not valid: its producer made it wrongly."""
+    """A payload is marked as compressed but cannot be decompressed, because its producer has made it wrongly."""
 
 
 # --- store ------------------------------------------------------------------------------------------------------------
 
 
 class MessageTooLarge(ProtocolError):
-    """The body of a put or frame is above limits.MAX_BODY_BYTES, or with metaq's properties above
-    limits.MAX_RECORD_BODY_BYTES: send smaller messages."""
+    """The body of a message is larger than limits.MAX_BODY_BYTES, or, with metaq's own properties, larger than
+    limits.MAX_RECORD_BODY_BYTES. The sender must send smaller messages.
+    """
 
     def __init__(self, body_bytes: int, limit: int) -> None:
         super().__init__(f"message of {body_bytes} bytes is above the limit of {limit} bytes")
@@ -200,11 +205,13 @@ class MessageTooLarge(ProtocolError):
 
 
 class StoreError(MetaqError):
-    """The store cannot carry out the request."""
+    """The broker's store cannot carry out the request."""
 
 
 class OffsetOutOfRange(StoreError):
-    """The offset is outside the readable bytes. `first` and `next` are the bounds: first <= offset <= next is valid."""
+    """The offset is outside the readable bytes of the partition. `first` and `next` are the bounds: an offset is valid
+    if first <= offset <= next.
+    """
 
     status = Status.MOVED
     refresh_view = True
@@ -217,7 +224,7 @@ class OffsetOutOfRange(StoreError):
 
 
 class PartitionNotFound(StoreError):
-    """There is no data directory for this topic and partition."""
+    """The broker has no data directory for this topic and partition."""
 
     status = Status.NOT_FOUND
     refresh_view = True
@@ -229,7 +236,7 @@ class PartitionNotFound(StoreError):
 
 
 class TopicNotAccepted(StoreError):
-    """The topic is neither configured nor matched by a configured pattern."""
+    """The topic is not configured in the broker's server.ini, and no pattern there matches its name."""
 
     refresh_view = True
 
@@ -239,11 +246,12 @@ class TopicNotAccepted(StoreError):
 
 
 class CompressionNotAccepted(StoreError):
-    """A compressed message for a topic whose section forbids them, or a 1.x client's `get` from a topic that allows
-    them."""
+    """A compressed message was sent to a topic that does not accept compressed messages, or a client that cannot read
+    them requested messages of a topic that accepts them.
+    """
 
     def __init__(self, topic: str, reading: str = "") -> None:
-        """reading: the group of a client that cannot read compressed messages."""
+        """reading: the group of the client that cannot read compressed messages; "" if the error is about a send."""
         if reading:
             super().__init__(
                 f"topic {topic} has compressed messages (acceptCompressed=true), which a client of metaq 1.x cannot "
@@ -263,7 +271,7 @@ class WrongPartition(StoreError):
     refresh_view = True
 
     def __init__(self, partition: int, count: int | None = None) -> None:
-        """count: the topic's number of partitions, if the message is to include it."""
+        """count: the topic's number of partitions, if the error text is to include it."""
         there = "" if count is None else f": there are {count}, from 0 to {count - 1}"
         super().__init__(f"wrong partition {partition}{there}")
         self.partition = partition
@@ -292,16 +300,16 @@ class BrokerStarting(StoreError):
 
 
 class NotMaster(StoreError):
-    """A put was sent to a slave, which only copies its master."""
+    """A put was sent to a slave. A slave only copies its master."""
 
     def __init__(self, broker_id: int, role: str) -> None:
         super().__init__(f"this broker is {role} of broker {broker_id} and takes no messages: send to the master")
 
 
 class NotLeader(StoreError):
-    """The node of a broker set does not lead the set, or does not lead it yet. The request may be stored: a deposed
-    leader gives this answer to waiting requests. url: the leader's URL, "" if unknown. node: the address of the node
-    that answered; set only in a client.
+    """The node of a broker set does not lead the set, or does not lead it yet. A message in the request may be stored
+    nevertheless, because a node that has lost its leadership answers all waiting requests with this error. url: the
+    leader's URL, "" if unknown. node: the address of the node that answered; set only in a client.
     """
 
     retriable = True
@@ -318,7 +326,7 @@ class NotLeader(StoreError):
 class NotEnoughReplicas(StoreError):
     """Fewer nodes of a broker set are in sync than the topic's minInSync demands.
 
-    stored: whether the message is stored on the in-sync nodes, but not acknowledged.
+    stored: whether the message is stored on the in-sync nodes, although it is not acknowledged.
     """
 
     retriable = True
@@ -330,11 +338,11 @@ class NotEnoughReplicas(StoreError):
 
 
 class CorruptRecord(StoreError):
-    """The stored bytes from `position` of `file` (a path, or a partition) on are not a good record.
+    """The stored bytes at `position` of `file` (a path, or the name of a partition) are not a valid record.
 
-    partition: the partition of the bytes, for `consumer.seek(error.partition, error.end)`; None if a file is read
-    instead of a partition. end: the offset after the damage, where reading can continue; None if it was not searched
-    for, or not found.
+    partition: the partition that contains the bytes, for `consumer.seek(error.partition, error.end)`; None if a file
+    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if this
+    offset was not searched for or not found.
     """
 
     partition: TopicPartition | None = None
@@ -349,7 +357,7 @@ class CorruptRecord(StoreError):
 
     @classmethod
     def of(cls, partition: TopicPartition, position: int, reason: str, end: int | None = None) -> Self:
-        """Return the error for damage that a reader of a partition has met."""
+        """Return the error for damaged bytes that a reader has found in a partition."""
         error = cls(f"topic {partition.topic}, partition {partition}", position, reason, end)
         error.partition = partition
         return error
@@ -366,14 +374,16 @@ class NoMessageBegins(CorruptRecord):
 
     @classmethod
     def there(cls, partition: TopicPartition, position: int, begin: int) -> Self:
-        """Return the error for a reader of a partition, as `of` does."""
+        """Return this error for a reader of a partition, like `of`."""
         error = cls(f"topic {partition.topic}, partition {partition}", position, begin)
         error.partition = partition
         return error
 
 
 class LogReadOnly(StoreError):
-    """A write or fsync of this partition failed; it takes no writes until a restart recovers it."""
+    """A write or an fsync of this partition has failed. The partition accepts no writes until a restart of the broker
+    recovers it.
+    """
 
     retriable = True
 
@@ -384,22 +394,25 @@ class LogReadOnly(StoreError):
 
 
 class NotSafe(LogReadOnly):
-    """A write with a producer's number was appended, but could not be made safe or is on too few nodes. A restart or a
-    new leader may still find it stored; a repetition of the write waits for that.
+    """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have it. A restart
+    of the broker or a new leader may still find the write stored; a repetition of the write waits for that.
     """
 
 
 class DelayRefused(StoreError):
-    """A delayed message is not taken in combination with another part of the request."""
+    """The broker does not accept a delayed message in combination with another part of the request."""
 
 
 class HalfRefused(DelayRefused):
-    """A half message is not taken in combination with another part of the request, or a connection asks for too many
-    groups."""
+    """The broker does not accept a half message in combination with another part of the request, or a connection asks
+    for half messages of too many groups.
+    """
 
 
 class StaleSequence(StoreError):
-    """The producer has already stored a later send in the same partition: this is a late copy. Not stored."""
+    """The producer has already stored a later send in the same partition. So this send is a late copy, and is not
+    stored.
+    """
 
     def __init__(self, sequence: int, last: int) -> None:
         super().__init__(
@@ -409,13 +422,15 @@ class StaleSequence(StoreError):
 
 
 class SendInDoubt(StoreError):
-    """A send was repeated, and the broker may have forgotten that it stored the first copy. So it is unknown whether
-    the messages are stored. The broker does not store them a second time.
+    """A send was repeated, but the broker may have forgotten whether it stored the first copy. So it is unknown whether
+    the messages are stored. The broker does not store the repeated send.
     """
 
 
 class DiskFull(StoreError):
-    """There is no room for puts here. Consuming continues, and puts resume when space returns."""
+    """The broker's disk has too little free space for puts. Consumers can still read. Puts are accepted again when
+    there is enough space.
+    """
 
     retriable = True
 
@@ -426,16 +441,17 @@ class DiskFull(StoreError):
 
 
 class DirectoryInUse(StoreError):
-    """Another broker process holds the data directory."""
+    """Another broker process uses the data directory and has locked it."""
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
 
 
 class FilterUnavailable(MetaqError):
-    """A Java class filters a group's messages, but the broker has no Python callable for it.
+    """The configuration names a Java class that filters a group's messages, but the broker has no Python callable that
+    replaces this class.
 
-    Retriable: an operator may name one while the broker runs.
+    The request may be retried, because an operator may name a callable while the broker runs.
     """
 
     retriable = True
@@ -448,15 +464,15 @@ class FilterUnavailable(MetaqError):
 
 
 class FiltersBusy(MetaqError):
-    """Too many requests wait for their filters."""
+    """Too many requests are waiting until their filters are evaluated."""
 
     status = Status.UNAVAILABLE
     retriable = True
 
 
 class AccountSpent(MetaqError):
-    """Clients have reached a limit of the broker, for example its memory, or one address has used up its share. The
-    text names the option that sets the limit.
+    """Clients have reached a limit of the broker, for example for memory, or the clients at one address have used up
+    their share of it. The error text names the option that sets the limit.
     """
 
     status = Status.UNAVAILABLE
@@ -464,13 +480,15 @@ class AccountSpent(MetaqError):
 
 
 class SharedRefused(MetaqError):
-    """A broker refuses to lease messages to this shared consumer in the requested way; the text says what to do."""
+    """A broker refuses to lease messages to this shared consumer in the requested way. The error text says what to
+    do.
+    """
 
     status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):
-    """Too many searches for messages are waiting."""
+    """Too many searches for messages are already waiting at the broker."""
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -480,14 +498,16 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A transaction cannot do what was requested; the text is 1.x's own where 1.x has one."""
+    """A request about a transaction was refused. The error text is the same as in 1.x if 1.x has one for this case."""
 
     xa_code: int | None = None
-    """XAException.errorCode (JTA) for the coordinator of an XA transaction."""
+    """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None: no such code applies."""
 
 
 class XaRefused(TransactionRefused):
-    """A TransactionRefused with an error code of JTA's XAException, in the form that the Java client parses."""
+    """A TransactionRefused with an error code of JTA's XAException. The error text has the form that the Java client
+    parses.
+    """
 
     def __init__(self, xa_code: int, reason: str) -> None:
         super().__init__(f"XAException:code={xa_code},msg={reason}")
@@ -499,58 +519,64 @@ class XaRefused(TransactionRefused):
 
 
 class ReplicationError(MetaqError):
-    """An error of copying between a master and its slave."""
+    """Base class of errors in the replication from a master to its slave."""
 
 
 class NotReplicating(ReplicationError):
-    """Only a master or slave in replication can do what was requested."""
+    """The request is only possible at a master or a slave that takes part in replication."""
 
 
 class PeerLost(ReplicationError):
-    """There is no connection to the other side of the replication."""
+    """There is no connection to the broker at the other side of the replication."""
 
 
 class PeerTimedOut(ReplicationError):
-    """The other side did not answer in time; it is unknown whether it carried out the request."""
+    """The broker at the other side of the replication did not answer in time. It is unknown whether it has carried out
+    the request.
+    """
 
 
 class PeerRefused(ReplicationError):
-    """The other side answered that it refuses now."""
+    """The broker at the other side of the replication has refused the request."""
 
 
 class SlaveDisconnected(ReplicationError):
-    """A synchronous master has no connection to its slave; nothing was stored."""
+    """A synchronous master has no connection to its slave, so it has not stored the message."""
 
     def __init__(self) -> None:
         super().__init__("Slave is disconnected ")  # 1.x's own words, with the blank
 
 
 class SyncFailed(ReplicationError):
-    """A message is stored on only one of synchronous master and slave; sending it again stores it twice there."""
+    """A message is stored on only one of the two brokers of a synchronous replication. If it is sent again, that broker
+    stores it twice.
+    """
 
     def __init__(self, role: str, url: str, topic: str, partition: int) -> None:
         super().__init__(f"Put message to [{role} '{url}'] [partition '{topic}-{partition}'] failed")
 
 
 class ReplicaDiverged(ReplicationError):
-    """A slave's bytes differ from its master's, or cannot follow them without a gap: an operator has to decide."""
+    """A slave's bytes differ from those of its master, or there would be a gap between the slave's bytes and the next
+    bytes of the master. An operator has to decide which data to keep.
+    """
 
 
 # --- coordination -----------------------------------------------------------------------------------------------------
 
 
 class CoordinationError(MetaqError):
-    """ZooKeeper, or its content, does not allow the request."""
+    """A request fails because of ZooKeeper, or because of the data in ZooKeeper."""
 
 
 class CoordinationUnavailable(CoordinationError):
-    """No ZooKeeper server of the connect string answers within the deadline."""
+    """No ZooKeeper server in the connect string has answered within the time limit."""
 
     retriable = True
 
 
 class SessionLost(CoordinationError):
-    """The ZooKeeper session under which something was owned has ended."""
+    """The ZooKeeper session has ended, and with it the ephemeral znodes by which this process owned something."""
 
     retriable = True
     refresh_view = True
@@ -583,8 +609,9 @@ class HalfDecided(ClientError):
 class TransactionTooLate(ClientError):
     """The local work of a transaction with check-back was not begun, because its half message is too old.
 
-    Another producer may be asked about it. Nothing is committed: the message is rolled back, at the latest when its
-    broker asks. Sending it again is safe. seconds: its age. limit: the age that it must not reach.
+    Another producer may already be asked for the outcome of this transaction. Nothing is committed: the half message is
+    rolled back, at the latest when its broker asks for the outcome. So the message can safely be sent again. seconds:
+    the age of the half message. limit: the age in seconds that it must not reach.
     """
 
     def __init__(self, what: str, seconds: float, limit: float) -> None:
@@ -631,15 +658,15 @@ class BrokerCertificateRequired(MetaqError):
 
 
 class BrokerUnavailable(ClientError):
-    """There is no connection to the broker, or it broke during a request."""
+    """No connection to the broker could be opened, or the connection was lost during a request."""
 
     retriable = True
     refresh_view = True
 
 
 class CompressionUnknown(ClientError):
-    """A producer compresses messages, and a broker is too old to know compression: this broker would give compressed
-    messages to consumers that cannot read them.
+    """A producer compresses messages, but the broker is too old to know compression. This broker would deliver
+    compressed messages to consumers that cannot read them.
     """
 
     def __init__(self, broker: object) -> None:
@@ -650,24 +677,27 @@ class CompressionUnknown(ClientError):
 
 
 class ValueUnreadable(ClientError):
-    """The deserializer cannot decode a message's payload: the payload has another content type, or is damaged. The
-    error's text says where the message is; the message's `payload` can be read.
+    """The deserializer cannot decode a message's payload, because the payload has another content type or is damaged.
+    The error text names the place of the message. The bytes of the payload can still be read as `payload`.
     """
 
 
 class LeaderMoved(BrokerUnavailable):
-    """ZooKeeper shows another leader of the broker set, and the former one has not answered. It is unknown whether the
-    former leader acted on the request.
+    """The former leader of a broker set has not answered, and another node leads the set now. It is unknown whether the
+    former leader has carried out the request.
     """
 
 
 class TooFewNodes(BrokerUnavailable):
-    """The broker set takes no messages of this topic now, because fewer nodes are in sync than its minInSync demands.
-    The set may take messages of other topics."""
+    """The broker set accepts no messages of this topic now, because fewer nodes are in sync than the topic's minInSync
+    demands. The set may accept messages of other topics.
+    """
 
 
 class DeliveryFailed(ClientError):
-    """Messages that were sent without a callback could not be delivered. losses: how many, by topic and reason."""
+    """Messages that were sent without a callback could not be delivered. losses: the number of these messages, by topic
+    and reason.
+    """
 
     def __init__(self, losses: Mapping[tuple[str, str], int]) -> None:
         self.losses = losses
@@ -676,7 +706,9 @@ class DeliveryFailed(ClientError):
 
 
 class RequestTimedOut(ClientError):
-    """No answer before the deadline. It is unknown whether the broker acted on the request."""
+    """The broker has not answered before the deadline of the request. It is unknown whether it has carried out the
+    request.
+    """
 
     retriable = True
 
@@ -689,7 +721,9 @@ class NoPartition(ClientError):
 
 
 class RequestRefused(ClientError):
-    """The broker answered with an error status; `code` is metaq's status or the frame's response code."""
+    """The broker has answered with an error. `code` is the status of the text protocol or the response code of the
+    frame.
+    """
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text or f"status {code}")
@@ -698,14 +732,14 @@ class RequestRefused(ClientError):
 
 
 class MessageNotFound(ClientError):
-    """No readable message of the topic has this id or key; all messages were searched."""
+    """No readable message of the topic has this id or key. All messages were searched."""
 
 
 class SearchIncomplete(ClientError):
-    """A search found nothing, but not everything could be searched: `unsearched_bytes` of data on brokers that
-    answered, or the data of brokers that are not registered now.
+    """A search has found nothing, but not all data could be searched. The missing data are `unsearched_bytes` bytes on
+    brokers that answered, or the data of brokers that are not registered now.
 
-    Try again: brokers remember what they have read for the search, and build missing indexes meanwhile.
+    Repeat the search: brokers remember which data they have already read for it, and build missing indexes meanwhile.
     """
 
     retriable = True
@@ -716,7 +750,7 @@ class SearchIncomplete(ClientError):
 
 
 class LocalStoreError(ClientError):
-    """The file of a LocalMessageStore cannot be opened, read or written; the message names it."""
+    """The file of a LocalMessageStore cannot be opened, read or written. The error text names the file."""
 
 
 class LocalStoreFull(LocalStoreError):
@@ -730,19 +764,22 @@ class LocalStoreInUse(LocalStoreError):
 
 
 class TransactionLost(ClientError):
-    """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit:
-    none of its messages becomes visible. Begin a new transaction."""
+    """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit.
+    None of its messages becomes visible. Begin a new transaction.
+    """
 
 
 class CommitIncomplete(ClientError):
-    """A transaction is committed, but a partition could not take its messages: the missing messages appear when the
-    broker is restarted. Do not repeat the transaction: every message would be stored twice.
+    """A transaction is committed, but a partition could not store its messages. The missing messages appear when the
+    broker is restarted. Do not repeat the transaction, because messages would then be stored twice.
     """
 
 
 class CommitUnknown(ClientError):
-    """It is unknown whether a transaction is committed: the answer to the commit was lost, or the broker could not
-    write its decision. Either all messages are visible, now or when the broker is restarted, or none ever is."""
+    """It is unknown whether a transaction is committed, because the answer to the commit was lost or the broker could
+    not store its decision. Either all of its messages become visible, now or when the broker is restarted, or none ever
+    does.
+    """
 
 
 class XaError(ClientError):

@@ -1,4 +1,5 @@
-"""The framed protocol's extFields: they are strings on the wire, and attributes of a dataclass here.
+"""Encode and decode the extFields of the framed protocol. On the wire they are strings; in the program they are the
+attributes of a dataclass.
 
 A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute defines its form on the wire:
 
@@ -6,10 +7,10 @@ A set of extFields is a dataclass derived from ExtFields. The annotation of each
     class OffsetReply(ExtFields):
         offset: Annotated[int, number("offset", 0, INT64_MAX)]
 
-Annotations are evaluated outside of their module's scope, so functions in them must be named functions, not lambdas. A
-missing field has the attribute's default; without a default it is an error. A wrong or missing field raises
-RemoteProtocolError, which names the field; an invalid topic or group name raises InvalidName. The broker answers both
-with MESSAGE_ILLEGAL.
+Annotations are evaluated outside of their module's scope, so functions in them must be named functions, not lambdas. If
+a field is missing, the attribute gets its default; without a default, a missing field is an error. Decoding a wrong or
+missing field raises RemoteProtocolError, which names the field; an invalid topic or group name raises InvalidName. The
+broker answers both errors with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ INT64_MIN = -INT64_MAX - 1
 class Field(NamedTuple):
     """One field on the wire.
 
-    read: converts the text to the value, and raises RemoteProtocolError, InvalidName; None: the text is the value.
-    write: the inverse; None: a text or a number is written as it is. missing: the value of a missing field, unless the
-    attribute has a default. left_out: the field is not written while it has the attribute's default.
+    read: the function that converts the text to the value; it raises RemoteProtocolError or InvalidName; None: the text
+    is the value. write: the inverse function; None: a text or a number is written as it is. missing: the value of a
+    missing field, unless the attribute has a default. left_out: whether the field is left out of a frame if its value
+    is the attribute's default.
     """
 
     name: str
@@ -77,7 +79,7 @@ def flag(name: str, *, left_out: bool = False) -> Field:
 
 
 def choice(name: str, choices: Collection[str]) -> Field:
-    """Return a field for one of these texts."""
+    """Return a field whose value is one of these texts."""
 
     def read(text: str) -> str:
         if text not in choices:
@@ -97,17 +99,21 @@ def _read_any_group(text: str) -> str:
 
 TopicField = Annotated[str, Field("topic", lru_cache(1024)(check_topic))]
 AnyTopicField = Annotated[str, Field("topic", _read_any_topic, missing="", left_out=True)]
-"""Only this topic; "": all."""
+"""The topic to which a request is restricted; "": all topics."""
 GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
-"""Only this group; "": all."""
+"""The group to which a request is restricted; "": all groups."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
-"""The name of a group for which nothing is created; "": no group."""
+"""The name of a group in a request that creates nothing for the group, so that 1.x's rules for group names do not
+apply; "": no group.
+"""
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse halves of surrogate pairs, which JSON can write but no file, page or answer can hold."""
+    """Raise RemoteProtocolError if the text contains half of a surrogate pair. JSON can express such a character, but
+    UTF-8 cannot.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -115,7 +121,7 @@ def _check_text(name: str, text: str) -> None:
 
 
 class _Codec:
-    """The annotations of a class in a form for reading and writing."""
+    """The functions that decode and encode one class of extFields, made from the annotations of the class."""
 
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind, include_extras=True)
@@ -138,7 +144,7 @@ class _Codec:
 
 
 class _Codecs(dict[type[Any], _Codec]):
-    """Codecs by class, each made at the first use of its class."""
+    """Codecs by class. The codec of a class is made when the class is first used."""
 
     def __missing__(self, kind: type[Any]) -> _Codec:
         self[kind] = _Codec(kind)
@@ -149,7 +155,7 @@ _CODECS = _Codecs()
 
 
 class ExtFields:
-    """Base of a dataclass that is a set of extFields."""
+    """Base class of a dataclass that describes the extFields of one kind of request or answer."""
 
     __slots__ = ()
 
@@ -164,7 +170,7 @@ class ExtFields:
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """Decode a frame's `ext`. Raises RemoteProtocolError, InvalidName."""
+        """Decode the extFields of a frame. Raises RemoteProtocolError, InvalidName."""
         values: list[Any] = []
         for name, read, missing in _CODECS[cls].reading:
             text = ext.get(name)

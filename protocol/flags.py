@@ -1,5 +1,5 @@
-"""What the flag of a put in the text protocol means to a broker. 1.x reads only bit 0 and leaves the other bits to
-senders. So a bit that metaq defines counts only if the record has the matching content.
+"""Interpret the flag of a put in the text protocol. 1.x reads only bit 0 and leaves the other bits to the senders, who
+may use them for any purpose. So a bit that metaq defines is valid only if the record has the matching content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PRO
 
 
 def meant_of(flag: int, body: Buffer) -> int:
-    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or none: the set flags that the record's content confirms."""
+    """Return those of the bits DELAYED_FLAG and COMPRESSED_FLAG that are set in `flag` and that the record's content
+    confirms.
+    """
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:
         attribute = attribute_of(body, flag)

@@ -1,10 +1,11 @@
-"""Frames: the layout of RocketMQ's JSON remoting.
+"""Encode and decode frames. A frame has the layout of RocketMQ's JSON remoting:
 
     total length u32 | 0x00 | header length u24 | JSON header | body         big-endian, total = 4 + header + body
 
-`total length` counts all bytes after itself. Because a frame is shorter than 16 MiB its first byte is zero, which no
-text command begins with. JSON header: `{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits,
-"remark":str,"extFields":{str:str}}`; flag bit 0 = response, bit 1 = one-way (no answer wanted).
+`total length` counts all bytes after itself. A frame is shorter than 16 MiB, so its first byte is zero; no text command
+begins with a zero byte. JSON header: `{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits,
+"remark":str,"extFields":{str:str}}`; bit 0 of `flag` means a response, bit 1 means a one-way request, which gets no
+answer.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ _texts_in = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL).fin
 
 
 class Frame(NamedTuple):
-    """One decoded frame. `ext` are the extFields, always strings; `body` is a view into the received bytes."""
+    """One decoded frame. `ext` contains the extFields, whose values are always strings. `body` is a view into the
+    received bytes.
+    """
 
     code: int
     opaque: int
@@ -90,7 +93,8 @@ def encode_frame(
     flag: int = 0,
     remark: str = "",
 ) -> bytes:
-    """Return prefix and header of a frame with a body of `body_bytes` bytes; the caller sends the body after it.
+    """Return the prefix and the header of a frame with a body of `body_bytes` bytes. The caller sends the body after
+    them.
 
     Integers in `ext` are written as strings. Raises LocalProtocolError if the frame would exceed MAX_FRAME_BYTES.
     """
@@ -121,7 +125,7 @@ def encode_prefix(header_bytes: int, body_bytes: int) -> bytes:
 def frame_bytes(data: Buffer, position: int) -> int:
     """Return the length in bytes of the frame at `position`, prefix included; 0 if the prefix is not complete yet.
 
-    Call this before anything is buffered for the frame. Raises RemoteProtocolError for impossible lengths.
+    Call this before memory is allocated for the frame. Raises RemoteProtocolError for impossible lengths.
     """
     if len(data) - position < PREFIX_BYTES:
         return 0
@@ -135,7 +139,9 @@ def frame_bytes(data: Buffer, position: int) -> int:
 
 
 def parse_frame(data: Buffer, position: int, length: int) -> Frame:
-    """Decode the frame of `length` bytes at `position`. Raises RemoteProtocolError for a header that is not ours."""
+    """Decode the frame of `length` bytes at `position`. Raises RemoteProtocolError if its header does not have the
+    required form.
+    """
     header = position + PREFIX_BYTES
     body = header + _header_bytes(data, position)
     view = memoryview(data)
@@ -143,8 +149,9 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
-    """As `parse_frame`, for a frame whose prefix, header and body were received one by one, so that nothing was
-    joined."""
+    """Like `parse_frame`, for a frame whose prefix, header and body were received separately. So these parts need not
+    be joined.
+    """
     return _decode(header, memoryview(body))
 
 
@@ -153,7 +160,8 @@ def _header_bytes(data: Buffer, position: int) -> int:
 
 
 def _check_large(header_json: bytes) -> None:
-    """Refuse a large header that is slow to decode: it must be one long text, not many values.
+    """Raise RemoteProtocolError if a large header would be slow to decode, because it has many values instead of a few
+    long texts.
 
     Reading a million small values takes a hundred times as long as reading one long value of the same size.
     """
@@ -209,11 +217,11 @@ T = TypeVar("T")
 
 
 class FrameStream(Generic[T]):
-    """Cuts a stream of bytes into frames and parses each; no I/O.
+    """Splits a stream of bytes into frames and parses each. This class does no I/O.
 
-    Cost: O(bytes), each byte is joined at most once; memory is bounded by MAX_FRAME_BYTES, checked before buffering. A
-    caller that receives exactly `wanted_bytes` each time avoids all joins, and can read each frame's header (`begun`)
-    before its body is received.
+    The cost is O(bytes), because each byte is copied by a join at most once. Memory is bounded by MAX_FRAME_BYTES; the
+    size of a frame is checked before memory is allocated for it. A caller that receives exactly `wanted_bytes` each
+    time avoids all joins, and can read each frame's header (`begun`) before the body is received.
     """
 
     def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:
@@ -225,19 +233,23 @@ class FrameStream(Generic[T]):
 
     @property
     def wanted_bytes(self) -> int:
-        """The number of missing bytes of the prefix, the header or the body of the current frame."""
+        """The number of bytes still missing from the current part (prefix, header or body) of the current frame."""
         if len(self._chunks) == 1 and len(self._chunks[0]) == PREFIX_BYTES:
             return min(self._missing, _header_bytes(self._chunks[0], 0)) or PREFIX_BYTES
         return self._missing or PREFIX_BYTES
 
     @property
     def begun(self) -> T | None:
-        """The frame that is complete except for its body (empty here), if it was received part by part."""
+        """The current frame, with an empty body, if only its body is still incomplete. None otherwise, and always None
+        if the bytes were not received as `wanted_bytes` says.
+        """
         chunks = self._chunks
         return self._parse_parts(chunks[0], chunks[1], b"") if _are_prefix_and_header(chunks) else None
 
     def receive(self, data: bytes) -> list[T]:
-        """Take the next bytes; return the frames they complete. Raises RemoteProtocolError: close the connection."""
+        """Take the next bytes of the stream; return the frames that are complete now. Raises RemoteProtocolError, after
+        which the caller must close the connection.
+        """
         missing = self._missing
         if missing > len(data):
             self._chunks.append(data)

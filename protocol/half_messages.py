@@ -1,10 +1,12 @@
-"""Half messages: sends whose transaction is not decided yet, and END_HALF, END_HALVES, CHECK_HALVES and LIST_HALVES.
+"""Half messages, that is, messages whose transaction is not decided yet, and the requests END_HALF, END_HALVES,
+CHECK_HALVES and LIST_HALVES.
 
-A half message is an ordinary send whose record has DELAYED_FLAG and, in its property list, `metaq.half`: the producer
-group, any of whose producers may be asked for the outcome. It may also have `metaq.check-after`, and
-`metaq.half-producer`: the producer that sent it, which is asked before others. All records of a batch are half messages
-or none is. The answer's msgId is the id of the first one, as for a delayed message (delays.py): the time in this id is
-the time of the first check. Ids of a batch follow each other. The offset is -1.
+A half message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.half`. This property
+names the producer group; any producer of the group may be asked for the outcome. The record may also have the
+properties `metaq.check-after` and `metaq.half-producer`. The latter names the producer that sent the half message; this
+producer is asked before others. Either all records of a batch are half messages, or none is. In the answer, msgId is
+the id of the first half message, as for delayed messages (delays.py); the time in this id is the time of its first
+check. The ids of a batch are consecutive. The offset in the answer is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 
@@ -16,8 +18,8 @@ The body of END_HALVES has an item for each half message, and the body of its an
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
 asked: how often a producer was asked about the half message, including this time. taken: an ordinary message id that
-contains the half message's arrival time. The header's id is the half message's; its flag, checksum and body are as they
-were sent.
+contains the half message's arrival time. The record's header has the id of the half message; its flag and checksum, and
+the body, are as they were sent.
 """
 
 from __future__ import annotations
@@ -117,9 +119,9 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 
 class HalfTerms(NamedTuple):
-    """The settings in a half message. group: its producer group. check_after_ms: milliseconds from its arrival at the
-    broker to its first check; None: the broker decides. producer: the name of the producer that sent it; "" if missing,
-    as from older producers.
+    """The settings in the properties of a half message. group: its producer group. check_after_ms: milliseconds from
+    its arrival at the broker to its first check; None: the broker decides. producer: the name of the producer that sent
+    it; "" if missing, as from older producers.
     """
 
     group: str
@@ -128,7 +130,9 @@ class HalfTerms(NamedTuple):
 
 
 def half_of(flag: int, body: Buffer) -> HalfTerms:
-    """Return the settings in a half message. Raises RemoteProtocolError if there are none, or if they are invalid."""
+    """Return the settings in the properties of a half message. Raises RemoteProtocolError if the record is not a half
+    message, or if the settings are invalid.
+    """
     attribute = attribute_of(body, flag) if flag & _LIST_FLAGS == _LIST_FLAGS else None
     if attribute is None:
         raise _no_half()
@@ -137,7 +141,7 @@ def half_of(flag: int, body: Buffer) -> HalfTerms:
 
 
 def _said(attribute: bytes) -> HalfTerms:
-    """Do the work of `half_of`, without its cache."""
+    """Return the settings in the attribute of a half message, without using the cache."""
     group = property_of(attribute, _HALF)
     if group is None:
         raise _no_half()
@@ -161,13 +165,14 @@ def _said(attribute: bytes) -> HalfTerms:
 
 
 _said_before = lru_cache(1024)(_said)
-"""Many messages have the same settings. Long attributes, with keys or properties of their own, rarely repeat and are
-not cached."""
+"""Like `_said`, with a cache. The cache helps because many half messages have the same attribute. Long attributes are
+not looked up in it, because they contain keys or users' properties and rarely repeat.
+"""
 
 
 def _checked_producer(name: str) -> str:
-    """Return the name interned, because many half messages have the same name. Raises RemoteProtocolError if it is
-    invalid.
+    """Check the name of a producer, and return it as an interned str, because many half messages have the same name.
+    Raises RemoteProtocolError if the name is invalid.
     """
     if not _is_producer(name):
         raise RemoteProtocolError(f"{name[:40]!r} names no producer: 1 to 64 letters, digits, '-' and '_' do")
@@ -185,12 +190,12 @@ class HalfOutcome(StrEnum):
     """The outcome of a half message."""
 
     COMMITTED = "committed"
-    """The message is in its partition."""
+    """The transaction is committed: the message is in its partition."""
     ROLLED_BACK = "rolled-back"
-    """No consumer ever sees it."""
+    """The transaction is rolled back: no consumer will ever see the message."""
     UNKNOWN = "unknown"
-    """In a broker's answer: no such half message waits, and its outcome is no longer known. For a transaction: it is
-    not decided yet, and a producer will be asked.
+    """In a broker's answer: no half message with this id waits, and its outcome is no longer known. As the outcome of a
+    transaction in a producer: the transaction is not decided yet, and the broker will ask a producer about it.
     """
 
 
@@ -202,7 +207,9 @@ class HalfState(StrEnum):
     ASKED = "asked"
     """The first check of the half message is or was due; producers are asked again until the outcome is known."""
     PARKED = "parked"
-    """Producers were asked the maximum number of times: only an operator, or a late answer, decides it."""
+    """Producers were asked the maximum number of times. Now only an operator, or a late answer of a producer, can
+    decide the half message.
+    """
 
 
 _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
@@ -210,7 +217,9 @@ _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
 
 @dataclass(slots=True)
 class EndHalfRequest(ExtFields):
-    """END_HALF: tell the outcome of a half message of this partition. Idempotent. message_id: the half message's id."""
+    """END_HALF: tell the broker the outcome of a half message of this partition. The request may be repeated.
+    message_id: the half message's id.
+    """
 
     topic: TopicField
     partition: PartitionField
@@ -220,9 +229,9 @@ class EndHalfRequest(ExtFields):
 
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
-    """The answer to END_HALF, sent when the decision is stored as safely as the topic's messages. outcome: the
-    decision, which may differ from the request. message_id, offset: the id and the offset of the message that consumers
-    see; 0 and -1 if there is none.
+    """The answer to END_HALF. The broker sends it when the decision is stored as safely as the topic's messages.
+    outcome: the stored decision, which may differ from the requested outcome. message_id, offset: the id and the offset
+    of the message that consumers see; 0 and -1 if there is no such message.
     """
 
     outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
@@ -232,10 +241,11 @@ class EndHalfReply(ExtFields):
 
 @dataclass(slots=True)
 class EndHalvesRequest(ExtFields):
-    """END_HALVES: tell the outcomes, in the body, of at most MAX_ENDED_HALVES half messages of this partition.
+    """END_HALVES: tell the broker the outcomes of at most MAX_ENDED_HALVES half messages of this partition. The body
+    contains their ids and outcomes.
 
-    Each outcome has the effect of an END_HALF. The broker answers when all outcomes are safe. After a refusal, the half
-    messages that could not be decided still wait.
+    Each outcome has the same effect as an END_HALF. The broker answers when all outcomes are stored safely. If the
+    broker refuses the request, the half messages that could not be decided still wait.
     """
 
     topic: TopicField
@@ -254,14 +264,16 @@ def _write_topics(topics: frozenset[str] | None) -> str:
 
 @dataclass(slots=True)
 class CheckHalvesRequest(ExtFields):
-    """CHECK_HALVES: ask for at most `limit` half messages of this producer group whose outcome is to be determined.
+    """CHECK_HALVES: a producer asks the broker for at most `limit` half messages of its producer group, to determine
+    their outcomes.
 
-    The broker answers when there is one, at the latest after wait_ms. No other producer gets these half messages for a
-    while. The request also tells the broker that the asking producer has finished the half messages of the previous
-    answer.
+    The broker answers when a half message is due for a check, at the latest after wait_ms milliseconds. Other producers
+    do not get the same half messages for a while. The request also tells the broker that this producer has finished the
+    half messages of the previous answer.
 
-    topics: only half messages of these topics, not empty; separated by blanks on the wire. None, from older producers:
-    all. producer: the name of the asking producer, as in the half messages that it has sent; "" if it gives no name.
+    topics: return only half messages of these topics. It is not empty; on the wire the names are separated by blanks.
+    None, from older producers: all topics. producer: the name of the asking producer, as in the half messages that it
+    has sent; "" if it has no name.
     """
 
     group: GroupField
@@ -273,16 +285,17 @@ class CheckHalvesRequest(ExtFields):
 
 @dataclass(slots=True)
 class ListHalvesRequest(ExtFields):
-    """LIST_HALVES: ask for the number of waiting half messages, and for the half messages after the id `after`, in the
-    order of their first checks.
+    """LIST_HALVES: ask for the number of waiting half messages, and for a list of those whose id is greater than
+    `after`, in the order of their first checks.
 
-    topic, group, state: only these; "": all. limit: maximum half messages, 0 for only their number. The answer's body
-    is JSON: `count` (the number of all half messages), `states` (state → count), `groups` (for half messages whose
-    first check is due: group → asked, parked, and `askers`, the number of producers that wait for questions), `halves`
-    (each with id, state, group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, asked), and
-    `next`: the `after` of the next request, 0 at the end.
+    topic, group, state: count and list only half messages with this topic, group or state; "": any. limit: maximum
+    number of half messages in the list; 0: return only the number. The answer's body is JSON: `count` (the number of
+    all half messages), `states` (state → count), `groups` (for half messages whose first check is due: group → asked,
+    parked, and `askers`, the number of producers that wait for questions), `halves` (each with id, state, group, topic,
+    partition, bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the next
+    request, 0 at the end.
 
-    whole: return at most one half message, with its `flag` and, in base64, its `body`, as they were sent.
+    whole: return at most one half message, and with it its `flag` and its `body` (in base64), as they were sent.
     """
 
     topic: AnyTopicField = ""
@@ -300,12 +313,12 @@ _NUMBERS: dict[str, int] = {outcome: number for number, outcome in enumerate(_OU
 
 
 def encode_ends(outcomes: Iterable[tuple[int, HalfOutcome]]) -> bytes:
-    """Return the body of the request: ids and outcomes of half messages."""
+    """Encode the body of END_HALVES: the ids and outcomes of half messages."""
     return b"".join([_END.pack(half_id, _NUMBERS[outcome]) for half_id, outcome in outcomes])
 
 
 def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
-    """Decode `encode_ends`. Raises RemoteProtocolError."""
+    """Decode the body of END_HALVES, the inverse of `encode_ends`. Raises RemoteProtocolError."""
     if not data or len(data) % _END.size or len(data) > MAX_ENDED_HALVES * _END.size:
         raise RemoteProtocolError(
             f"{len(data)} bytes are not the outcomes of 1 to {MAX_ENDED_HALVES} half messages, {_END.size} each"
@@ -319,12 +332,12 @@ def decode_ends(data: Buffer) -> list[tuple[int, HalfOutcome]]:
 
 
 def encode_ended(replies: Iterable[EndHalfReply]) -> bytes:
-    """Return the body of the answer."""
+    """Encode the body of the answer to END_HALVES."""
     return b"".join([_ENDED.pack(_NUMBERS[each.outcome], each.message_id, each.offset) for each in replies])
 
 
 def decode_ended(data: Buffer) -> list[EndHalfReply]:
-    """Decode `encode_ended`. Raises RemoteProtocolError."""
+    """Decode the body of the answer to END_HALVES, the inverse of `encode_ended`. Raises RemoteProtocolError."""
     if len(data) % _ENDED.size:
         raise RemoteProtocolError(f"{len(data)} bytes are no answers about half messages, {_ENDED.size} each")
     found = []
@@ -339,7 +352,7 @@ def decode_ended(data: Buffer) -> list[EndHalfReply]:
 
 
 class CheckedHalf(NamedTuple):
-    """An item of CHECK_HALVES' answer. The module's docstring describes its fields."""
+    """A half message in the answer to CHECK_HALVES. The module's docstring describes the fields."""
 
     topic: str
     partition: int
@@ -352,7 +365,7 @@ class CheckedHalf(NamedTuple):
 
 
 def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
-    """Return the body, in pieces."""
+    """Encode the body of the answer to CHECK_HALVES. Return it as a list of buffers."""
     pieces: list[Buffer] = []
     for topic, partition, asked, taken, half_id, bits, crc, body in halves:
         name = topic.encode("utf-8")
@@ -362,7 +375,7 @@ def encode_checked(halves: Iterable[CheckedHalf]) -> list[Buffer]:
 
 
 def decode_checked(data: Buffer) -> list[CheckedHalf]:
-    """Decode `encode_checked`. Raises RemoteProtocolError."""
+    """Decode the body of the answer to CHECK_HALVES, the inverse of `encode_checked`. Raises RemoteProtocolError."""
     found, start, view = [], 0, memoryview(data)
     try:
         while start < len(view):

@@ -1,6 +1,6 @@
-"""The limits of the protocols, and the rules for names, in one place.
+"""The limits of both protocols, and the rules for names of topics, groups and nodes.
 
-They are checked before memory is allocated: a header that announces more than a limit is refused at once.
+Limits are checked before memory is allocated. A header that announces a size above a limit is refused at once.
 """
 
 from __future__ import annotations
@@ -79,11 +79,15 @@ FRAMES_MARK = "frames/1"
 """A broker whose `version` answer contains this word speaks frames; a Java broker's answer does not."""
 
 MANY_MARK = "many/1"
-"""A broker whose `version` answer contains this word takes SEND_MANY; our first brokers did not."""
+"""A broker whose `version` answer contains this word accepts SEND_MANY. The first versions of metaq's own broker did
+not.
+"""
 
 SEQUENCES_MARK = "sequences/1"
-"""A broker whose `version` answer contains this word stores a send with a producer's number only once, even if it is
-repeated (sends.py). Java brokers, our older ones and both sides of 1.x's synchronous replication do not."""
+"""A broker whose `version` answer contains this word stores a send with a producer's sequence number only once, even if
+the send is repeated (sends.py). Java brokers, older metaq brokers, and brokers on either side of 1.x's synchronous
+replication do not.
+"""
 
 DELAYS_MARK = "delays/1"
 """A broker whose `version` answer contains this word keeps delayed messages until their time (delays.py)."""
@@ -93,147 +97,168 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word of the `version` answer of a broker that asks a half message's own producer before others
-(half_messages.py). The rest of the word is, in decimal, the delay of the first check in milliseconds for half messages
-that do not set one.
+"""Prefix of a word in the `version` answer. A broker whose answer contains such a word asks a half message's own
+producer for the outcome before it asks others (half_messages.py). The rest of the word is a decimal number: the
+milliseconds from the arrival of a half message to its first check, unless the half message sets this time itself.
 """
 
 HALF_GRACE_SECONDS = 3.0
-"""Seconds between the time when the first check is due and the earliest time when another producer is asked."""
+"""Seconds from the time at which the first check of a half message is due until producers other than its own may be
+asked for the outcome.
+"""
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
-"""Maximum time from a half message's arrival to its first check."""
+"""Maximum time in seconds that a half message may set from its arrival to its first check."""
 
 MAX_ENDED_HALVES = 256
-"""Maximum half messages of one END_HALVES."""
+"""Maximum number of half messages in one END_HALVES."""
 
 MAX_CHECKED_HALVES = 256
-"""Maximum half messages of one answer to CHECK_HALVES."""
+"""Maximum number of half messages in one answer to CHECK_HALVES."""
 
 MAX_CHECK_WAIT_MS = 60_000
-"""Maximum time that a CHECK_HALVES may wait for its answer."""
+"""Maximum time in milliseconds that a broker may wait before it answers a CHECK_HALVES."""
 
 MAX_LISTED_HALVES = 1000
-"""Maximum half messages of one answer to LIST_HALVES."""
+"""Maximum number of half messages in one answer to LIST_HALVES."""
 
 MAX_LISTED_GROUPS = 1000
-"""Maximum producer groups of one answer to LIST_HALVES."""
+"""Maximum number of producer groups in one answer to LIST_HALVES."""
 
 MAX_DELAY_SECONDS = 366 * 24 * 3600
-"""Maximum delay of a delayed message: a year."""
+"""Maximum delay of a delayed message in seconds: a year."""
 
 MAX_LISTED_DELAYED = 1000
-"""Maximum delayed messages of one answer to LIST_DELAYED."""
+"""Maximum number of delayed messages in one answer to LIST_DELAYED."""
 COMPRESSED_MARK = "compressed/1"
-"""A broker whose `version` answer contains this word takes compressed messages only for topics that allow them, and
-gives them only to clients that can read them. All other brokers would give them to anybody."""
+"""A broker whose `version` answer contains this word accepts compressed messages only for topics that allow them, and
+delivers them only to clients that can read them. All other brokers deliver them to any client.
+"""
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 SHARED_MARK = "shared/1"
-"""A broker whose `version` answer contains this word leases messages to shared consumers (shared.py); Java brokers, our
-older ones and both sides of 1.x's replication do not."""
+"""A broker whose `version` answer contains this word leases messages to shared consumers (shared.py). Java brokers,
+older metaq brokers, and brokers on either side of 1.x's replication do not.
+"""
 
 MAX_LINE_BYTES = 64 * 1024
-"""Longest header line without its CR LF. Java has no limit; a line is at most two names and a few numbers."""
+"""Maximum length in bytes of a header line of the text protocol, without its CR LF. Java has no limit; a header line
+contains at most two names and a few numbers.
+"""
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
-"""Largest body of one message as its user made it. Java has no limit, but its own consumers stop at 2 MiB."""
+"""Maximum size in bytes of the body of a message, without metaq's own properties. Java brokers have no limit, but Java
+consumers cannot read more than 2 MiB.
+"""
 
 OWN_PROPERTIES_BYTES = 16 * 1024
-"""Room for metaq's own properties, such as a time or a failure: they do not make a message too large. The place and the
-cause of a failure and two group names together have less than 6 KiB.
+"""Bytes that a record's body may have in addition to MAX_BODY_BYTES for metaq's own properties, such as a time or a
+failure. So these properties never make a message too large. The place and the cause of a failure and two group names
+together have less than 6 KiB.
 """
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
-"""Largest body of a record in a frame. A text put has at most MAX_BODY_BYTES."""
+"""Maximum size in bytes of a record's body in a frame. In the text protocol, the body of a put has at most
+MAX_BODY_BYTES.
+"""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
-"""Maximum uncompressed size of a compressed payload, and so the maximum memory that a reader takes for one. Without a
-limit, a message of a few hundred bytes could claim gigabytes.
+"""Maximum uncompressed size in bytes of a compressed payload. A reader allocates this much memory at most. Without this
+limit, a message of a few hundred bytes could make a reader allocate gigabytes.
 """
 
 MAX_FRAME_BYTES = (1 << 24) - 1
-"""Largest frame, length word included: its first byte is zero, which distinguishes a frame from a text command."""
+"""Maximum size of a frame in bytes, including the four bytes of its length. So the first byte of a frame is always
+zero, which distinguishes it from a text command.
+"""
 
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
-"""Largest JSON header of a frame (its length is a u24)."""
+"""Maximum size in bytes of a frame's JSON header. (The format, with a u24 for this length, would allow more.)"""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""Above this size a header must have few values: it is only legitimate if one of them is long, such as a list of
-topics."""
+"""A JSON header with more than this number of bytes must have few values. Such a header is legitimate only if one of
+its values is long, for example a list of topics.
+"""
 
 MAX_HEADER_TEXTS = 256
-"""Maximum number of names and values of a header above PLAIN_HEADER_BYTES; no request has more than fifty."""
+"""Maximum number of names and values in a JSON header that is larger than PLAIN_HEADER_BYTES. No request of metaq has
+more than fifty.
+"""
 
 MAX_PULLED_TAGS = 1 << 13
-"""Maximum tags of a PULL, and of an ACQUIRE."""
+"""Maximum number of tags in a PULL or an ACQUIRE."""
 
 MAX_CHECKED_TOPICS = 1 << 12
-"""Maximum topics of a CHECK_HALVES."""
+"""Maximum number of topics in a CHECK_HALVES."""
 
 MAX_PULL_BYTES = 4 << 20
-"""Maximum data of one PULL's answer, unless the broker's maxTransferSize is more: larger answers would block the
-broker's event loop.
+"""Maximum number of bytes of data in the answer to a PULL, unless the broker's maxTransferSize is more. Larger answers
+would block the broker's event loop.
 """
 
 MAX_BATCH_RECORDS = 1 << 16
-"""Maximum records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL: a partition takes them in one
-step."""
+"""Maximum number of records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL. The number is limited
+because a partition appends the records of a batch in one uninterrupted step.
+"""
 
 MAX_TX_BATCH_RECORDS = 1 << 10
-"""Maximum records in one SEND_BATCH frame of a transaction, which takes them one by one, but in one step of the
-loop.
+"""Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower because a transaction takes
+the records one by one, but in one step of the event loop.
 """
 
 MAX_PARTS = 1 << 14
-"""Maximum parts in one SEND_MANY frame: each is a separate append, regardless of its size."""
+"""Maximum number of parts in one SEND_MANY frame. Each part costs a separate append, regardless of its size."""
 
 MAX_FOUND_MESSAGES = 1024
-"""Maximum messages in the answer to one search by key."""
+"""Maximum number of messages in the answer to one search by key."""
 
 MAX_KEY_CHARACTERS = 64 * 1024
-"""Longest key that can be searched for, in characters."""
+"""Maximum length in characters of a key for which a search is possible."""
 
 MAX_TX_KEY_CHARACTERS = 1024
-"""Longest transaction key. XA's own parts have at most 64 bytes each; Java has no limit."""
+"""Maximum length of a transaction key in characters. The parts that XA defines have at most 64 bytes each; Java has no
+limit.
+"""
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
-"""Bytes of the longest attribute that a filter by content reads; a message with a longer attribute counts as one
-without an attribute.
+"""Maximum size in bytes of an attribute that a filter by content reads. For a filter, a message with a longer attribute
+has no attribute.
 """
 
 MAX_WHERE_CHARACTERS = 4096
-"""Longest filter by content, in characters."""
+"""Maximum length of a filter by content, in characters."""
 
 MAX_WHERE_CONDITIONS = 64
-"""Maximum conditions of one filter, each of which costs something for every message; an IN counts as one condition."""
+"""Maximum number of conditions in one filter. The number is limited because each condition costs time for every
+message. An IN counts as one condition.
+"""
 
 MAX_WHERE_DEPTH = 32
-"""Maximum nesting of parentheses in one filter."""
+"""Maximum nesting depth of parentheses in one filter."""
 
 MAX_WHERE_NUMBER = 64
-"""Longest number in one filter, and longest text that counts as a number, in characters."""
+"""Maximum length in characters of a number in a filter, and of a text value that can count as a number."""
 
 MAX_NODE_NAME = 64
-"""Longest name of a node of a broker set, in characters."""
+"""Maximum length in characters of the name of a node of a broker set."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
-"""Maximum time of a lease, and of its extension from now on, milliseconds."""
+"""Maximum duration of a lease in milliseconds. An extension of a lease, counted from now on, has the same maximum."""
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""Maximum time for which a released message is held back, milliseconds."""
+"""Maximum time in milliseconds for which a released message can be held back."""
 
 MAX_ACQUIRED = 1 << 12
-"""Maximum messages that one ACQUIRE leases."""
+"""Maximum number of messages that one ACQUIRE leases."""
 
 MAX_SETTLEMENTS = 1 << 16
-"""Maximum messages of one SETTLE."""
+"""Maximum number of messages in one SETTLE."""
 
 MAX_MEMBER_CHARACTERS = 128
-"""Longest name of a shared consumer, in characters."""
+"""Maximum length in characters of the name of a shared consumer."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
-"""Topic to which a synchronous master writes on its slave while it checks whether the slave works again (1.x)."""
+"""The topic to which a synchronous master of 1.x writes on its slave to check whether the slave works again."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -245,8 +270,8 @@ _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be a directory's name and a word on the wire. Raises InvalidName saying why not,
-    TypeError if it is not a text.
+    """Return `topic` if it can be the name of a directory and a token of the text protocol. Otherwise raise
+    InvalidName, which tells the reason. Raises TypeError if it is not a text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
     a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a stored topic;
@@ -270,8 +295,8 @@ def check_topic(topic: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return `label`, the group of a pull; "" means no group. Raises InvalidName for a long one, and for a blank or
-    control character.
+    """Return `label`, the name of the group in a pull; "" means no group. Raises InvalidName if the name is too long,
+    or if it contains a blank or a control character.
 
     A pull creates nothing for its group, so 1.x's rules for groups do not apply.
     """
@@ -283,20 +308,23 @@ def check_label(label: str) -> str:
 
 
 def check_zookeeper_topic(topic: str) -> str:
-    """Return `topic` if ZooKeeper can hold it. Raises the errors of check_topic."""
+    """Return `topic` if its name can be the name of a znode in ZooKeeper. Raises the errors of check_topic."""
     return check_znode("topic", check_topic(topic))
 
 
 def check_new_topic(topic: str) -> str:
-    """Return `topic` if it can be created, and subscribed to. Raises the errors of check_topic."""
+    """Return `topic` if a topic with this name can be created, and consumers can subscribe to it. Raises the errors of
+    check_topic.
+    """
     if "," in check_zookeeper_topic(topic):
         raise InvalidName(f"topic {topic!r} has a ',', which separates the topics of a consumer: take another name")
     return topic
 
 
 def check_made_topic(topic: str) -> str:
-    """Return `topic` if a client's message may create it at a broker whose server.ini has a pattern for it. Refuses
-    control characters, because operators see the name on their terminals. Raises the errors of check_topic.
+    """Return `topic` if a broker may create this topic when a client sends a message to it, because a pattern in
+    server.ini matches its name. Control characters are refused, because operators see the name on their terminals.
+    Raises the errors of check_topic.
     """
     if has_control(check_new_topic(topic)):
         raise InvalidName(f"topic {topic!r} has a character that ends a line or turns the direction of text: remove it")
@@ -320,8 +348,8 @@ def check_group(group: str) -> str:
 
 
 def check_zookeeper_group(group: str) -> str:
-    """Return `group` if check_group accepts it, and ZooKeeper accepts it and its topics. Raises the errors of
-    check_topic.
+    """Return `group` if check_group accepts it, and if ZooKeeper accepts the names of the group and of its own topics
+    (own_topics.py). Raises the errors of check_topic.
     """
     return check_znode("group", check_group(group))
 
@@ -332,8 +360,8 @@ _NO_ZNODE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-
 
 
 def check_znode(what: str, name: str) -> str:
-    """Return `name` if ZooKeeper accepts it in a path. what: what has the name, for the error: a topic, a group or a
-    znode. Raises InvalidName.
+    """Return `name` if ZooKeeper accepts it in a path. what: the kind of object with this name, for the error text: a
+    topic, a group or a znode. Raises InvalidName.
     """
     if (found := _NO_ZNODE.search(name)) is not None:
         raise InvalidName(f"{what} {name!r} has {found.group()!a}, which ZooKeeper does not take in a name: remove it")
@@ -341,8 +369,8 @@ def check_znode(what: str, name: str) -> str:
 
 
 def check_node(name: str) -> str:
-    """Return `name` if it can name a node of a broker set, that is, if it can be a znode and a word in a list. Raises
-    InvalidName.
+    """Return `name` if a node of a broker set can have this name, that is, if it can be the name of a znode and an item
+    of a list. Raises InvalidName.
     """
     if not name:
         raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
@@ -361,7 +389,9 @@ def is_utf8(text: str) -> bool:
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
-    """Return the error for an argument `what` that has to be a text. none: advice for None."""
+    """Return the TypeError for an argument that must be a text but is not. what: the name of the argument. none: the
+    advice in the error text if the value is None.
+    """
     if value is None:
         remedy = none
     elif isinstance(value, bytes):

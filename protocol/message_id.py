@@ -1,7 +1,8 @@
 """Message ids (storage.md §2): `(t - 1303895660503) << 22 | brokerId << 12 | sequence`, int64.
 
-1.x takes t from a clock without a fixed origin, so its ids carry no date and are usually negative. Ours take wall-clock
-milliseconds, are positive, and (t, sequence) is one counter: the ids of a batch follow from its first id.
+1.x takes t from a clock without a fixed origin, so its ids contain no date and are usually negative. In ids of metaq's
+own brokers, t is the wall-clock time in milliseconds, so these ids are positive. They treat (t, sequence) as one
+counter, so the ids of a batch can be computed from its first id.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 UNKNOWN_ID = -1
-"""Stands for an unknown id."""
+"""The value that stands for an unknown message id."""
 
 EPOCH_MS = 1303895660503
 MAX_BROKER_ID = 1023
@@ -38,29 +39,29 @@ _SEQUENCE_BITS, _BROKER_BITS = 12, 10
 _SEQUENCE_MASK = (1 << _SEQUENCE_BITS) - 1
 _BROKER_FIELD = MAX_BROKER_ID << _SEQUENCE_BITS
 TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
-"""Number of an id's bits below the milliseconds."""
+"""Number of bits of an id that are below the bits of the time in milliseconds."""
 
 LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
-"""Counter of the last positive id, which is reached in September 2080."""
+"""The counter of the last positive id. It will be reached in September 2080."""
 
 _AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
 _SURELY_PAST_MS = 1_767_225_600_000
-"""The beginning of 2026: a clock with an earlier time has lost its date."""
+"""The beginning of 2026, as Unix milliseconds. A clock with an earlier time has lost its date."""
 _RESERVE_MS = 24 * 3600 * 1000
 
 
 def counter_at(time_ms: int) -> int:
-    """Return the lowest counter whose id carries the wall-clock time `time_ms` (milliseconds since 1970)."""
+    """Return the lowest counter whose id contains the wall-clock time `time_ms` (milliseconds since 1970)."""
     return (time_ms - EPOCH_MS) << _SEQUENCE_BITS
 
 
 def counter_of(message_id: int) -> int:
-    """Return the counter inside one of our ids (positive); the inverse of `message_id`."""
+    """Return the counter in an id of one of metaq's own brokers (a positive id); the inverse of `message_id`."""
     return (message_id >> TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
 
 
 def message_id(counter: int, broker_id: int) -> int:
-    """Return the id with this counter (53 bits, see module) on this broker (0 … 1023)."""
+    """Return the message id with this counter (53 bits, see the module's docstring) and this broker id (0 … 1023)."""
     return (counter >> _SEQUENCE_BITS) << TIME_SHIFT | broker_id << _SEQUENCE_BITS | counter & _SEQUENCE_MASK
 
 
@@ -74,17 +75,19 @@ def message_ids_from(first_id: int, count: int) -> npt.NDArray[np.int64]:
 
 
 def message_id_list(first_id: int, count: int) -> list[int]:
-    """As `message_ids_from`, but return Python integers, which for a few ids costs only a fraction."""
+    """Like `message_ids_from`, but return Python integers. For few ids this is several times faster."""
     if (first_id & _SEQUENCE_MASK) + count <= _SEQUENCE_MASK + 1:
         return list(range(first_id, first_id + count))
     return message_ids_from(first_id, count).tolist()  # type: ignore[no-any-return]
 
 
 def foreign_from(now_ms: int) -> int:
-    """Return the lowest id that no broker of ours can have given to a message up to `now_ms` (Unix milliseconds).
+    """Return the lowest id that none of metaq's own brokers can have given to a message until `now_ms` (Unix
+    milliseconds).
 
-    The id is ten years ahead of the clock: a damaged or foreign record with a higher id must not use up all remaining
-    ids. A clock that has lost its date counts as 2026, so that a broker does not ignore its own ids.
+    The time in the returned id is ten years later than the clock. Brokers ignore stored ids from this id on when they
+    choose the next id, because a damaged or foreign record could otherwise use up all remaining ids. A clock that has
+    lost its date counts as 2026, so that a broker does not ignore its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS
@@ -92,11 +95,12 @@ def foreign_from(now_ms: int) -> int:
 
 
 def store_time_ms(message_id: int) -> int | None:
-    """Return the wall-clock milliseconds inside one of our ids, None for an id of the Java broker (negative: it has no
-    date)."""
+    """Return the store time (Unix milliseconds) in an id of one of metaq's own brokers; None for a negative id, which
+    comes from a Java broker and contains no date.
+    """
     return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
 
 
 def store_times_ms(ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """As `store_time_ms`, for many ids in int64. For an id that is not ours the result is meaningless."""
+    """Like `store_time_ms`, for many ids in int64. For an id from a Java broker the result is meaningless."""
     return (ids >> TIME_SHIFT) + EPOCH_MS

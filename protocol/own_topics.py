@@ -1,11 +1,11 @@
-"""Topics that every broker of ours serves without a section in server.ini.
+"""The topics that every metaq broker (not a Java broker) serves without a section in server.ini.
 
     %RETRY%<group>   messages that a handler of the group failed on, until they come again
     %DEAD%<group>    messages that failed as often as they may: the group's dead letters
     %REPLY%          answers to requests
 
-No group has `%` in its name, so each of these names belongs to one group. To 1.x clients they are topics like any
-others.
+No group has `%` in its name, so each name %RETRY%<group> or %DEAD%<group> belongs to exactly one group. 1.x clients can
+use these topics like any others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ __all__ = [
 ]
 
 OWN_MARK = "%"
-"""The first character of these names. Lists of topics leave them out unless requested."""
+"""The first character of the names of these topics. Lists of topics leave these topics out unless they are
+requested.
+"""
 
 RETRY_PREFIX = "%RETRY%"
 DEAD_PREFIX = "%DEAD%"
@@ -36,8 +38,8 @@ OWN_PARTITIONS = 1
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic where failed messages of `group` wait. Raises InvalidName, also if the topic's name would be too
-    long, and TypeError.
+    """Return the topic in which failed messages of `group` wait. Raises TypeError, and InvalidName, also if the topic's
+    name would be too long.
     """
     return check_topic(RETRY_PREFIX + check_group(group))
 
@@ -48,7 +50,9 @@ def dead_topic(group: str) -> str:
 
 
 def is_own_topic(name: str) -> bool:
-    """Whether every broker of ours serves `name` without a section. Cheap for any other name."""
+    """Whether `name` is one of the topics that every metaq broker serves without a section in server.ini. The check is
+    fast for ordinary names.
+    """
     if name[:1] != OWN_MARK:
         return False
     if name == REPLY_TOPIC:

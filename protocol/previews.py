@@ -1,7 +1,7 @@
 """The preview of a waiting message in LIST_DELAYED and LIST_HALVES, so that people can tell messages apart.
 
-It has two members of the message's JSON object: `keys`, a list of the first keys up to PREVIEW_KEYS characters, and
-`payload`, base64 of the first PREVIEW_BYTES bytes, or null if the payload is compressed.
+A preview consists of two members of the message's JSON object in the answer: `keys`, a list of the first keys up to
+PREVIEW_KEYS characters, and `payload`, base64 of the first PREVIEW_BYTES bytes, or null if the payload is compressed.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .record import COMPRESSED_FLAG, PROPERTIES_FLAG, attribute_of, keys_of_attr
 __all__ = ["PREVIEW_BYTES", "PREVIEW_KEYS", "Preview", "encode_preview"]
 
 PREVIEW_BYTES = 60
-"""The number of bytes that fit into a line of a table."""
+"""Maximum number of payload bytes in a preview, so that they fit into a line of a table."""
 
 PREVIEW_KEYS = 1000
-"""Maximum characters of the keys in a preview. The limit is needed: a message may have millions of keys, and an answer
-a thousand messages.
+"""Maximum number of characters of all keys in a preview. The limit is needed because a message may have millions of
+keys, and an answer may contain a thousand messages.
 """
 
 
 class Preview(NamedTuple):
-    """The preview of one message. payload: the payload's first bytes; None if it is compressed, or if the broker does
-    not send them.
+    """The preview of one message. payload: the first bytes of the payload; None if the payload is compressed, or if the
+    broker does not send previews.
     """
 
     keys: tuple[str, ...]
@@ -34,7 +34,7 @@ class Preview(NamedTuple):
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Preview:
-        """Decode the message's JSON object. Raises ValueError."""
+        """Decode the preview in a message's JSON object. Raises ValueError."""
         payload = said.get("payload")
         return cls(tuple(map(str, said.get("keys", ()))), None if payload is None else b64decode(str(payload)))
 

@@ -1,4 +1,6 @@
-"""Prepare foreign texts for a terminal: escape characters that a terminal would obey instead of showing."""
+"""Prepare texts of other programs for a terminal: escape control characters, which the terminal would execute instead
+of showing them.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,16 @@ def has_control(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Return `text` with `\\x1b` or `\\u202e` for each character that a terminal would obey. Tabs and newlines stay."""
+    """Return `text` with `\\x1b` or `\\u202e` for each control character that a terminal would execute. Tabs and
+    newlines stay.
+    """
     return _OBEYED.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
-    """As `printable`, but also escape tabs and newlines: for a cell of a table, which must stay on one line."""
+    """Like `printable`, but also escape tabs and newlines. This is for a cell of a table, which must stay on one
+    line.
+    """
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")
 
 

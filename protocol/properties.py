@@ -1,4 +1,4 @@
-"""Values of message properties, and how each is written in a record's property list.
+"""The values of message properties, and how each type is written in a record's property list.
 
 | value | as written | e.g. |
 |---|---|---|
@@ -8,7 +8,8 @@
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
-So texts are written as in earlier versions, and a reader that knows no types shows the other values readably.
+So texts are written as in earlier versions of metaq. A reader that does not know the types shows the other values in a
+readable form.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ PropertyValue = str | int | float | bool | bytes
 """The types of a property's value. An int has at most 64 bits, signed; a float is finite."""
 
 TYPE_MARK = "\x03"
-"""Begins a value that is not a text, or a text that begins with this character."""
+"""The first character of a written value that is not a text. It also precedes a text that begins with this character
+itself.
+"""
 
 RESERVED_PREFIX = "metaq."
-"""Prefix of metaq's own properties; users' properties may not have it."""
+"""Prefix of the names of metaq's own properties. Names of users' properties must not have it."""
 
 _INT64_MIN = -INT64_MAX - 1
 _is_int = re.compile(r"-?[0-9]{1,19}").fullmatch
@@ -46,12 +49,14 @@ _BOOLS = {"0": False, "1": True}
 
 
 def plain_text(text: str) -> str:
-    """Return the text as a plain str: a str that is also an Enum member would be formatted as Class.MEMBER."""
+    """Return the text as a plain str. This is needed for a str that is also an Enum member, because it would be
+    formatted as Class.MEMBER.
+    """
     return text if type(text) is str else str.__str__(text)
 
 
 def encode_value(value: PropertyValue, name: str = "value") -> str:
-    """Return the value as it is written in a property list. name: its name in errors.
+    """Return the value in the form in which a property list contains it. name: the name of the value in error texts.
 
     Raises TypeError for a value of another type; LocalProtocolError for an int of more than 64 bits, and for NaN and
     infinity, which neither JSON nor a filter's expression can express.
@@ -83,8 +88,9 @@ def encode_value(value: PropertyValue, name: str = "value") -> str:
 
 
 def decode_value(text: str) -> PropertyValue:
-    """Return the value that is written as `text`. A text that `encode_value` never writes is returned unchanged: other
-    programs may have written it."""
+    """Decode a value from its text in a property list. A text that `encode_value` never writes is returned unchanged,
+    because another program may have written it.
+    """
     if not text.startswith(TYPE_MARK):
         return text
     kind, written = text[1:2], text[2:]
@@ -105,7 +111,9 @@ def decode_value(text: str) -> PropertyValue:
 
 
 def property_text(value: PropertyValue) -> str:
-    """Return a value for people and for text-only readers: true and false, numbers in decimal, bytes as base64."""
+    """Return a value as a text for people and for readers that know only texts: true or false, numbers in decimal,
+    bytes in base64.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""PULL of the framed protocol: extFields and bodies (docs/protocol.md)."""
+"""The request PULL of the framed protocol: its extFields and bodies (docs/protocol.md)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ __all__ = [
 ]
 
 MAX_WAIT_MS = 60_000
-"""Longest time a pull may be parked, in milliseconds."""
+"""Maximum time in milliseconds for which a broker may park a pull, that is, wait for data before it answers."""
 
 TAG_SEPARATOR = "||"
 
 TAG_EXPRESSION = "tags are compared as they are, so * and || match nothing: leave it out to get all messages, or write"
-"""Error text for RocketMQ's way of naming tags; advice for our way follows."""
+"""Beginning of the error text for a tag in RocketMQ's form `*` or `A || B`. Callers append how to write the tags
+instead.
+"""
 
 FOLLOWER = "follower"
 """Name of the extField that is 1 in a request about stored messages if an in-sync follower of a broker set may answer
@@ -48,7 +50,9 @@ NOT_DAMAGED = -1
 
 
 def is_tag_expression(tag: str) -> bool:
-    """Return whether a tag to filter by is meant as RocketMQ's `*` or `A || B`, which no message would match."""
+    """Return whether a tag by which to filter has RocketMQ's form `*` or `A || B`. As a metaq tag, such a text would
+    match no message.
+    """
     return tag == "*" or TAG_SEPARATOR in tag
 
 
@@ -66,15 +70,16 @@ class PullRequest(ExtFields):
     """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is whole even if it is
     larger).
 
-    tags: only records with one of these tags (compared by hash; the client checks again), empty = all. wait_ms: how
-    long the broker may park the request when there is nothing to return, 0 … MAX_WAIT_MS. sequence: a number of the
-    client's own, which the answer repeats. sizes: whether the answer may begin with a table of record sizes
-    (PullReply.records). verify: whether the broker is to verify the checksum of the record at `offset` before it
-    returns it: set by a client that has received a record with a wrong checksum. where: only records that match this
-    filter by content (docs/filters.md; the client checks again), "" = all. follower: whether an in-sync follower of a
-    broker set may answer. If the offset is not readable at the follower yet, the pull waits, because the client has
-    read up to it at another node. last_id: the id of the message right before `offset`, as the client has read it;
-    UNKNOWN_ID: do not check.
+    tags: only records with one of these tags, empty = all records; the broker compares only hashes, so the client
+    checks the tags again. wait_ms: how long the broker may park the request while there is no record to return, 0 …
+    MAX_WAIT_MS. sequence: a number that the client chooses and the answer repeats. sizes: whether the answer may begin
+    with a table of record sizes (PullReply.records). verify: whether the broker must verify the checksum of the record
+    at `offset` before it returns the record; a client sets this after it has received a record with a wrong checksum.
+    where: only records that match this filter by content (docs/filters.md), "" = all records; the client checks the
+    filter again. follower: whether an in-sync follower of a broker set may answer. If `offset` is not readable at the
+    follower yet, the pull waits, because the client has already read up to this offset at another node. last_id: the id
+    of the message that the client has read right before `offset`. The broker compares it with its own data; UNKNOWN_ID:
+    do not compare.
     """
 
     topic: TopicField
@@ -94,16 +99,17 @@ class PullRequest(ExtFields):
 
 @dataclass(slots=True)
 class PullReply(ExtFields):
-    """Answer to PULL, code SUCCESS, PULL_NOT_FOUND (nothing before the wait ended) or PULL_OFFSET_MOVED.
+    """Answer to PULL, with the response code SUCCESS, PULL_NOT_FOUND (no record arrived before the wait ended) or
+    PULL_OFFSET_MOVED.
 
-    next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min/max_offset: bounds
-    of the readable bytes. behind: messages between next_offset and max_offset. runs: 0 = the body is one slice of the
-    log from the requested offset on; n = a filtered reply, the body begins with n runs (`encode_runs`). records: n =
-    the body begins with the sizes of its n records (`encode_sizes`, `split_batch`); 0 = it does not, even if they were
-    requested. damaged_from: in a PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset;
-    NOT_DAMAGED if the offset moved for another reason. id_before: the id of the message right before the offset, if the
-    request had a last_id and this is another message. UNKNOWN_ID if it is the same message, if there is none (any
-    more), or if its id is unknown now.
+    next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min_offset, max_offset:
+    bounds of the readable bytes. behind: number of messages between next_offset and max_offset. runs: 0 = the body is
+    one slice of the log from the requested offset on; n = the records were filtered, and the body begins with a table
+    of n runs (`encode_runs`). records: n = the body begins with a table of the sizes of its n records (`encode_sizes`,
+    `split_batch`); 0 = it has no such table, even if the request asked for it. damaged_from: in a PULL_OFFSET_MOVED
+    answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the offset moved for another reason.
+    id_before: the id of the message right before the requested offset, if the request had a last_id and this id is
+    different. UNKNOWN_ID if the id is the same, if there is no such message (any more), or if its id is not known now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -122,8 +128,8 @@ class PullReply(ExtFields):
         """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and the
         record sizes.
 
-        The sizes include headers; they are None unless there is one run and the broker sent them. Raises
-        RemoteProtocolError.
+        The sizes include headers. They are None if there is more than one run, or if the broker has not sent them.
+        Raises RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)
@@ -138,18 +144,24 @@ RUN_BYTES = _RUN.size
 
 
 def encode_sizes(sizes: npt.NDArray[np.int32]) -> bytes:
-    """Return the table in front of back-to-back records: the size of each with its header, u32."""
+    """Encode the table of record sizes that precedes consecutive records: the size of each record, header included, as
+    u32.
+    """
     return sizes.astype(">u4").tobytes()
 
 
 def encode_runs(runs: list[tuple[int, int]]) -> bytes:
-    """Return the table in front of a filtered reply's records: per run of adjacent records `offset u64 | bytes u32`."""
+    """Encode the table that precedes the records of a filtered answer. Each run of adjacent records has a row `offset
+    u64 | bytes u32`.
+    """
     return b"".join(_RUN.pack(offset, length) for offset, length in runs)
 
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
-    """Return (offset in the partition, records) of each run of a filtered reply. Raises RemoteProtocolError if it is
-    cut, or if a run is shorter than a record: a body could name a million of these."""
+    """Decode the body of a filtered answer: return (offset in the partition, records) for each run. Raises
+    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record; otherwise a body could contain
+    a million empty runs.
+    """
     position = count * RUN_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"filtered reply with {count} runs has a body of {len(body)} bytes only")

@@ -1,4 +1,6 @@
-"""Parse many `put` commands of one read together, so that they share most of the cost of parsing a single one."""
+"""Parse many `put` commands together if one read of the connection has returned them. Most of the cost of parsing then
+arises only once, and not for each command.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,16 @@ from .text import COMMON_PUT, Put
 __all__ = ["LEAST_PUTS", "MOST_PUTS", "PutRun", "parse_put_run"]
 
 LEAST_PUTS = 32
-"""Fewer puts than this are parsed one by one, which is then cheaper."""
+"""Minimum number of puts that are parsed together. For fewer puts, parsing them one by one costs less."""
 
 MOST_PUTS = 4096
-"""Maximum puts that are served together, which takes some milliseconds. Only a read with tiny puts has more of them."""
+"""Maximum number of puts that a broker serves together, which takes some milliseconds. A read can contain more puts
+only if they are tiny.
+"""
 
 _MAX_PUT_BYTES = 4096
-"""Maximum size of the first put of a run. Headers are searched in all bytes; for larger puts it is cheaper to skip each
-body by its length.
+"""Maximum size in bytes of the first put of a run. Parsing a run searches all bytes for headers; for larger puts it
+costs less to parse them one by one and to skip each body by its length.
 """
 
 _PIECES = 7  # of each put: the tokens of its header, and its body
@@ -26,7 +30,9 @@ _HEADER_BYTES = len(b"put      \r\n")  # besides the tokens
 
 
 class PutRun(NamedTuple):
-    """Consecutive puts, each for a partition, with a checksum and without a transaction, as one list for each field."""
+    """Consecutive puts, with one list for each field. Each put names a partition, has a checksum and belongs to no
+    transaction.
+    """
 
     topics: list[str]
     partitions: list[int]
@@ -56,11 +62,13 @@ class PutRun(NamedTuple):
 
 
 def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
-    """Return the puts at the beginning of `data` that are whole, valid and in the usual form, and where they end.
+    """Parse the puts at the beginning of `data` that are complete, valid and in the usual form. Return them with the
+    position after the last one.
 
-    most: maximum number of puts; 0: all. Returns (None, 0) if there are fewer than LEAST_PUTS, or if they are large.
-    All headers are found at once, including bytes in a body that look like one. So a put counts only if its body has
-    the announced length; the first put with another length ends the run.
+    most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if they
+    are large. One search finds all headers, and also bytes in a body that look like a header. So a put is accepted only
+    if the bytes up to the next header have the length that its header announces. The first put with another length ends
+    the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:
@@ -86,7 +94,9 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """Return the run from the pieces of its puts; None if a number exceeds Java's range."""
+    """Return the run from the pieces into which the search has split its puts; None if a number in a header is outside
+    the range of Java's int.
+    """
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))
     if max(crcs) > INT32_MAX or min(numbers) < INT32_MIN or max(numbers) > INT32_MAX:

@@ -1,4 +1,4 @@
-"""The stored record of metaq 1.x, byte for byte (storage.md §2), and what our clients put into it.
+"""The stored record of metaq 1.x, byte for byte (storage.md §2), and the data that metaq's own clients add to it.
 
     off size field          big-endian, no padding, records back to back
       0    4 body length L  int32, >= 0
@@ -8,14 +8,15 @@
      20    L body           flag bit 0 clear: payload
                             flag bit 0 set:   int32 n | n bytes attribute (UTF-8) | payload
 
-Flag bit 1 is ours (1.x keeps it and looks at bit 0 only): the attribute is a property list
-`name 0x01 value 0x02 name 0x01 value …`, the layout RocketMQ uses; properties.py says how values that are no text are
-written. Reserved names: TAGS, KEYS (blank-separated), ATTR (the 1.x attribute), and all that begin with `metaq.`. With
-bit 1 clear the whole attribute is the tag, so a Java client sees a tag as the message's attribute, and an attribute set
-by a Java client can be filtered on as a tag.
+Flag bit 1 is metaq's own: it tells that the attribute is a property list (1.x stores this bit unchanged, and interprets
+only bit 0). A property list has the form `name 0x01 value 0x02 name 0x01 value …`, as in RocketMQ; properties.py
+describes how values of other types than text are written. Reserved names are TAGS, KEYS (keys separated by blanks),
+ATTR (the 1.x attribute), and all names that begin with `metaq.`. If bit 1 is clear, the whole attribute is the tag. So
+a Java client sees a tag as the message's attribute, and a filter on tags also finds an attribute that a Java client has
+set.
 
-1.x also keeps these bits. Bit 3: the payload is compressed (compression.py; the attribute never is). Bit 8: the message
-has the property `metaq.expires`. Readers look for this property only if bit 8 is set.
+1.x also stores the following bits unchanged. Bit 3: the payload is compressed (compression.py); the attribute never is.
+Bit 8: the message has the property `metaq.expires`. Readers look for this property only if bit 8 is set.
 """
 
 from __future__ import annotations
@@ -99,64 +100,79 @@ __all__ = [
 Buffer = bytes | bytearray | memoryview
 
 HEADER = Struct(">iIqi")
-"""length, checksum, message id, flag."""
+"""Layout of a record's header: length of the body, checksum, message id, flag."""
 HEADER_BYTES = HEADER.size  # 20
 
 
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
 DELAYED_FLAG = 4
-"""The broker keeps the message until its time, and clears the bit on delivery (delays.py)."""
+"""Flag bit 2: the broker keeps the message until its time, and clears the bit when it delivers the message
+(delays.py).
+"""
 
 DUE_PROPERTY = "metaq.due"
-"""Unix milliseconds, decimal: do not deliver earlier."""
+"""metaq's own property of a delayed message: the earliest time of its delivery, as Unix milliseconds in decimal."""
 
 DELAY_PROPERTY = "metaq.delay"
-"""Milliseconds, decimal: deliver this long after its arrival at the broker."""
+"""metaq's own property of a delayed message: the time from its arrival at the broker to its delivery, as milliseconds
+in decimal.
+"""
 COMPRESSED_FLAG = 8
 EXPIRES_FLAG = 256
 
 EXPIRES = "metaq.expires"
 """metaq's own property: the time (Unix ms in decimal) from which on the message is no longer given to consumers."""
 TYPE = "metaq.type"
-"""metaq's own property: the content type of the payload, as a serializer names it."""
+"""metaq's own property: the content type of the payload, which the producer's serializer has set."""
 REPLY_TO = "metaq.reply-to"
-"""metaq's own property of a request: `topic broker-partition inbox`, which are the destination of its reply and the
-reply's tag.
+"""metaq's own property of a request message. Its value `topic broker-partition inbox` tells where the reply must be
+sent; `inbox` becomes the reply's tag.
 """
 CORRELATION = "metaq.correlation"
-"""metaq's own property of a request and of its reply: it tells the requester which request is answered."""
+"""metaq's own property of a request message and of its reply: an id by which the requester finds the request to which a
+reply belongs.
+"""
 
 PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
-"""Bits 4–7: urgency of the message for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
+"""Flag bits 4–7: the priority of the message for shared consumers, 0 (ordinary) … MAX_PRIORITY."""
 
 MAX_PRIORITY = 9
 
 HALF_PROPERTY = "metaq.half"
-"""The producer group of a half message, which the broker keeps until its transaction's outcome is known
-(half_messages.py)."""
+"""metaq's own property of a half message: its producer group. The broker keeps the message until the outcome of its
+transaction is known (half_messages.py).
+"""
 
 CHECK_AFTER_PROPERTY = "metaq.check-after"
-"""Milliseconds, decimal, from a half message's arrival at the broker to its first check."""
+"""metaq's own property of a half message: the time from its arrival at the broker to its first check, as milliseconds
+in decimal.
+"""
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
-"""A name that the producer of a half message chose for itself: while that producer lives, only that producer is asked
-for the outcome.
+"""metaq's own property of a half message: a name that its producer has chosen for itself. While that producer lives,
+the broker asks only that producer for the outcome.
 """
 
 MAX_OWN_PROPERTIES = 64
-"""Maximum number of metaq's own properties that a broker reads at the front of a list: far more than exist."""
+"""Maximum number of metaq's own properties that a broker reads from a long property list. Far fewer such properties
+exist.
+"""
 
 LONG_LIST_BYTES = 4 << 10
-"""A longer list is searched piece by piece, and as rarely as possible: it may have 8 MiB."""
+"""A property list with more than this number of bytes is searched piece by piece, and as rarely as possible, because a
+list may have 8 MiB.
+"""
 
 _PIECE_BYTES = 64 << 10
-"""Bytes of a long list that are searched at once. This takes less than a tenth of a millisecond, and the bytes fit into
-the processor's cache.
+"""Number of bytes of a long property list that are searched at once. This takes less than a tenth of a millisecond, and
+the bytes fit into the processor's cache.
 """
 
 _KEYS_PIECE_BYTES = 16 << 10
-"""Bytes of keys that are extracted at once. This takes less than a millisecond, even if all keys have one character."""
+"""Number of bytes of the KEYS property from which keys are extracted at once. This takes less than a millisecond, even
+if each key has only one character.
+"""
 
 _ATTRIBUTE_LENGTH = Struct(">i")
 _COPY_BYTES = 512  # copying a smaller body costs less than a view of it
@@ -190,13 +206,14 @@ class RecordHeader(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position of the byte after the record."""
+        """Position of the first byte after the record."""
         return self.start + HEADER_BYTES + self.length
 
 
 class Attributes(NamedTuple):
-    """A record's data beside its payload. properties: the user's. reserved: metaq's own, whose names begin with
-    `metaq.`, as written."""
+    """The data of a record other than its payload. properties: the user's properties. reserved: metaq's own properties,
+    whose names begin with `metaq.`, with their values as written in the record.
+    """
 
     attribute: str | None = None
     tag: str | None = None
@@ -221,12 +238,13 @@ def encode_attributes(
     properties: Mapping[str, PropertyValue] | None = None,
     reserved: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """Return (flag bits, attribute bytes) for these values; (0, b"") when there are none.
+    """Encode these values as a record's attribute. Return (flag bits, attribute bytes), or (0, b"") if there are no
+    values.
 
-    A lone attribute or a lone tag is written as 1.x's attribute itself; anything more becomes a property list.
-    reserved: properties of metaq's own; EXPIRES sets its flag bit. Raises LocalProtocolError for keys with blanks, for
-    invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, and for reserved names. Also raises
-    the errors of `encode_value`, with TypeError among them.
+    If there is only an attribute or only a tag, it is written as the attribute of 1.x; otherwise all values are written
+    as a property list. reserved: metaq's own properties; EXPIRES also sets its flag bit. Raises LocalProtocolError for
+    keys with blanks, for invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, and for
+    reserved names. Also raises the errors of `encode_value`, with TypeError among them.
     """
     if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
@@ -262,7 +280,9 @@ def encode_attributes(
 
 
 def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Encode `text`. pairs: the names and values in it. Raises LocalProtocolError."""
+    """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text, to find the one that
+    causes an error. Raises LocalProtocolError.
+    """
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -272,15 +292,18 @@ def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
 
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:
-    """Return the result of `encode_attributes` for this one key, at a tenth of the cost; None if it is not printable
-    ASCII."""
+    """Return the same result as `encode_attributes` for a single key, at a tenth of the cost; None if the key is not
+    printable ASCII.
+    """
     if not _is_one_key(key):
         return None
     return ATTRIBUTE_FLAG | PROPERTIES_FLAG, _KEYS_ITEM[1:] + key + _ITEM_END
 
 
 def payload_bytes(payload: Buffer) -> bytes:
-    """Return the current payload as bytes: mutable buffers and views of any layout are copied. Raises TypeError."""
+    """Return the current content of a payload as bytes; mutable buffers and views of any layout are copied. Raises
+    TypeError if it is not a buffer.
+    """
     if isinstance(payload, bytes):
         return payload
     if isinstance(payload, Buffer):
@@ -297,7 +320,9 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
 
 
 def priority_of(flag: int) -> int:
-    """Return a record's urgency. Values that our producers never write count as the most urgent."""
+    """Return a record's priority for shared consumers. Values that metaq's producers never write count as the highest
+    priority.
+    """
     return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
 
 
@@ -308,13 +333,15 @@ def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
-    """Return one whole record. For many, join the parts yourself: this is for tests and single records."""
+    """Return one complete record. This function is for tests and single records; for many records it is faster to join
+    headers and bodies oneself.
+    """
     return HEADER.pack(len(body), checksum(body), message_id, flag) + bytes(body)
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Return the payload's position in `body`; 0 if there is no attribute, or if its length does not fit the body (no
-    broker checks this).
+    """Return the position of the payload in `body`. It is 0 if there is no attribute, or if the attribute's stated
+    length does not fit the body, which is possible because no broker checks this length.
     """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
@@ -323,15 +350,16 @@ def payload_start(body: Buffer, flag: int) -> int:
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:
-    """Return the attribute's bytes, or None if the record has none (or one that does not fit its body)."""
+    """Return the attribute's bytes; None if the record has no attribute, or one that does not fit its body."""
     start = payload_start(body, flag)
     return bytes(body[4:start]) if start else None
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """Return how many bytes of a body are due to metaq's own properties. These are the properties themselves, the whole
-    list if it has no other items, and the name of a tag or attribute that would need no list otherwise. A reply's tag
-    also counts, because it is the inbox that the request names.
+    """Return how many bytes longer a body is because of metaq's own properties. These are the bytes of the properties
+    themselves. If the property list has no other items, the whole list counts. If its only other item is a tag or an
+    attribute, the name of this item counts too, because it could be written without a list. The tag of a reply also
+    counts, because the tag is the inbox that the request names.
     """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
@@ -351,7 +379,7 @@ def own_bytes(body: Buffer, flag: int) -> int:
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
-    """Decode a record's data beside its payload. Invalid UTF-8 is replaced, as Java does."""
+    """Decode the data of a record other than its payload. Invalid UTF-8 becomes replacement characters, as in Java."""
     if attribute is None:
         return _NO_ATTRIBUTES
     is_list = flag & PROPERTIES_FLAG
@@ -381,8 +409,9 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
 
 
 def _texts_of(attribute: bytes) -> Iterator[str]:
-    """Yield a property list as text; a long one in pieces of whole items, because no other thread runs while one is
-    decoded."""
+    """Yield a property list as text. A long list is yielded in pieces of whole items, because no other thread can run
+    while a text is decoded.
+    """
     start = 0
     while len(attribute) - start > _PIECE_BYTES:
         end = attribute.rfind(_ITEM_END, start, start + _PIECE_BYTES)
@@ -394,7 +423,9 @@ def _texts_of(attribute: bytes) -> Iterator[str]:
 
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
-    """Return the tag as `decode_attribute` does, without decoding the rest: a message may have a million properties."""
+    """Return the tag, as `decode_attribute` does, but without decoding the other properties. A message may have a
+    million properties.
+    """
     raw = _raw_tag(attribute, flag)
     return None if raw is None else raw.decode("utf-8", "replace")
 
@@ -406,8 +437,8 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
-    """Return the bytes after the last `item` (a name and its end) in the property list data[start:end]; None if it has
-    no such item.
+    """Return the value of the last item with this name in the property list data[start:end]; None if there is no such
+    item. item: the name with its end mark.
     """
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
@@ -420,7 +451,7 @@ def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
 
 
 def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
-    """As `bytes.rfind`, but search in pieces, so that another thread may get the interpreter in between."""
+    """Like `bytes.rfind`, but search in pieces, so that another thread can run between two pieces."""
     while end - start > _PIECE_BYTES:
         first = end - _PIECE_BYTES
         if (place := data.rfind(wanted, first, end)) >= 0:
@@ -430,7 +461,7 @@ def _rfind(data: bytes, wanted: bytes, start: int, end: int) -> int:
 
 
 def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
-    """As `bytes.find`, but search in pieces, like `_rfind`."""
+    """Like `bytes.find`, but search in pieces, as `_rfind` does."""
     while end - start > _PIECE_BYTES:
         last = start + _PIECE_BYTES
         if (place := data.find(wanted, start, last)) >= 0:
@@ -440,9 +471,10 @@ def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
 
 
 def keys_of_attribute(attribute: bytes) -> Iterator[list[str]]:
-    """Yield the keys of a property list as `decode_attribute` does, without decoding the rest.
+    """Yield the keys in a property list, as `decode_attribute` does, but without decoding the other properties.
 
-    Yields piece by piece, because there may be millions. A key longer than any searchable one is not returned whole.
+    The keys are yielded in lists, because there may be millions of them. A key that is longer than MAX_KEY_CHARACTERS
+    may be returned in parts; nobody can search for such a key.
     """
     value = _last_value(attribute, _KEYS_ITEM[1:], 0, len(attribute))
     return iter(()) if value is None else _keys_in(value)
@@ -461,11 +493,11 @@ def _keys_in(value: bytes) -> Iterator[list[str]]:
 
 
 def own_list(attribute: bytes) -> bytes:
-    """Return a long property list without users' properties, so that `property_of` costs little; a short list is
-    unchanged.
+    """Return a long property list without the users' properties, so that `property_of` is fast on the result. A short
+    list is returned unchanged.
 
-    The result has the first MAX_OWN_PROPERTIES of metaq's own properties, each cut to a length that is enough for every
-    property that a broker reads.
+    The result has only the first MAX_OWN_PROPERTIES of metaq's own properties. Each property is cut to LONG_LIST_BYTES,
+    which is enough for every property that a broker reads.
     """
     if len(attribute) <= LONG_LIST_BYTES:
         return attribute
@@ -480,14 +512,14 @@ def own_list(attribute: bytes) -> bytes:
 
 
 def _next_own(attribute: bytes, start: int) -> int:
-    """Return where the next of metaq's own items begins, -1 if there is none."""
+    """Return the position of the next item after `start` that is one of metaq's own properties; -1 if there is none."""
     place = _find(attribute, _NEXT_OWN_ITEM, start, len(attribute))
     return place + 1 if place >= 0 else -1
 
 
 def own_body(body: Buffer, flag: int) -> Buffer:
-    """Return the body with only metaq's own properties (`own_list`) and no payload; return a short body, or a body
-    without properties, unchanged.
+    """Return a long body without its payload and without the users' properties (`own_list`). Return a short body, or a
+    body without a property list, unchanged.
     """
     if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
         return body
@@ -495,7 +527,9 @@ def own_body(body: Buffer, flag: int) -> Buffer:
 
 
 def property_of(attribute: bytes, name: bytes) -> bytes | None:
-    """Return the value of one property of a property list, as written; None if there is none of this name."""
+    """Return the value of one property in a property list, as it is written there; None if there is no property with
+    this name.
+    """
     item = name + _NAME_END.encode()
     if attribute.startswith(item):
         start = 0
@@ -509,8 +543,9 @@ def property_of(attribute: bytes, name: bytes) -> bytes | None:
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
-    """Return `key_hash` of each key in the property list data[start:end]; fast enough for millions of calls. For long
-    lists: `long_key_hashes`."""
+    """Return the `key_hash` of each key in the property list data[start:end]. This function is fast enough for millions
+    of calls. For long property lists use `long_key_hashes`.
+    """
     place = data.rfind(_KEYS_ITEM, start, end) + 1
     if not place:
         if not data.startswith(_KEYS_ITEM[1:], start, end):
@@ -525,25 +560,27 @@ def key_hashes(data: bytes, start: int, end: int) -> list[int]:
 
 
 def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[np.uint32]]:
-    """Yield the `key_hash` of the keys of a long property list piece by piece. Each hash occurs once per piece."""
+    """Yield the `key_hash` of each key in the long property list data[start:end], in arrays. An array contains each
+    hash only once.
+    """
     value = _last_value(data, _KEYS_ITEM[1:], start, end)
     for keys in () if value is None else _keys_in(value):
         yield np.array([*map(key_hash, set(keys))], np.uint32)
 
 
 def key_hash(key: str) -> int:
-    """Return the number by which a key is found: the CRC-32 of its UTF-8 bytes."""
+    """Return the number by which an index finds messages with this key: the CRC-32 of the key's UTF-8 bytes."""
     return crc32(key.encode("utf-8"))
 
 
 def tag_hash(tag: str) -> int:
-    """Return the number of a tag in the index: its CRC-32, never 0 (0 means: no tag)."""
+    """Return the number that stands for a tag in the index: the tag's CRC-32, but never 0, which means "no tag"."""
     return crc32(tag.encode("utf-8")) or 1
 
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
-    """Return `tag_hash` of the tag, 0 if there is none. A tag with invalid UTF-8 is decoded first, unless it is too
-    long for any request to name it: decoding would take 50 ms.
+    """Return the `tag_hash` of the tag in a record's attribute; 0 if there is no tag. A tag with invalid UTF-8 is
+    decoded first. It is not decoded if it is too long for any request to name it, because decoding would take 50 ms.
     """
     raw = _raw_tag(attribute, flag)
     if raw is None:
@@ -554,23 +591,23 @@ def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
 
 
 def tag_hash_of_body(body: Buffer, flag: int) -> int:
-    """Return `tag_hash` of the record's tag, 0 if it has none."""
+    """Return the `tag_hash` of the tag in a record's body; 0 if the record has no tag."""
     return tag_hash_of_attribute(attribute_of(body, flag), flag) if flag & ATTRIBUTE_FLAG else 0
 
 
 _LEAST_ID = 1 << 56
-"""All positive ids are larger: our ids have been since November 2011. A Java broker's ids are negative, or practically
-random.
+"""A lower bound of stored message ids that are positive. All ids of metaq's own brokers have been larger since November
+2011. Ids of a Java broker are negative, or practically random.
 """
 
 
 def is_blank(length: int, crc: int, message_id: int) -> bool:
     """Return whether a stored header is 20 zero bytes, or begins with 9 or more zero bytes.
 
-    Such bytes are not a record. A file system leaves them where data was lost, or a disk when it has written only the
-    sector in which the header ends. They look like an empty message (the checksum of nothing is 0), but no stored
-    message has an id that begins with a zero byte. A record from a client has no id yet, so there the same bytes are an
-    empty message.
+    Such a header is not the header of a record. A file system leaves zero bytes where data was lost, and so does a disk
+    that has written only the sector in which the header ends. The bytes look like an empty message, because the
+    checksum of an empty body is 0; but no stored message has an id that begins with a zero byte. A record from a client
+    has no id yet, so in a request the same bytes are an empty message.
     """
     return not (length or crc) and 0 <= message_id < _LEAST_ID
 
@@ -582,7 +619,7 @@ def header_dtype() -> np.dtype[Any]:
 
 
 def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return `is_blank` for each header (`header_dtype`)."""
+    """Return for each header (of the type `header_dtype`) whether `is_blank` is true."""
     blank: npt.NDArray[np.bool_] = headers["length"] == 0
     if blank.any():  # usually no length is 0, and the other fields need not be read
         ids = headers["id"]
@@ -591,10 +628,11 @@ def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterator[RecordHeader]:
-    """Yield the headers of all records that lie completely in `data` from `start` on; a cut last record is left out.
+    """Yield the headers of all records that are completely in `data` from `start` on. An incomplete last record is left
+    out.
 
-    stored: whether the records have ids; False for a client's records. O(records); bodies are not read. Raises
-    RemoteProtocolError for a negative length, and for a blank header among stored records.
+    stored: whether the records have ids; False for the records in a client's request. The cost is O(records), because
+    bodies are not read. Raises RemoteProtocolError for a negative length, and for a blank header among stored records.
     """
     end = len(data)
     unpack = HEADER.unpack_from
@@ -613,7 +651,9 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
 
 
 def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return a copy of the headers (`header_dtype`) at the positions `starts` of `data`; every one must lie inside."""
+    """Return a copy of the headers (of the type `header_dtype`) at the positions `starts` of `data`. Each header must
+    be completely in `data`.
+    """
     if not len(starts):
         return np.empty(0, header_dtype())
     anywhere = np.ndarray(len(data) - HEADER_BYTES + 1, f"V{HEADER_BYTES}", data, 0, (1,))
@@ -622,7 +662,7 @@ def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 _BODIES = 64
-"""Number of records whose bodies one compiled struct extracts."""
+"""Number of records whose bodies one call of a compiled struct extracts."""
 
 
 @lru_cache(maxsize=256)
@@ -634,7 +674,8 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
     """Return the bodies of back-to-back records in `data` from `start` on; sizes: the sizes of the records, headers
     included.
 
-    Copies each body. No bytecode runs per record, and if all have one size, no slice object is made either.
+    Each body is copied. No Python bytecode is executed for each record. If all records have the same size, no slice
+    objects are created either.
     """
     count = len(sizes)
     if count >= _BODIES and sizes.min() == sizes.max():
@@ -664,7 +705,9 @@ def checksums_match(
 def matching_checksums(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], expected: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return for each body data[start:end] whether it has the checksum `expected`; no bytecode runs per record."""
+    """Return for each body data[start:end] whether it has the checksum `expected`. No Python bytecode is executed for
+    each record.
+    """
     found = np.fromiter(map(crc32, _bodies(data, starts, ends)), dtype=np.uint32, count=len(starts))
     matching: npt.NDArray[np.bool_] = (found & 0x7FFFFFFF) == expected
     return matching
@@ -673,8 +716,8 @@ def matching_checksums(
 def _bodies(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterable[Buffer | npt.NDArray[np.uint8]]:
-    """Yield the bodies one by one. NumPy extracts bodies of equal size at equal distances, at half the cost of
-    slices.
+    """Return an iterable of the bodies data[start:end]. If all bodies have the same size and the same distance from
+    each other, NumPy extracts them at half the cost of slices.
     """
     count = len(starts)
     if count > 1:

@@ -1,4 +1,6 @@
-"""The answer by which each protocol reports an error, and the error that each answer stands for."""
+"""Convert errors to answers, and answers to errors, for both protocols: the answer by which a broker reports an error,
+and the error that a client raises for such an answer.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,12 @@ from .topic_partition import TopicPartition
 __all__ = ["LEADER", "frame_error", "is_success", "response_code", "text_error", "transaction_refusal"]
 
 LEADER = "leader"
-"""The extField with the URL of a broker set's leader, "" if it is unknown."""
+"""Name of the extField that has the URL of a broker set's leader, or "" if the leader is unknown."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
-"""The form in which an answer tells 1.x's clients an XA error code (wire.md §4; errors.XaRefused writes it)."""
+"""Matches the text in which an answer contains an XA error code for 1.x's clients (wire.md §4; errors.XaRefused writes
+such texts).
+"""
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
     TransactionRefused: ResponseCode.TRANSACTION_REFUSED,
@@ -93,7 +97,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
 
 
 def response_code(error: MetaqError) -> ResponseCode:
-    """Return the response code of an error in a frame."""
+    """Return the response code by which a frame reports this error."""
     return _CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
 
 
@@ -103,7 +107,9 @@ def is_success(frame: Frame) -> bool:
 
 
 def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that a frame's response code and remark stand for."""
+    """Return the error that the frame of a refused request reports by its response code and remark. partition, broker:
+    those of the request, for the error.
+    """
     code, remark = frame.code, frame.remark
     if code == ResponseCode.NO_PERMISSION:
         return PartitionClosed(partition.broker, partition.partition)
@@ -131,10 +137,11 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
 
 
 def text_error(result: Result, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that a `result` line's status stands for.
+    """Return the error that a `result` answer reports by its status. partition, broker: those of the request, for the
+    error.
 
-    1.x answers most failures with 500 and a text for people. The texts are not matched on, except a wrong checksum's
-    own text, which both brokers send unchanged.
+    1.x answers most failures with the status 500 and a text for people. These texts are not evaluated, with one
+    exception: the text for a wrong checksum, which is the same in Java brokers and metaq's own.
     """
     if result.code == Status.FORBIDDEN:
         return PartitionClosed(partition.broker, partition.partition)
@@ -148,6 +155,8 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
 
 
 def transaction_refusal(text: str) -> TransactionRefused:
-    """Return the error for a broker's refusal of a transaction's verb: with an XA error code if the text has one."""
+    """Return the error for a broker's refusal of a verb of a transaction. The error has an XA error code if the text of
+    the refusal contains one.
+    """
     coded = _XA_REFUSAL.fullmatch(text)
     return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

@@ -1,7 +1,8 @@
-"""The framed protocol's other requests and answers: bounds, searches, statistics, partitions' state.
+"""Requests and answers of the framed protocol that are not in another module: bounds of partitions, searches,
+statistics, and the state of partitions.
 
-Each class is one set of extFields (docs/protocol.md), written and read as fields.py says. Sending and pulling are in
-sends.py and pulls.py, transactions in transaction_requests.py.
+Each class describes the extFields of one kind of request or answer (docs/protocol.md). fields.py encodes and decodes
+them. Sending is in sends.py, pulling in pulls.py, and transactions are in transaction_requests.py.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class PartitionRequest(ExtFields):
-    """MAX_OFFSET and MIN_OFFSET: ask for a bound of a partition's readable bytes."""
+    """MAX_OFFSET and MIN_OFFSET: ask for the upper or the lower bound of a partition's readable bytes."""
 
     topic: TopicField
     partition: PartitionField
@@ -62,10 +63,10 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: ask for the offset that is reached from `offset` by at most `messages` whole messages and
-    `max_bytes` bytes.
+    """SEARCH_OFFSET_BY_COUNT: ask for the offset after as many whole messages from `offset` on as fit into both limits:
+    at most `messages` messages and at most `max_bytes` bytes.
 
-    messages and max_bytes: 0 … 2**63-1; `offset` must be an offset at which a message begins.
+    messages and max_bytes are 0 … 2**63-1. A message must begin at `offset`.
     """
 
     topic: TopicField
@@ -86,7 +87,7 @@ class OffsetReply(ExtFields):
 class MessageCountsRequest(ExtFields):
     """MESSAGE_COUNTS: ask how many messages a partition holds, and how many of them lie before `offset`.
 
-    last_id: as in PullRequest.
+    last_id: the id of the message right before `offset`, as in PullRequest.
     """
 
     topic: TopicField
@@ -100,7 +101,7 @@ class MessageCountsReply(ExtFields):
     """Answer to MESSAGE_COUNTS. total: number of readable messages; before: number of messages that end at or before
     the requested offset; min_offset, max_offset: the partition's bounds in bytes.
 
-    id_before: as in PullReply.
+    id_before: as in PullReply, for the requested offset.
     """
 
     total: Annotated[int, number("total", 0, INT64_MAX)]
@@ -111,8 +112,8 @@ class MessageCountsReply(ExtFields):
 
 
 def _check_item(item: str) -> str:
-    """Check the item's length; an unknown item is only found when the request is answered. Raises
-    RemoteProtocolError.
+    """Check the length of a STATS item and return the item. Whether the item is known is checked only when the request
+    is answered. Raises RemoteProtocolError.
     """
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
@@ -121,7 +122,9 @@ def _check_item(item: str) -> str:
 
 @dataclass(slots=True)
 class StatsRequest(ExtFields):
-    """STATS: the reply's body is the text of the 1.x command `stats <item>`. item: "" = the figures of the process."""
+    """STATS: ask for statistics. The answer's body is the same text as the answer to the 1.x command `stats <item>`.
+    item: "" = the figures of the broker process.
+    """
 
     item: Annotated[str, Field("item", _check_item)] = ""
 
@@ -136,7 +139,9 @@ class ClosePartitionsRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """Decode as ExtFields does. Also raises RemoteProtocolError if `end` is before `start`."""
+        """Decode the extFields like ExtFields.from_ext. Also raises RemoteProtocolError if `end` is less than
+        `start`.
+        """
         found = super(ClosePartitionsRequest, cls).from_ext(ext)
         if found.end < found.start:
             raise RemoteProtocolError(f"extFields.end={found.end} is before start={found.start}")
@@ -145,7 +150,7 @@ class ClosePartitionsRequest(ExtFields):
 
 @dataclass(slots=True)
 class OpenPartitionsRequest(ExtFields):
-    """OPEN_PARTITIONS: take puts and gets again for all closed partitions of a topic."""
+    """OPEN_PARTITIONS: accept puts and gets again for all closed partitions of a topic."""
 
     topic: TopicField
 
@@ -156,15 +161,17 @@ def _read_node(text: str) -> str:
 
 @dataclass(slots=True)
 class HandOverRequest(ExtFields):
-    """HAND_OVER: let another in-sync node lead the broker set. node: its name; "": any."""
+    """HAND_OVER: make another in-sync node the leader of the broker set. node: the name of that node; "": any in-sync
+    node.
+    """
 
     node: Annotated[str, Field("node", _read_node)] = ""
 
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: read the state of a move of partitions in ZooKeeper, and carry out the steps that are due. broker,
-    partition: the first partition that leaves.
+    """MOVE: make a broker read the state of a move of partitions in ZooKeeper, and carry out the steps that are due.
+    broker, partition: the first of the partitions that are moved.
     """
 
     topic: TopicField
@@ -189,7 +196,9 @@ SearchedPartition = Annotated[int, number("partition", ALL_PARTITIONS, INT32_MAX
 
 @dataclass(slots=True)
 class ViewMessageRequest(ExtFields):
-    """VIEW_MESSAGE_BY_ID: ask for the message with an id. partition: -1 = search all partitions of the broker."""
+    """VIEW_MESSAGE_BY_ID: ask for the message with this id. partition: -1 = search all partitions of the topic at this
+    broker.
+    """
 
     topic: TopicField
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -215,11 +224,11 @@ class QueryMessageRequest(ExtFields):
 
 @dataclass(slots=True)
 class FoundReply(ExtFields):
-    """Answer to VIEW_MESSAGE_BY_ID and QUERY_MESSAGE, SUCCESS or QUERY_NOT_FOUND. The body begins with `messages` rows
-    of `encode_found`.
+    """Answer to VIEW_MESSAGE_BY_ID and QUERY_MESSAGE, with the response code SUCCESS or QUERY_NOT_FOUND. The body
+    begins with a table of `messages` rows (`encode_found`).
 
-    unsearched: bytes of data that were not searched; 0 = all data was searched. more: whether there are more messages
-    with the key.
+    unsearched: number of bytes of data that were not searched; 0 = all data was searched. more: whether there are more
+    messages with the key than the answer contains.
     """
 
     messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]
@@ -228,8 +237,8 @@ class FoundReply(ExtFields):
 
 
 class FoundRow(NamedTuple):
-    """The place of a found record. time_ms: when it was stored (Unix ms); negative: it was stored at -time_ms or
-    earlier (a Java broker's record).
+    """The place of a record that a search has found. time_ms: the time at which it was stored (Unix ms). If it is
+    negative, a Java broker has stored the record, at -time_ms or earlier.
     """
 
     partition: int
@@ -243,12 +252,16 @@ FOUND_ROW_BYTES = _ROW.size
 
 
 def encode_found(rows: Sequence[FoundRow]) -> bytes:
-    """Return the table in front of the records: `partition u32 | offset u64 | time i64 | bytes u32` for each."""
+    """Encode the table that precedes the found records. Each record has a row `partition u32 | offset u64 | time i64 |
+    bytes u32`.
+    """
     return b"".join(_ROW.pack(*row) for row in rows)
 
 
 def decode_found(body: memoryview, count: int) -> list[tuple[FoundRow, memoryview]]:
-    """Return the rows and their records. Raises RemoteProtocolError if they do not fill the body."""
+    """Decode the body of an answer with `count` records: return each row with its record. Raises RemoteProtocolError if
+    the table and the records do not exactly fill the body.
+    """
     position = count * FOUND_ROW_BYTES
     if len(body) < position:
         raise RemoteProtocolError(f"{count} found records have a body of {len(body)} bytes only")

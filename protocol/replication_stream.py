@@ -1,7 +1,7 @@
-"""The replication stream between the nodes of a broker set: encode its messages and decode them, without I/O.
+"""Encode and decode the messages of the replication stream between the nodes of a broker set. This module does no I/O.
 
 A follower opens a connection to its leader's port and sends the frame FOLLOW. All later bytes, in both directions, have
-this format. Little-endian:
+this format (little-endian):
 
     message   bytes of the rest u32 | kind u8 | the rest
     BLOCK     CRC-32 of what follows u32 | number u64 | committed in memory u64 | committed on the disk u64 |
@@ -13,9 +13,9 @@ this format. Little-endian:
     COMMITTED committed in memory u64 | committed on the disk u64
     others    JSON
 
-An entry is a run of whole records of one segment. With a negative segment it is a change of the transaction log
-(broker/sets/transaction_mirror.py). A leader's blocks have consecutive numbers; blocks of a copy have the number 0 and
-are not acknowledged.
+An entry contains consecutive whole records of one segment. An entry with a negative segment is a change of the
+transaction log instead (broker/sets/transaction_mirror.py). A leader's blocks have consecutive numbers. Blocks that
+belong to the initial copy have the number 0 and are not acknowledged.
 """
 
 from __future__ import annotations
@@ -64,19 +64,23 @@ __all__ = [
 ]
 
 COPY = 0
-"""The number of each block that is a part of a copy."""
+"""The block number of each block that belongs to the initial copy for a follower."""
 
 UNIT_BYTES = 32
 """Size of an index unit (broker/store/index.py)."""
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum message size in bytes: a block has at most the data that one turn of the reactor appended."""
+"""Maximum size of a message in bytes. A block contains at most the data that the leader appended in one turn of its
+reactor.
+"""
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
-"""Maximum size in bytes of a follower's message: READY names each partition."""
+"""Maximum size in bytes of a message from a follower. The largest such message is READY, because it names each
+partition.
+"""
 
 MAX_HELLO_BYTES = 256 << 10
-"""Maximum bytes of FOLLOW's body: a thousand epochs are 50 KB."""
+"""Maximum size in bytes of the body of FOLLOW. A thousand epochs take 50 KB of it."""
 
 _LENGTH = Struct("<I")
 _PREFIX = Struct("<IB")
@@ -99,49 +103,59 @@ _COMMITTED = Struct("<QQ")
 
 
 class Kind(IntEnum):
-    """Kinds of messages, and their senders."""
+    """The kinds of messages. The docstring of each kind begins with its sender."""
 
     BLOCK = 1
-    """Leader."""
+    """Sent by the leader: records that were appended."""
     ACK = 2
-    """Follower: its position, and the number of a ping. The follower grants the leader the time of this ping."""
+    """Sent by a follower: the numbers of the blocks that it has received, and the number of the last ping that it has
+    received. With this ping the follower renews the leader's lease.
+    """
     PING = 3
-    """Leader, several times a second."""
+    """Sent by the leader several times a second."""
     READY = 4
-    """Follower: it has truncated its data. Contains where its partitions begin and end, and the size and the digest of
-    its transaction log.
+    """Sent by a follower when it has truncated its data to what it has in common with the leader. Contains where its
+    partitions begin and end, and the size and the digest of its transaction log.
     """
     LIVE = 5
-    """Leader: the copy is complete up to this block; the live stream follows."""
+    """Sent by the leader: the initial copy is complete up to this block; newly appended records follow."""
     DROP = 6
-    """Leader: where partitions begin now (retention)."""
+    """Sent by the leader after retention has deleted records: the offsets at which partitions begin now."""
     BEGIN = 7
-    """Leader: partitions that begin anew, at an offset after all data of the follower."""
+    """Sent by the leader: partitions that begin anew, at an offset after all data that the follower has of them."""
     HAND_OVER = 8
-    """Leader: the follower has all data and is to stand for election now."""
+    """Sent by the leader to a follower that has all data: the follower is to become a candidate for leader now."""
     LEAVE = 9
-    """Follower: it is about to stop, or its disk has failed; the leader must not count on it any more."""
+    """Sent by a follower that is about to stop, or whose disk has failed. The leader must no longer count the follower
+    as in sync.
+    """
     WELCOME = 10
-    """Leader, first: its epoch, its history, and where its partitions ended in the last epoch that both know."""
+    """The first message of the leader: its epoch, the history of its epochs, and where its partitions ended in the last
+    epoch that both nodes know.
+    """
     REFUSED = 11
-    """Leader, instead of WELCOME: the reason."""
+    """Sent by the leader instead of WELCOME if it does not accept the follower. Contains the reason."""
     CAUGHT_UP = 12
-    """Leader, once: the follower has all committed data."""
+    """Sent by the leader once, when the follower has all committed data."""
     COMMITTED = 13
-    """Leader: the numbers of the committed blocks, sent if no later block reports them soon. It is not answered."""
+    """Sent by the leader: the numbers of the last committed blocks. It is sent only if no later block reports these
+    numbers soon. The follower does not answer it.
+    """
 
 
 class Lane(IntEnum):
-    """When an entry is committed: when all in-sync nodes have it in memory, or on the disk."""
+    """The condition on which an entry is committed: all in-sync nodes have it in memory (MEMORY), or all have it on the
+    disk (DISK).
+    """
 
     MEMORY = 0
     DISK = 1
 
 
 class Hello(NamedTuple):
-    """A follower's description of itself in the body of FOLLOW. set: the broker id. node: the follower's name.
-    instance: the id of its data directory. epoch: the highest epoch that it has seen. epochs: the numbers and ids of
-    the epochs of its data.
+    """A follower's description of itself in the body of FOLLOW. set: the broker id of the set. node: the follower's
+    name. instance: the id of the follower's data directory. epoch: the highest epoch that the follower has seen.
+    epochs: the numbers and ids of the epochs in which its data was written.
     """
 
     set: int
@@ -152,8 +166,9 @@ class Hello(NamedTuple):
 
 
 class StreamEntry(NamedTuple):
-    """An entry of a block. name: `<topic>-<partition>` in UTF-8. base: byte offset of the first record. segment: where
-    the segment that contains it begins. units: packed index units, UNIT_BYTES each.
+    """An entry of a block. name: `<topic>-<partition>` in UTF-8. base: byte offset of the first record. segment: byte
+    offset at which the segment begins that contains the records. lane: a value of Lane. units: packed index units,
+    UNIT_BYTES each. data: the records.
     """
 
     name: bytes
@@ -165,7 +180,7 @@ class StreamEntry(NamedTuple):
 
 
 class StreamBlock(NamedTuple):
-    """A block. committed: the number of the last committed block, by lane."""
+    """A decoded block. number: the block's number. committed: the number of the last committed block, for each Lane."""
 
     number: int
     committed: tuple[int, int]
@@ -173,7 +188,9 @@ class StreamBlock(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """An acknowledgement: the numbers of the last received and the last safe block, and of the last ping."""
+    """A follower's acknowledgement. received: the number of the last block that it has in memory. safe: the number of
+    the last block that it has on the disk. ping: the number of the last ping that it has received.
+    """
 
     received: int
     safe: int
@@ -186,11 +203,11 @@ class Ping(NamedTuple):
 
 
 StreamMessage = tuple[Kind, memoryview]
-"""A message's kind, and the bytes after it."""
+"""A message of the stream: its kind, and the bytes after the kind."""
 
 
 def encode_block(number: int, committed: tuple[int, int], entries: Sequence[StreamEntry]) -> list[Buffer]:
-    """Return the message in buffers; the entries' own data is not copied."""
+    """Return a BLOCK message as a list of buffers. The data of the entries is not copied."""
     rows = np.zeros(len(entries), _ROW)
     names, bases, segments, lanes, units, data = zip(*entries, strict=True) if entries else ((),) * 6
     rows["base"], rows["segment"], rows["lane"] = bases, segments, lanes
@@ -209,7 +226,9 @@ def encode_block(number: int, committed: tuple[int, int], entries: Sequence[Stre
 
 
 def parse_block(payload: memoryview) -> StreamBlock:
-    """Return the block; the entries' units and data are views of the payload. Raises RemoteProtocolError."""
+    """Decode a BLOCK message. The units and the data of its entries are views of the payload. Raises
+    RemoteProtocolError.
+    """
     try:
         (checksum,) = _CRC.unpack_from(payload)
         number, memory, disk, count, names_bytes = _HEAD.unpack_from(payload, _CRC.size)
@@ -311,7 +330,9 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
 
 
 def _frame_remark(data: bytes) -> str:
-    """Return the text of a response frame, which a gate sends that serves nothing on a connection; else empty."""
+    """Return the remark of a response frame at the beginning of `data`; "" if there is no such frame. A broker that
+    refuses to serve a connection sends such a frame instead of messages of the stream.
+    """
     try:
         length = frame_bytes(data, 0)
         return parse_frame(data, 0, length).remark if 0 < length <= len(data) else ""
@@ -320,7 +341,9 @@ def _frame_remark(data: bytes) -> str:
 
 
 class StreamReader:
-    """Cuts received bytes into messages. Each message has its own buffer, so that its parts can be kept."""
+    """Splits received bytes into messages of the stream. Each message has a buffer of its own, so that parts of a
+    message can be kept without copying.
+    """
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._most = max_message_bytes
@@ -329,7 +352,7 @@ class StreamReader:
         self._filled = 0
 
     def receive(self, data: Buffer) -> list[StreamMessage]:
-        """Return the messages that are complete now. Raises RemoteProtocolError."""
+        """Take the next received bytes; return the messages that are complete now. Raises RemoteProtocolError."""
         found: list[StreamMessage] = []
         rest = memoryview(data)
         while len(rest):

@@ -1,4 +1,6 @@
-"""A broker's input: frames and text commands mixed, distinguished by each request's first byte."""
+"""Parse the requests that a broker receives on a connection. Frames and text commands may be mixed; the first byte of
+each request tells which of the two it is.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,24 @@ __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
-"""Bytes of memory that each piece of an incomplete request takes besides its content."""
+"""Memory in bytes that each received piece of an incomplete request takes in addition to its content."""
 
 FRAME_COST = 4
-"""Number of usual SENDs and text commands that are decoded in the time of one other frame, 20 µs, whose JSON must be
-parsed.
+"""The cost of decoding a frame that is not a usual SEND, in multiples of the cost of a usual SEND or a text command.
+Decoding such a frame takes 20 µs, because its JSON must be parsed.
 """
 
 _SPACE_BYTES = 1 << 20
-"""A large frame's buffer grows by this many bytes, or by as many as were received if that is more."""
+"""A large frame's buffer grows by this many bytes, or by the number of bytes already received if that is more."""
 
 _LARGE_FRAME_BYTES = 64 << 10
-"""Frames of this size or more get a buffer of their own, into which the transport can receive."""
+"""Minimum size in bytes of a frame that gets a buffer of its own. The transport can receive directly into this
+buffer.
+"""
 
 
 def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
-    """Yield the same requests with each run split into single puts, for a caller that takes puts one by one."""
+    """Yield the same requests, but split each PutRun into single puts, for a caller that handles puts one by one."""
     for request in requests:
         if isinstance(request, PutRun):
             yield from request.puts()
@@ -42,27 +46,32 @@ def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]
 
 
 class RequestReader:
-    """Turns a stream of bytes into requests; no I/O.
+    """Parses a stream of bytes into requests. This class does no I/O.
 
-    Cost: O(bytes); a byte is joined at most once, whatever the size of the chunks. Buffers are bounded in advance: a
-    line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by MAX_FRAME_BYTES. The body of a larger put is dropped on
-    arrival.
+    The cost is O(bytes): each byte is copied by a join at most once, regardless of the size of the received pieces.
+    Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by
+    MAX_FRAME_BYTES. The body of a larger put is dropped as it arrives.
 
-    The rest of a large frame can be received straight to its place: while `space` is not None, receive into it and call
-    `received`. Such a frame's body is writable.
+    The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, receive into
+    it and call `received`. The body of such a frame is writable.
 
-    Wrong bytes set `failure` and end the stream: `receive` still returns the requests before them, because 1.x answers
-    those before it closes.
+    Bytes that are not a valid request set `failure` and end the stream. `receive` still returns the requests before
+    these bytes, because 1.x answers those requests before it closes the connection.
     """
 
     def __init__(self, most: int = 0) -> None:
-        """most: maximum requests that one call returns, 0: all. A run of puts counts as one, a frame other than a usual
-        SEND as FRAME_COST."""
+        """most: maximum number of requests that one call returns; 0: no maximum. A PutRun counts as one request, a
+        frame that is not a usual SEND counts as FRAME_COST requests.
+        """
         self.failure: RemoteProtocolError | None = None
         self.more = False
-        """Whether the received bytes may contain further requests: call `receive` without bytes to get them."""
+        """Whether the bytes received so far may contain further complete requests. Call `receive` without bytes to get
+        these requests.
+        """
         self.large: memoryview | None = None
-        """The buffer of a large frame that is not parsed yet. It may be smaller than the frame."""
+        """The buffer of a large frame that is not parsed yet; None if there is no such frame. The buffer may be smaller
+        than the frame.
+        """
         self._most = most
         self._costs = 0  # cost of this call's requests beyond 1 each
         self._looks_for_runs = True
@@ -77,21 +86,21 @@ class RequestReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an incomplete request held now."""
+        """Number of bytes of an incomplete request that are held now."""
         return self._chunk_bytes + self._large_filled
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the incomplete request in bytes. A request that arrives in single bytes takes many times its size.
-        Bytes that are merely unparsed are not included.
+        """Memory in bytes that the incomplete request takes. A request that arrives in single bytes takes many times
+        its size. Complete requests that are not parsed yet are not included.
         """
         return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer for the rest of a large frame, or for a part of the rest; None if the next bytes go to `receive`.
-        It is never much larger than the received part, because memory from the heap is resident if it was used
-        before.
+        """The buffer for the rest of a large frame, or for a part of the rest; None if the next bytes must be passed to
+        `receive`. The buffer is never much larger than the part of the frame that has arrived. Otherwise a client could
+        make the broker use much memory by announcing large frames.
         """
         large, filled = self.large, self._large_filled
         if large is None or self.more:
@@ -103,21 +112,27 @@ class RequestReader:
         return large[filled:]
 
     def received(self, count: int) -> list[WireRequest]:
-        """Take `count` bytes, at least one, that were received into `space`. Return the frame if that completes it."""
+        """Record that `count` bytes, at least one, were received into `space`. Return the frame if it is complete
+        now.
+        """
         self.fill(count)
         return self.receive(b"") if self.more else []
 
     def fill(self, count: int) -> None:
-        """As `received`, but do not parse a complete frame yet: set `more`."""
+        """Like `received`, but do not parse the frame if it is complete. Set `more` instead; the next call of `receive`
+        parses the frame.
+        """
         self._large_filled += count
         self.more = self._large_filled == self._large_bytes
 
     def keep(self, data: bytes) -> None:
-        """Take the next bytes of the connection without parsing them. Must not be called while `more` is set."""
+        """Store the next bytes of the connection; the next call of `receive` parses them. Must not be called while
+        `more` is set.
+        """
         self._kept, self.more = data, True
 
     def receive(self, data: bytes) -> list[WireRequest]:
-        """Take the next bytes of the connection; return the requests they complete, in order."""
+        """Take the next bytes of the connection; return the requests that are complete now, in order."""
         if self._kept:
             data = self._kept + data
             self._kept, self.more = b"", False
@@ -154,7 +169,7 @@ class RequestReader:
         return self._requests(data, 0)
 
     def _whole(self, frame: memoryview) -> list[WireRequest]:
-        """Parse the large frame, which is complete."""
+        """Parse the large frame, which is complete now."""
         self.large, self._large_filled = None, 0
         try:
             return [parse_frame(frame, 0, len(frame))]
@@ -163,7 +178,7 @@ class RequestReader:
             return []
 
     def _requests(self, data: bytes, position: int) -> list[WireRequest]:
-        """Return the requests that begin at this position of `data`; keep the bytes after them."""
+        """Parse the requests that begin at `position` of `data`, and keep the bytes after the last complete one."""
         requests: list[WireRequest] = []
         most = self._most
         self._costs = 0

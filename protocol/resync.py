@@ -1,7 +1,8 @@
-"""Find the next good record after damaged bytes, in any source of bytes: a file, or a broker's answers.
+"""Find the next valid record after damaged bytes. The bytes may come from a file or from a broker's answers.
 
-Records carry no distinctive mark, so a position is trusted only if a body with the right CRC-32 follows. A 4-byte
-checksum is right by chance once in four billion tries. The search is limited because of its cost.
+A record does not begin with a distinctive mark. So a position counts as the beginning of a record only if a body with
+the right CRC-32 follows. Random bytes have the right checksum only once in four billion tries. The search is limited
+because it is expensive.
 """
 
 from __future__ import annotations
@@ -19,37 +20,45 @@ from .record import HEADER, HEADER_BYTES, is_blank
 __all__ = ["Read", "RecordSearch", "next_record"]
 
 Read = Callable[[int, int], bytes]
-"""read(size, position): the bytes from `position` on, fewer than `size` only at the end. May raise any error."""
+"""read(size, position): return `size` bytes from `position` on, or fewer bytes at the end of the data. It may raise any
+error.
+"""
 
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCKS = 20
-"""Maximum blocks that are kept while searching (20 MiB): a record may end 8 MiB after its beginning."""
+"""Maximum number of blocks of 1 MiB that are kept in memory while searching. A record may be 8 MiB long."""
 
 _WINDOW_BYTES = 4 << 20
-"""Number of positions that are checked together."""
+"""Number of byte positions that one step of the search checks."""
 
 _CRC_BYTES = 1 << 30
-"""Maximum bytes of bodies to checksum if nothing like a record follows them; eight times as many if something does.
-After that, only small bodies are checked.
+"""Limit for the cost of a search, in bytes of possible bodies whose checksums are computed. It counts bodies that no
+possible record header follows. For bodies that are followed by a possible header, eight times as many bytes are
+allowed. When a limit is reached, only small bodies are checked.
 """
 
 _SMALL_BYTES = 4 << 10
 _MAX_EMPTY = 1 << 12
-"""Maximum consecutive empty records to skip on the way to a record with a body: an empty record proves nothing."""
+"""Maximum number of consecutive empty records to skip while looking for a record with a body. An empty record does not
+prove that records are intact here.
+"""
 
 
 class RecordSearch:
-    """Searches for the first good record that starts in (start, end). One thread. Call `step` until it returns true.
+    """Searches for the first valid record that starts after `start` and before `end`. Only one thread may use it. Call
+    `step` until it returns True.
 
-    First tries where the record at `start` would end, then every byte. Empty records count only where the record at
-    `start` would end, and only if a good record or the end follows them: elsewhere their twenty bytes prove nothing.
-    Records above MAX_RECORD_BODY_BYTES are not searched for.
+    It first tries the position where the record at `start` ends according to its header, then every byte. Empty records
+    are accepted only at that first position, and only if a valid record or the end of the data follows them; elsewhere
+    the twenty bytes of an empty record may be any data. Records larger than MAX_RECORD_BODY_BYTES are not found.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
-        """base: the lowest position that is read, because a broker may no longer have the bytes before it."""
+        """base: the lowest position that the search reads. A broker may no longer have the bytes before this
+        position.
+        """
         self.found: int | None = None
-        """Where the record starts; None until one is found."""
+        """The position of the record that was found; None until one is found."""
         self._read = read
         self._start = start
         self._end = end
@@ -61,12 +70,12 @@ class RecordSearch:
         self._tried_announced = False
 
     def begins_good(self) -> bool:
-        """Whether a good record is at `start` itself."""
+        """Whether a valid record begins at `start` itself."""
         header = self._header(self._start)
         return header is not None and self._has_checksum(self._start, header[0], header[1])
 
     def step(self) -> bool:
-        """Search up to 4 MiB more. Return whether the search is over. Raises the errors of `read`."""
+        """Search the next 4 MiB or fewer. Return whether the search is over. Raises the errors of `read`."""
         if not self._tried_announced:
             self._tried_announced = True
             self.found = self._announced()
@@ -89,7 +98,7 @@ class RecordSearch:
         return block
 
     def _bytes(self, position: int, size: int) -> bytes:
-        """Return `size` bytes, or as many as there are before the end."""
+        """Return `size` bytes from `position` on, or fewer if the data ends before."""
         number, first = divmod(position - self._base, _BLOCK_BYTES)
         last = first + min(size, self._end - position)
         if last <= _BLOCK_BYTES:
@@ -98,8 +107,8 @@ class RecordSearch:
         return b"".join(blocks)[first:last]
 
     def _header(self, position: int) -> tuple[int, int, int, int] | None:
-        """Return the header at `position`; None if it cannot be one, because it is blank or its body would exceed the
-        end.
+        """Return the record header at `position`; None if the bytes there cannot be a header, because they are blank or
+        the body would extend beyond the end of the data.
         """
         data = self._bytes(position, HEADER_BYTES)
         if len(data) < HEADER_BYTES:
@@ -168,8 +177,8 @@ class RecordSearch:
 
 
 def next_record(read: Read, start: int, end: int) -> int | None:
-    """Return the position of the first good record after `start`; None if there is none before `end`. See
-    RecordSearch.
+    """Return the position of the first valid record after `start` that a RecordSearch finds; None if it finds none
+    before `end`.
     """
     search = RecordSearch(read, start, end)
     while not search.step():
@@ -178,8 +187,9 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield positions in the first _WINDOW_BYTES that could be a record header whose body ends within `room`, each with
-    that body's length and checksum."""
+    """Yield the positions in the first _WINDOW_BYTES of `data` at which a record header may begin, each with the length
+    and the checksum that this header states. room: the number of bytes within which the record must end.
+    """
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:
         return iter(())
@@ -195,7 +205,7 @@ def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _big_endian_words(raw: npt.NDArray[np.uint8], start: int, count: int) -> npt.NDArray[np.uint32]:
-    """Return the u32 at each of `count` byte positions from `start` on."""
+    """Return the big-endian u32 at each of `count` consecutive byte positions from `start` on."""
     words = raw[start : start + count].astype(np.uint32)
     for i in (1, 2, 3):
         words = (words << np.uint32(8)) | raw[start + i : start + i + count]

@@ -1,8 +1,9 @@
-"""The properties of a failed message, while it waits for another attempt and when it is a dead letter. No I/O.
+"""Records of messages on which a handler has failed: while they wait for another attempt, and when they are dead
+letters. This module does no I/O.
 
-The record has the body of the original, with metaq's own properties after those of the original. Its payload is not
-compressed, because metaq's own topics take no compressed messages; but a payload that would be too large without
-compression stays compressed. These are metaq's properties:
+Such a record has the body of the original message; metaq's own properties follow the original's properties. The payload
+is not compressed, because metaq's own topics accept no compressed messages. Only a payload that would be too large
+without compression stays compressed. These are metaq's properties:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
@@ -15,8 +16,8 @@ attribute that cannot be in a list, because it has a byte 0x01 or 0x02, becomes 
 recreates the original from the record, byte for byte but without compression, and without `metaq.due`, `metaq.delay`,
 `metaq.half` and `metaq.check-after`, which only concern its first delivery.
 
-A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log, so another
-record without a payload, after it in the same partition, marks it as done:
+A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log. So a dead
+letter is marked as done by a later record in the same partition, which has no payload and this property:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
@@ -79,13 +80,17 @@ DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
-"""Longest `metaq.cause`: enough for a sentence and a place, short enough for thousands of failures in memory."""
+"""Maximum number of characters of `metaq.cause`. This is enough for a sentence and a place in a program, and small
+enough for keeping thousands of failures in memory.
+"""
 
 MAX_DONE_OFFSETS = 1000
-"""Maximum dead letters that one record marks as done."""
+"""Maximum number of dead letters that one record marks as done."""
 
 _MOST_TAG_BYTES = 4096
-"""A longer attribute of 1.x is not repeated as TAGS: nobody searches for it as a tag."""
+"""Maximum size in bytes of an attribute of 1.x that is stored both as TAGS and as ATTR. A longer attribute is stored
+only as ATTR, because nobody searches for such a long tag.
+"""
 
 _NAME_END, _ITEM_END = b"\x01", b"\x02"
 _OURS = tuple(
@@ -103,7 +108,9 @@ _MARKS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a message was stored first: its partition (with topic and broker), its byte position there, its id."""
+    """The place where a message was first stored: the partition (with topic and broker) and the byte offset in it; and
+    the message's id there.
+    """
 
     partition: TopicPartition
     offset: int
@@ -119,10 +126,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failures of a message's handling so far. attempts: their number, from 1 on. failed_ms: the time of the last
-    failure, Unix ms.
+    """What is known about a handler's failures on a message. attempts: how often a handler has failed on the message,
+    at least 1. failed_ms: the time of the last failure, Unix ms.
 
-    cause: type and text of the last error; after a line end, its place in the program.
+    cause: type and text of the last error; after a line end, the place in the program where it was raised.
     """
 
     origin: Origin
@@ -133,21 +140,25 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Dead letters that are done, by their byte positions in this record's partition. how: `redriven` or `dropped`."""
+    """The content of a record that marks dead letters as done. how: `redriven` or `dropped`. offsets: the byte offsets
+    of these dead letters in the partition of this record.
+    """
 
     how: str
     offsets: tuple[int, ...]
 
 
 def encode_done(done: Done) -> tuple[int, bytes]:
-    """Return flag and body of the record. At most MAX_DONE_OFFSETS."""
+    """Return the flag and the body of a record that marks dead letters as done. `done` must name at most
+    MAX_DONE_OFFSETS dead letters.
+    """
     assert 0 < len(done.offsets) <= MAX_DONE_OFFSETS
     value = f"{done.how} {','.join(map(str, done.offsets))}"
     return _LIST, encode_body(b"", _LIST, f"{DONE_PROPERTY}\x01{value}\x02".encode())
 
 
 def done_of(flag: int, body: Buffer) -> Done | None:
-    """Return what a record marks as done; None if it is not such a record."""
+    """Return which dead letters a record marks as done; None if the record marks none."""
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     value = None if attribute is None else property_of(attribute, DONE_PROPERTY.encode())
     found = None if value is None else _DONE.fullmatch(value)
@@ -155,17 +166,21 @@ def done_of(flag: int, body: Buffer) -> Done | None:
 
 
 def shortened(cause: str) -> str:
-    """Return `cause` as a property can hold it: no control characters but line ends, at most MAX_CAUSE_CHARACTERS."""
+    """Return `cause` in a form that a property can hold: control characters except line ends are replaced, and the text
+    is cut to MAX_CAUSE_CHARACTERS.
+    """
     clean = _MARKS.sub(" ", cause.encode("utf-8", "replace").decode("utf-8"))
     return clean if len(clean) <= MAX_CAUSE_CHARACTERS else clean[: MAX_CAUSE_CHARACTERS - 1] + "…"
 
 
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
-    """Return flag and body of the record that waits for another attempt, or is a dead letter (delay_ms=None).
+    """Return the flag and the body of the record that is stored for a failed message. With delay_ms the message waits
+    for another attempt; without it, it is a dead letter.
 
-    flag, body: of the original. The returned body is 50 bytes to 5 KB longer, and at most MAX_RECORD_BODY_BYTES,
-    unless an attribute of 1.x of more than 40 KB has to be written in base64. A compressed payload is unpacked. If
-    that fails, or the payload would be too large, it stays compressed, and `payload_in` unpacks it.
+    flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer. It has at most
+    MAX_RECORD_BODY_BYTES, unless an attribute of 1.x of more than 40 KB has to be written in base64. A compressed
+    payload is decompressed. If this fails, or if the payload would be too large, the payload stays compressed; readers
+    then use `payload_in`.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin
@@ -194,21 +209,26 @@ def _unpacked(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def payload_in(flag: int, body: bytes) -> bytes:
-    """Return the original's uncompressed payload from a failed record. Raises PayloadUnreadable,
-    RemoteProtocolError."""
+    """Return the original message's uncompressed payload from the record of a failed message. Raises PayloadUnreadable,
+    RemoteProtocolError.
+    """
     found = _read(flag, body)
     packed = 0 if found is None else found[1] & COMPRESSED_FLAG
     return payload_of(body, flag | packed)
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
-    """Return the failures that a record tells of; None if its message never failed. Raises RemoteProtocolError."""
+    """Return the failure that a record describes; None if the record is not that of a failed message. Raises
+    RemoteProtocolError.
+    """
     found = _read(flag, body)
     return found and found[0]
 
 
 def restored(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Return flag and body of the original of a failed record. Raises RemoteProtocolError for one that never failed."""
+    """Return the flag and the body of the original message from the record of a failed message. Raises
+    RemoteProtocolError if the record is not that of a failed message.
+    """
     found = _read(flag, body)
     if found is None:
         raise RemoteProtocolError(f"the record has no property {ORIGIN_PROPERTY}: it is no message that failed")
@@ -228,7 +248,7 @@ def restored(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Return flag and body of the same record without its expiry time."""
+    """Return the flag and the body of the same record without the property `metaq.expires`."""
     attribute = attribute_of(body, flag) if flag & EXPIRES_FLAG else None
     if attribute is None:
         return flag, body
@@ -238,7 +258,7 @@ def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def _items(flag: int, body: bytes) -> list[bytes]:
-    """Return the original's attribute as items of a property list."""
+    """Return the attribute of an original message as a list of items of a property list."""
     attribute = attribute_of(body, flag)
     if attribute is None:
         return []
@@ -251,7 +271,9 @@ def _items(flag: int, body: bytes) -> list[bytes]:
 
 
 def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:
-    """Return the failure, the original's flag, and the property list; None if the record is no failed message."""
+    """Return the failure that a record describes, the flag of the original message, and the record's property list;
+    None if the record is not that of a failed message.
+    """
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     place = None if attribute is None else property_of(attribute, ORIGIN_PROPERTY.encode())
     if attribute is None or place is None:

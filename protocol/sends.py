@@ -1,7 +1,7 @@
-"""SEND, SEND_BATCH and SEND_MANY of the framed protocol: extFields and bodies (docs/protocol.md).
+"""The requests SEND, SEND_BATCH and SEND_MANY of the framed protocol: their extFields and bodies (docs/protocol.md).
 
-The plain way is to pass a SendRequest to `encode_frame`, and to decode SendReply from a parsed frame. For the most
-expensive steps of a single send there are faster functions: `SendHeaders` writes the same bytes, and `parse_sent_reply`
+The simple way is to pass a SendRequest to `encode_frame`, and to decode a SendReply from a parsed frame. The most
+expensive steps of a single send also have faster functions: `SendHeaders` writes the same bytes, and `parse_sent_reply`
 reads the same values.
 """
 
@@ -54,30 +54,32 @@ __all__ = [
 ]
 
 TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
-"""The transaction that a message belongs to (docs/transactions.md); None: no transaction."""
+"""The key of the transaction to which a message belongs (docs/transactions.md); None: no transaction."""
 
 AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
-"""-1: the broker chooses."""
+"""The number of a partition; -1: the broker chooses the partition."""
 
 
 MAX_REPLICAS = 255
 """An answer reports a larger number of nodes as this number."""
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""Identifies the producer that numbers its sends: 63 random bits. 0, which is not written: no producer, and the send is
-stored each time it arrives.
+"""The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id and is stored
+each time it arrives; then the field is left out.
 
-A producer's sends to a partition have increasing numbers. A repetition of the last number is stored once, and answered
-as the first time; a lower number is refused. The partition must be named.
+A producer's sends to a partition have increasing sequence numbers. A send that repeats the last number is not stored
+again, and gets the same answer as the first copy. A send with a lower number is refused. A send with a producer id must
+name its partition.
 """
 
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
 RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
-"""How long ago a repeated send was first sent, milliseconds. -1, which is not written: the send is not repeated.
+"""For a repeated send, the time since it was first sent, in milliseconds. -1 means that the send is not repeated; then
+the field is left out.
 
-A broker that has had to forget producers refuses a repeated send from an unknown producer, because it may be stored
-already.
+A broker that had to forget some producers refuses a repeated send from an unknown producer, because the send may
+already be stored.
 """
 
 
@@ -96,7 +98,7 @@ def _write_parts(parts: frozenset[int]) -> str:
 
 @dataclass(slots=True)
 class SendRequest(ExtFields):
-    """SEND: one message; the frame's body is the record's body. Checksum -1 = do not check.
+    """SEND: store one message. The frame's body is the record's body. checksum: -1 = the broker does not check it.
 
     In a transaction the partition must be named.
     """
@@ -112,16 +114,18 @@ class SendRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """Decode as ExtFields does; `ext` may already hold the decoded values (`parse_common_send`)."""
+        """Decode the extFields like ExtFields.from_ext. If `parse_common_send` has made `ext`, its values are already
+        decoded and are taken as they are.
+        """
         return ext.request if type(ext) is _SendExt else super(SendRequest, cls).from_ext(ext)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class SendReply(ExtFields):
-    """Answer to SEND and SEND_BATCH: id of the (first) message, its partition, its byte offset.
+    """Answer to SEND and SEND_BATCH: the id of the (first) message, its partition and its byte offset.
 
-    A batch's other ids follow from the first (message_id.message_ids_from), its offsets from the record sizes. In a
-    transaction the offset is -1: it is known at the commit.
+    The other ids of a batch can be computed from the first id (message_id.message_ids_from), the other offsets from the
+    record sizes. In a transaction the offset is -1, because it is determined only by the commit.
     """
 
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -131,18 +135,20 @@ class SendReply(ExtFields):
 
 @dataclass(slots=True)
 class CopiedReply(SendReply):
-    """SendReply of a broker set's leader.
+    """The SendReply that the leader of a broker set sends.
 
-    replicas: the number of nodes that had the message when the leader answered, including the leader: on the disk with
-    `ack=disk`, otherwise in memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a
-    set does not write the field.
+    replicas: the number of nodes that had the message when the leader answered, including the leader. With `ack=disk` a
+    node counts if it had the message on the disk, otherwise if it had it in memory. In a transaction, and with
+    `ack=leader`, only the leader counts. A broker outside a set leaves the field out.
     """
 
     replicas: Annotated[int, number("replicas", 1, MAX_REPLICAS, left_out=True)] = 0
 
 
 def send_reply(message_id: int, partition: int, offset: int, replicas: int) -> SendReply:
-    """Return the reply. replicas: 0 for a broker outside a set."""
+    """Return the answer to a send. replicas: the number of nodes that have the message; 0 for a broker outside a
+    set.
+    """
     if not replicas:
         return SendReply(message_id, partition, offset)
     return CopiedReply(message_id, partition, offset, min(replicas, MAX_REPLICAS))
@@ -150,7 +156,8 @@ def send_reply(message_id: int, partition: int, offset: int, replicas: int) -> S
 
 @dataclass(slots=True)
 class SendBatchRequest(ExtFields):
-    """SEND_BATCH: body = count x u32 record sizes (header + body), then the records as stored, with message id 0.
+    """SEND_BATCH: store a batch of messages in one partition. The frame's body has `count` record sizes (u32, header
+    and body together), followed by the records in their stored form, with message id 0.
 
     In a transaction the partition must be named.
     """
@@ -165,7 +172,7 @@ class SendBatchRequest(ExtFields):
 
 
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
-    """Return record sizes and records of a SEND_BATCH body, or of an answer to PULL with `records`.
+    """Return the record sizes and the records in the body of a SEND_BATCH, or in an answer to PULL with `records`.
 
     Raises RemoteProtocolError if the sizes do not fill the body. They are not compared with the records' headers.
     """
@@ -190,10 +197,10 @@ _HOLES = (
 
 
 class SendHeaders(dict[TopicPartition, bytes]):
-    """SEND headers by partition, written once, with %d for opaque, flag, checksum and, if the producer numbers its
-    sends, the sequence.
+    """A cache of the headers of SEND frames, by partition. Each header is a template with %d for the opaque, the flag,
+    the checksum and, if the producer numbers its sends, the sequence number.
 
-    Encoding the same JSON again would cost more than all other outgoing work of a blocking send.
+    Encoding the same JSON for every send would cost more than all other work of sending the request of a blocking send.
     """
 
     def __init__(self, producer: int = 0) -> None:
@@ -213,7 +220,7 @@ class SendHeaders(dict[TopicPartition, bytes]):
     def encode(
         self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int, sequence: int = 0
     ) -> bytes:
-        """Return prefix and header of a SEND frame, equal to those of `encode_frame`."""
+        """Return the prefix and the header of a SEND frame. They are equal to the result of `encode_frame`."""
         holes = (opaque, flag, checksum, sequence) if self._producer else (opaque, flag, checksum)
         json = self[partition] % holes
         return encode_prefix(len(json), body_bytes) + json
@@ -251,8 +258,10 @@ _new_tuple = tuple.__new__
 
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
-    """As parse_frame, for a SEND in our producers' form: one regular expression instead of JSON and a mapping of texts.
-    None for all other forms. Its benchmark is `blocking-1`."""
+    """Like parse_frame, but only for a SEND in the form that metaq's own producers write; return None for all other
+    frames. It is faster because it uses one regular expression instead of parsing JSON. The benchmark `blocking-1`
+    measures it.
+    """
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
         return None
@@ -273,7 +282,7 @@ def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
 
 
 class SentReply(NamedTuple):
-    """A successful answer to SEND or SEND_BATCH (CopiedReply), with its opaque."""
+    """The values of a successful answer to SEND or SEND_BATCH (as in CopiedReply), with the opaque of the request."""
 
     opaque: int
     message_id: int
@@ -295,8 +304,8 @@ _SENT_TEMPLATE, _COPIED_TEMPLATE = _sent_template(), _sent_template(1_900_000_00
 
 
 def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int, replicas: int = 0) -> bytes:
-    """Return the frame that answers a SEND or SEND_BATCH, equal to `encode_frame` of `send_reply`. Its benchmark is
-    `blocking-1`.
+    """Return the frame that answers a SEND or SEND_BATCH. It is equal to the frame that `encode_frame` makes of
+    `send_reply`. The benchmark `blocking-1` measures this function.
     """
     if replicas:
         json = _COPIED_TEMPLATE % (opaque, message_id, partition, offset, min(replicas, MAX_REPLICAS))
@@ -316,8 +325,9 @@ _LONGEST_SENT = 256
 
 
 def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
-    """Return the answer to a send if the frame that fills data[start:end] has the usual form; else None: use
-    parse_frame."""
+    """Parse the answer to a send if the frame data[start:end] has the usual form. Otherwise return None; the caller
+    then uses parse_frame.
+    """
     if end - start > _LONGEST_SENT:
         return None
     match = _SENT.fullmatch(data, start, end)
@@ -327,7 +337,9 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
 # --- many partitions in one frame -------------------------------------------------------------------------------------
 
 TOPIC_SEPARATOR = "/"
-"""No topic contains this character, because the topic would be a path (limits.check_topic)."""
+"""Separates the names of topics in the extField `topics`. No name contains this character, because a topic is the name
+of a directory (limits.check_topic).
+"""
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
@@ -338,17 +350,18 @@ def _read_topics(text: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class SendManyRequest(ExtFields):
-    """SEND_MANY: records of many partitions of one broker in one frame. Each part is stored or refused on its own.
+    """SEND_MANY: store records in many partitions of one broker by one frame. The records of one partition are a part.
+    Each part is stored or refused independently of the others.
 
         body           parts × (topic u32 | partition i32 | records u32), with a producer parts × (sequence i64),
                        a u32 size for each record, then the records
         answer's body  parts × (message id i64 | offset i64 | partition i32 | response code i32), of a broker set's
                        leader then parts × (replicas u8), as in CopiedReply                           all big-endian
 
-    The records have their stored form, with message id 0. The records of a part lie together, and the parts are in the
-    order of the table. `topic` is an index, from 0, into the names in `topics`. parts: number of rows of the table;
-    records: number of records of all parts together. repeats: the row numbers of parts that were sent before, the first
-    of them `repeat_ms` ago.
+    The body begins with a table that has one row for each part. The records have their stored form, with message id 0;
+    they are in the order of the table. In a row, `topic` is an index, from 0, into the names in the extField `topics`.
+    parts: number of rows of the table. records: number of records of all parts together. repeats: the row numbers of
+    parts that were sent before; the earliest of them was first sent `repeat_ms` milliseconds ago.
     """
 
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
@@ -360,7 +373,7 @@ class SendManyRequest(ExtFields):
 
 
 def announced_parts(ext: Ext) -> int:
-    """Return how many parts a request announces; 0 if that is not a valid number."""
+    """Return the number of parts that the extFields of a SEND_MANY announce; 0 if the extFields are invalid."""
     try:
         return SendManyRequest.from_ext(ext).parts
     except RemoteProtocolError:
@@ -368,7 +381,9 @@ def announced_parts(ext: Ext) -> int:
 
 
 def announced_topics(ext: Ext) -> tuple[str | None, ...]:
-    """Return the topics that a request names, each once; (None,) if it names none, or too many to be served."""
+    """Return the topics that the extFields of a SEND_MANY name, each once; (None,) if they name no topic, or more
+    topics than are allowed.
+    """
     text = ext.get("topics")
     try:
         return (None,) if text is None else tuple(dict.fromkeys(_read_topics(text)))
@@ -378,16 +393,17 @@ def announced_topics(ext: Ext) -> tuple[str | None, ...]:
 
 @dataclass(slots=True)
 class SendManyReply(ExtFields):
-    """parts: number of rows of the answer, as many as the request had. The frame's remark is the remark of the first
-    refused part.
+    """Answer to SEND_MANY. parts: number of rows in the answer's body, one for each part of the request. The frame's
+    remark is the error text of the first refused part.
     """
 
     parts: Annotated[int, number("parts", 1, MAX_PARTS)]
 
 
 class Parts(NamedTuple):
-    """A decoded request. counts: records of each part; sizes: of each record, header included; sequences: of each part,
-    empty without a producer."""
+    """The decoded body of a SEND_MANY. counts: the number of records of each part. sizes: the size of each record in
+    bytes, header included. sequences: the sequence number of each part; empty if the request has no producer id.
+    """
 
     topics: list[int]
     partitions: list[int]
@@ -398,8 +414,8 @@ class Parts(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """The results of the parts, one list per column: first message ids, byte offsets, partitions (the broker may have
-    chosen them), response codes.
+    """The results of the parts of a SEND_MANY, as one list for each column: the id of the first message, its byte
+    offset, its partition (which the broker may have chosen) and the response code.
     """
 
     ids: list[int]
@@ -423,15 +439,17 @@ def encode_parts(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     sequences: Sequence[int] = (),
 ) -> bytes:
-    """Return the bytes before the records. parts: for each part (index of the topic, partition or -1, number of
-    records).
+    """Return the bytes of a SEND_MANY's body that precede the records. parts: for each part (index of the topic,
+    partition or -1, number of records). sizes: the size of each record.
     """
     numbers = np.array(sequences, ">i8").tobytes() if sequences else b""
     return np.array(parts, ">i4").tobytes() + numbers + np.asarray(sizes, dtype=">u4").tobytes()
 
 
 def split_many(body: memoryview, request: SendManyRequest) -> Parts:
-    """Return the parts of a request's body. Raises RemoteProtocolError if tables, sizes and body do not agree."""
+    """Decode the body of a SEND_MANY. Raises RemoteProtocolError if the table, the record sizes and the length of the
+    body do not agree.
+    """
     table_bytes = request.parts * _part().itemsize
     sequences_end = table_bytes + (request.parts * 8 if request.producer else 0)
     if len(body) < sequences_end:
@@ -454,25 +472,28 @@ def split_many(body: memoryview, request: SendManyRequest) -> Parts:
 
 
 def encode_rows(ids: list[int], offsets: list[int], partitions: list[int], codes: list[int]) -> bytes:
-    """Return the answer's body, one row for each part."""
+    """Encode the body of the answer to a SEND_MANY, one row for each part."""
     rows = np.empty(len(offsets), _row())
     rows["id"], rows["offset"], rows["partition"], rows["code"] = ids, offsets, partitions, codes
     return rows.tobytes()
 
 
 def encode_replicas(replicas: Sequence[int]) -> bytes:
-    """Return the bytes after the rows in the answer of a broker set's leader."""
+    """Encode the bytes that the leader of a broker set adds after the rows of the answer: the number of replicas of
+    each part.
+    """
     return np.minimum(replicas, MAX_REPLICAS).astype(np.uint8).tobytes()
 
 
 def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
-    """Return the replicas of each part; 0 from a broker outside a set."""
+    """Return the number of replicas of each part from the answer's body; 0 if a broker outside a set has answered."""
     found = memoryview(body)[parts * _row().itemsize :][:parts]
     return list(found) if len(found) == parts else [0] * parts
 
 
 def decode_rows(body: Buffer, parts: int) -> PartRows:
-    """Return the columns of the answer's rows. After the rows follow the replicas, and any fields of a newer broker.
+    """Decode the rows of the answer to a SEND_MANY. Bytes after the rows are ignored: they are the numbers of replicas,
+    and fields that a newer broker may add.
 
     Raises RemoteProtocolError if rows are missing.
     """

@@ -1,4 +1,5 @@
-"""ACQUIRE, SETTLE and SHARED_STATUS: one partition for many consumers, which lease its messages (docs/protocol.md).
+"""The requests ACQUIRE, SETTLE and SHARED_STATUS. They let many consumers share one partition by leasing its messages
+(docs/protocol.md).
 
     answer to ACQUIRE   rows, then the records in the order of the rows
         a row           offset u64 | token u64 | attempts u32 | size of the record u32
@@ -6,7 +7,8 @@
         a row           offset u64 | token u64 | milliseconds u32 | action u8
     answer to SETTLE    outcome u8 of each row
 
-All big-endian. token: 63 random bits that identify one lease; another lease of the same message has another token.
+All numbers are big-endian. token: 63 random bits that identify one lease; a later lease of the same message has another
+token.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ __all__ = [
 ]
 
 STARTS = "earliest", "latest"
-"""Where a group may begin on a partition that it has never asked for."""
+"""The possible positions at which a shared group begins to read a partition for which it has never sent an ACQUIRE."""
 
 _new = tuple.__new__  # costs a third of a NamedTuple's constructor
 _LEASED = Struct(">QQII")
@@ -68,14 +70,15 @@ def _read_member(text: str) -> str:
 
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
-    """ACQUIRE: lease at most `max_records` messages of `max_bytes` bytes together (one may be larger) to `member` for
-    `lease_ms`. max_records=0: this member wants no more messages, and the broker answers its waiting requests at once.
+    """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, of at most
+    `max_bytes` bytes together (a single message may be larger). max_records=0: this member wants no more messages, and
+    the broker answers the member's waiting requests at once.
 
-    wait_ms: as in PullRequest. start: where the group begins if it has never asked for this partition: one of STARTS.
-    ordered: whether messages with one key are leased one at a time, in order. All members have to use the same value.
-    where: a filter by content (docs/filters.md), "" = none: for the group, messages that do not match count as
-    acknowledged. tags: only messages with one of these (compared by hash; the member checks again), empty = all; the
-    other messages count as acknowledged, as for `where`.
+    wait_ms: as in PullRequest. start: where the group begins if it has never sent an ACQUIRE for this partition, one of
+    STARTS. ordered: whether messages with one key are leased one at a time, in order. All members have to use the same
+    value. where: a filter by content (docs/filters.md), "" = no filter; messages that do not match count as
+    acknowledged by the group. tags: lease only messages with one of these tags, empty = all messages; other messages
+    count as acknowledged. The broker compares only hashes of tags, so the member checks the tags again.
     """
 
     topic: TopicField
@@ -94,13 +97,13 @@ class AcquireRequest(ExtFields):
 
 @dataclass(slots=True)
 class AcquireReply(ExtFields):
-    """Answer to ACQUIRE, SUCCESS or PULL_NOT_FOUND.
+    """Answer to ACQUIRE, with the response code SUCCESS or PULL_NOT_FOUND.
 
-    records: rows in the body. waiting: minimum number of messages that could be leased at once. damaged: bytes of the
-    partition that were skipped for this answer, because they hold no good record. suspect: 1 = an earlier lease of this
-    one message has ended without an answer, so the message may have killed its worker; 2 = as 1, and it is the only
-    message of the group that the broker has leased to the member: if this lease ends in the same way, that counts as an
-    attempt.
+    records: number of rows in the body. waiting: how many more messages could be leased immediately; there are at least
+    this many. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
+    valid record. suspect: 1 = an earlier lease of this one message has ended without an answer, so the message may have
+    killed its worker; 2 = as 1, and this is also the only message of the group that the broker has leased to the
+    member. If this lease also ends without an answer, it counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
@@ -110,7 +113,7 @@ class AcquireReply(ExtFields):
 
 
 class Leased(NamedTuple):
-    """A leased record. attempts: how often it was worked on, including this time."""
+    """A leased record. attempts: how often the message was leased to be worked on, including this time."""
 
     offset: int
     token: int
@@ -119,11 +122,13 @@ class Leased(NamedTuple):
 
 
 encode_leased = _LEASED.pack
-"""encode_leased(offset, token, attempts, size of the record): a row of the answer to ACQUIRE."""
+"""encode_leased(offset, token, attempts, size of the record): return one row of the answer to ACQUIRE."""
 
 
 def decode_leased(body: memoryview, count: int) -> list[Leased]:
-    """Return the rows and records of an answer to ACQUIRE. Raises RemoteProtocolError if they do not fill the body."""
+    """Decode the body of an answer to ACQUIRE with `count` records. Raises RemoteProtocolError if the rows and records
+    do not exactly fill the body.
+    """
     position = count * _LEASED.size
     if len(body) < position:
         raise RemoteProtocolError(f"{count} leased records have a body of {len(body)} bytes only")
@@ -139,32 +144,36 @@ def decode_leased(body: memoryview, count: int) -> list[Leased]:
 
 
 class SettleAction(IntEnum):
-    """The action on a leased message."""
+    """The actions of SETTLE on a leased message."""
 
     ACK = 1
-    """The message is done for good."""
+    """The message is acknowledged: the group never gets it again."""
     RELEASE = 2
-    """The message may be leased again after the given milliseconds."""
+    """End the lease. The message may be leased again after the given milliseconds."""
     EXTEND = 3
-    """The lease ends the given milliseconds from now."""
+    """Extend the lease: it ends the given number of milliseconds from now."""
     RETURN = 4
-    """The message may be leased again. Nobody has worked on it, so the attempt does not count."""
+    """End the lease. The message may be leased again at once. Nobody has worked on the message, so the attempt does not
+    count.
+    """
 
 
 class SettleOutcome(IntEnum):
-    """The outcome of a settlement."""
+    """The outcome of the action on one leased message."""
 
     DONE = 0
     LOST = 1
-    """The lease had ended and the message has been leased again since, or the token never belonged to a lease of this
-    message. Nothing was changed.
+    """The action was not carried out: the lease had ended and the message has been leased again since, or the token
+    never belonged to a lease of this message.
     """
     GONE = 2
-    """The message is neither leased nor waiting: it was acknowledged, or retention has taken it."""
+    """The message is neither leased nor waiting, because it was acknowledged or retention has deleted it."""
 
 
 class Settlement(NamedTuple):
-    """A row of SETTLE. ms: the milliseconds of RELEASE and EXTEND."""
+    """One row of a SETTLE: the action on one leased message. ms: the milliseconds for the actions RELEASE and
+    EXTEND.
+    """
 
     offset: int
     token: int
@@ -174,7 +183,7 @@ class Settlement(NamedTuple):
 
 @dataclass(slots=True)
 class SettleRequest(ExtFields):
-    """SETTLE: act on `records` leased messages, each with a row of the body."""
+    """SETTLE: carry out one action on each of `records` leased messages. The body has a row for each message."""
 
     topic: TopicField
     partition: PartitionField
@@ -183,7 +192,7 @@ class SettleRequest(ExtFields):
 
 
 def encode_settlements(settlements: Sequence[Settlement]) -> bytes:
-    """Return the body of a SETTLE."""
+    """Encode the body of a SETTLE."""
     return b"".join([_SETTLED.pack(*each) for each in settlements])
 
 
@@ -217,7 +226,9 @@ _OUTCOMES = {outcome.value: outcome for outcome in SettleOutcome}
 
 
 def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
-    """Return the answer to a SETTLE of `count` rows. Raises RemoteProtocolError."""
+    """Decode the body of the answer to a SETTLE of `count` rows: one outcome for each row. Raises
+    RemoteProtocolError.
+    """
     outcomes = bytes(body)
     if len(outcomes) != count or not _OUTCOMES.keys() >= set(outcomes):
         raise RemoteProtocolError(f"the answer to {count} settlements has {len(outcomes)} outcomes, or others")
@@ -226,8 +237,8 @@ def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
 
 @dataclass(slots=True)
 class SharedStatusRequest(ExtFields):
-    """SHARED_STATUS: ask for the state of shared groups in this broker's partitions, as JSON. group: "" = all
-    groups.
+    """SHARED_STATUS: ask for the state of shared groups in this broker's partitions. The answer is JSON. group: only
+    this group; "" = all groups.
     """
 
     group: AnyGroupField = ""

@@ -1,7 +1,8 @@
 """Status codes of both protocols.
 
-`Status` is metaq 1.x's (wire.md §4). `RequestCode` and `ResponseCode` number the framed protocol: RocketMQ's numbers
-wherever the meaning is the same (org.apache.rocketmq.remoting.protocol.RequestCode / ResponseCode), our own from 1,000.
+`Status` has the codes of metaq 1.x (wire.md §4). `RequestCode` and `ResponseCode` have the codes of the framed
+protocol. They are RocketMQ's codes wherever the meaning is the same (org.apache.rocketmq.remoting.protocol.RequestCode
+/ ResponseCode); metaq's own codes begin at 1,000.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """Codes of the results of these requests."""
+    """Codes of the answers to requests in frames."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

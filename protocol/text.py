@@ -1,9 +1,10 @@
 """The text protocol of metaq 1.x: commands and answers (wire.md).
 
-A frame is `header line CRLF [body]`; tokens are separated by one blank; trailing blanks are ignored, a double blank is
-an empty token. Every class below begins with its wire line. `parse_command` decodes header lines for the broker,
-`AnswerReader` reads a broker's answers. The body of `put`, `sync`, `value` and `result` follows the line; its length is
-a token, and `RequestReader` (requests.py) and `AnswerReader` wait for the body.
+A command or an answer is `header line CRLF [body]`. The tokens of the header line are separated by one blank; trailing
+blanks are ignored, and a double blank means an empty token. The docstring of every class below begins with its header
+line. `parse_command` decodes header lines for the broker, `AnswerReader` decodes a broker's answers. After the header
+line of `put`, `sync`, `value` and `result` follows a body, whose length is a token of the line. `RequestReader`
+(requests.py) and `AnswerReader` wait until the body is complete.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ __all__ = [
 
 CRLF = b"\r\n"
 NO_OPAQUE = INT32_MAX
-"""The opaque of the answer to a `version` or `stats` that was sent without an opaque."""
+"""The opaque in the answer to a `version` or `stats` command that has no opaque."""
 NO_CHECKSUM = -1
 _UNPACKS = b"unpacks"
 
@@ -70,8 +71,8 @@ class Put(NamedTuple):
 class Get(NamedTuple):
     """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
 
-    unpacks: whether the client can read compressed messages. Our clients send this token to our brokers; all brokers
-    ignore further tokens.
+    unpacks: whether the client can read compressed messages. metaq's own clients send this token to metaq's own
+    brokers. All brokers ignore further tokens.
     """
 
     topic: str
@@ -84,8 +85,8 @@ class Get(NamedTuple):
 
 
 class OffsetQuery(NamedTuple):
-    """`offset topic group partition offset opaque`: ask for the nearest earlier offset at which a record surely
-    begins.
+    """`offset topic group partition offset opaque`: ask for the nearest offset before the given one at which a record
+    certainly begins.
     """
 
     topic: str
@@ -96,20 +97,20 @@ class OffsetQuery(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """`stats [item [opaque]]`; the item is "" for the broker's own figures."""
+    """`stats [item [opaque]]`: ask for statistics. The item "" stands for the broker's own figures."""
 
     item: str
     opaque: int
 
 
 class Version(NamedTuple):
-    """`version [opaque]`, also the 1.x client's heartbeat."""
+    """`version [opaque]`: ask for the broker's version. 1.x clients also use this command as their heartbeat."""
 
     opaque: int
 
 
 class Quit(NamedTuple):
-    """`quit`: close after the answers already written."""
+    """`quit`: close the connection after sending the answers that are already written."""
 
 
 class TransactionCommand(NamedTuple):
@@ -136,11 +137,15 @@ class Sync(NamedTuple):
 
 
 class IgnoredAnswer(NamedTuple):
-    """`result …` or `value …` sent to a broker: read to its end and dropped, as Java does."""
+    """A `result …` or `value …` that a client has sent to a broker. The broker reads it to its end and drops it, as the
+    Java broker does.
+    """
 
 
 class TooLargePut(NamedTuple):
-    """A put whose body, of `body_bytes`, is above MAX_BODY_BYTES: it is refused; its body is dropped on arrival."""
+    """A put whose body of `body_bytes` bytes is larger than MAX_BODY_BYTES. The broker refuses the put, and drops the
+    bytes of the body as they arrive.
+    """
 
     topic: str
     partition: int
@@ -215,16 +220,20 @@ def _text(token: bytes) -> str:
 COMMON_PUT = re.compile(
     rb"put ([^ \r\n]{1,250}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,10}) (-?[0-9]{1,10})\r\n"
 )
-"""The header of a put as 1.4 clients send it: for a partition, with a checksum, in no transaction."""
+"""Matches the header line of a put as 1.4 clients usually send it: with a partition and a checksum, and without a
+transaction.
+"""
 _SMALL_NUMBERS = {b"%d" % number: number for number in range(256)}
 _new_tuple = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
-    """Return a whole put in the form that 1.4 clients send, at `position` of `data`, and where it ends.
+    """Return the put that begins at `position` of `data`, and the position after it, if the put is complete and has the
+    form that 1.4 clients send.
 
-    Returns (None, position) for all other bytes, including incomplete or invalid puts: parse_command handles those.
-    This is the most expensive step of a put for the broker, hence one regular expression and as few calls as possible.
+    Return (None, position) for all other bytes, including incomplete or invalid puts; parse_command handles those.
+    Parsing is the most expensive step of a put in the broker, so this function uses one regular expression and as few
+    calls as possible.
     """
     match = COMMON_PUT.match(data, position)
     if match is None:
@@ -251,8 +260,8 @@ def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
 def parse_command(line: bytes) -> tuple[TextCommand, int]:
     """Decode one header line (without CR LF); return the command and the length of the body that follows it.
 
-    The body of a Put or Sync is still b"": the reader fills it in. Raises RemoteProtocolError for all lines that the
-    Java decoder refuses; a broker then closes the connection without an answer.
+    The body of a returned Put or Sync is b""; RequestReader sets it later. Raises RemoteProtocolError for all lines
+    that the Java decoder refuses; a broker then closes the connection without an answer.
     """
     tokens = line.rstrip(b" ").split(b" ")  # Java's split drops trailing empty tokens
     if not tokens[0]:
@@ -368,24 +377,26 @@ _PARSERS = {
 
 
 def encode_result(code: int, text: str, opaque: int) -> bytes:
-    """Return a whole `result` frame."""
+    """Return a complete `result` answer: the header line and the text."""
     body = text.encode("utf-8", "backslashreplace")  # it may contain the name of a file
     return encode_result_line(code, len(body), opaque) + body
 
 
 def encode_result_line(code: int, length: int, opaque: int) -> bytes:
-    """Return the header line of a `result` frame, CR LF included; `length` bytes of text follow it."""
+    """Return the header line of a `result` answer, CR LF included. The caller sends `length` bytes of text after it."""
     return b"result %d %d %d\r\n" % (code, length, opaque)
 
 
 def encode_put_result(opaque: int, message_id: int, partition: int, offset: int) -> bytes:
-    """Return a whole `result` frame for a stored put."""
+    """Return a complete `result` answer for a put that was stored."""
     body = b"%d %d %d" % (message_id, partition, offset)
     return b"result 200 %d %d\r\n%b" % (len(body), opaque, body)
 
 
 def encode_value_line(length: int, opaque: int) -> bytes:
-    """Return the header line of a `value` frame, CR LF included; `length` bytes of the log follow it."""
+    """Return the header line of a `value` answer, CR LF included. The caller sends `length` bytes of the log after
+    it.
+    """
     return b"value %d %d\r\n" % (length, opaque)
 
 
@@ -402,7 +413,9 @@ def _token(name: str) -> bytes:
 def encode_put(
     topic: str, partition: int, flag: int, checksum: int, opaque: int, body: bytes, tx_key: str | None = None
 ) -> bytes:
-    """Return a whole `put` frame in the form the 1.4.6 client sends: 7 tokens, 8 with the key of a transaction."""
+    """Return a complete `put` command in the form that the 1.4.6 client sends. Its header line has 7 tokens, or 8 with
+    the key of a transaction.
+    """
     key = b"" if tx_key is None else b" " + _token(tx_key)
     return b"put %b %d %d %d %d%b %d\r\n%b" % (_token(topic), partition, len(body), flag, checksum, key, opaque, body)
 
@@ -410,20 +423,24 @@ def encode_put(
 def encode_get(
     topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int, unpacks: bool = False
 ) -> bytes:
-    """Return a `get` line; offset and max_size in bytes. unpacks: only to a broker with COMPRESSED_MARK."""
+    """Return a `get` command. offset and max_size are in bytes. unpacks: whether the client can read compressed
+    messages; may only be set for a broker with COMPRESSED_MARK.
+    """
     line = b"get %b %b %d %d %d %d" % (_token(topic), _token(group), partition, offset, max_size, opaque)
     return b"%b %b\r\n" % (line, _UNPACKS) if unpacks else line + b"\r\n"
 
 
 def encode_offset(topic: str, group: str, partition: int, offset: int, opaque: int) -> bytes:
-    """Return an `offset` line."""
+    """Return an `offset` command."""
     return b"offset %b %b %d %d %d\r\n" % (_token(topic), _token(group), partition, offset, opaque)
 
 
 def encode_transaction(
     tx_key: str | None, session: str, kind: TransactionType, timeout: int, qualifier: str, opaque: int
 ) -> bytes:
-    """Return a `transaction` line. tx_key: None for RECOVER. timeout: seconds, 0 = none; qualifier: "" = none."""
+    """Return a `transaction` command. tx_key: None for RECOVER. timeout: seconds, 0 = no timeout. qualifier: "" = no
+    qualifier.
+    """
     key = _token(NULL_KEY if tx_key is None else tx_key)
     # a qualifier of digits alone would be read as the timeout
     seconds = b" %d" % timeout if timeout or qualifier.isdigit() else b""
@@ -432,24 +449,28 @@ def encode_transaction(
 
 
 def encode_stats(item: str, opaque: int) -> bytes:
-    """Return a `stats` line; without an item in the Java client's form with two blanks."""
+    """Return a `stats` command. If `item` is "", it has two blanks after `stats`, as the Java client sends it."""
     return b"stats %b %d\r\n" % (_token(item) if item else b"", opaque)
 
 
 def encode_sync_line(
     topic: str, partition: int, length: int, flag: int, message_id: int, checksum: int, opaque: int
 ) -> bytes:
-    """Return the header line of a `sync`, CR LF included; a body of `length` bytes follows it."""
+    """Return the header line of a `sync` command, CR LF included. The caller sends a body of `length` bytes after
+    it.
+    """
     return b"sync %b %d %d %d %d %d %d\r\n" % (_token(topic), partition, length, flag, message_id, checksum, opaque)
 
 
 def encode_version(opaque: int) -> bytes:
-    """Return a `version` line."""
+    """Return a `version` command."""
     return b"version %d\r\n" % opaque
 
 
 def parse_put_result(text: str) -> tuple[int, int, int]:
-    """Return (message id, partition, offset) of a successful put's body; surplus tokens are ignored, as Java does."""
+    """Parse the text of the answer to a successful put; return (message id, partition, offset). Surplus tokens are
+    ignored, as in Java.
+    """
     tokens = text.split(" ")
     try:
         return int(tokens[0]), int(tokens[1]), int(tokens[2])
@@ -458,10 +479,11 @@ def parse_put_result(text: str) -> tuple[int, int, int]:
 
 
 class AnswerReader:
-    """Reads a broker's text answers from a stream of bytes; no I/O.
+    """Parses a broker's answers of the text protocol from a stream of bytes. This class does no I/O.
 
-    Cost: O(bytes), each byte is joined at most once. A line is bounded by MAX_LINE_BYTES; a body by `max_body_bytes`
-    (a `value` is as long as the broker's maxTransferSize allows, which the client does not know).
+    The cost is O(bytes), because each byte is copied by a join at most once. A header line has at most MAX_LINE_BYTES.
+    A body has at most `max_body_bytes`; a `value` may be as long as the broker's maxTransferSize, which the client does
+    not know.
     """
 
     def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:
@@ -470,7 +492,9 @@ class AnswerReader:
         self._missing = 0  # bytes still to come before the next parsing; 0 = parse at once
 
     def receive(self, data: bytes) -> list[Answer]:
-        """Take the next bytes; return the answers they complete. Raises RemoteProtocolError: close the connection."""
+        """Take the next bytes of the stream; return the answers that are complete now. Raises RemoteProtocolError,
+        after which the caller must close the connection.
+        """
         if self._missing > len(data):
             self._chunks.append(data)
             self._missing -= len(data)

@@ -1,8 +1,8 @@
-"""TLS without I/O: turn a connection's bytes into plaintext, and plaintext into bytes.
+"""TLS without I/O: decrypt the bytes that a connection has received, and encrypt the bytes to send.
 
-Both sides of metaq's connections use it; the standard library's OpenSSL does the work. OpenSSL reads and writes memory
-here. So one thread can hold a connection's socket while another waits for it, and a broker can decide by the first byte
-of a connection whether it is TLS.
+Brokers and clients of metaq use this module; the OpenSSL of Python's standard library does the work. Here OpenSSL reads
+and writes memory buffers instead of a socket. So one thread can use a connection's socket while another thread waits
+for it, and a broker can decide by the first byte of a connection whether the connection uses TLS.
 """
 
 from __future__ import annotations
@@ -27,29 +27,33 @@ _READ_BYTES = 16 << 10
 """Maximum bytes of plaintext in one TLS record."""
 _ALL_BYTES = 1 << 30
 _JOINED_BYTES = 64 << 10
-"""Buffers below this size are encrypted together: a record costs more than a copy."""
+"""Buffers smaller than this number of bytes are joined before encryption, because copying them costs less than an
+additional TLS record.
+"""
 
 
 class TlsStream:
-    """One side of one connection. One thread at a time calls its methods."""
+    """One side of one TLS connection. Only one thread at a time may call its methods."""
 
     def __init__(
         self, context: ssl.SSLContext, peer: str, *, server_side: bool = False, server_hostname: str | None = None
     ) -> None:
-        """peer: names the other side in errors. server_hostname: the name that the server's certificate must have."""
+        """peer: the name of the other side in error texts. server_hostname: for a client, the name that the server's
+        certificate must contain.
+        """
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self.peer = peer
-        """Names the other side."""
+        """The name of the other side in error texts."""
         self.established = False
-        """Whether the handshake is over: plaintext may go both ways."""
+        """Whether the handshake is complete, so that data can be sent in both directions."""
         self.ended = False
-        """Whether the other side has reported that it sends nothing more."""
+        """Whether the other side has reported by an alert that it sends no more data."""
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes from the connection; without bytes, begin or continue the handshake. Raises TlsFailed; `take` then
-        has the alert for the other side.
+        """Take bytes that the connection has received. Without bytes, begin or continue the handshake. Raises
+        TlsFailed; `take` then returns the alert to send to the other side.
         """
         if data:
             self._incoming.write(data)
@@ -66,9 +70,9 @@ class TlsStream:
         self.established = True
 
     def read(self, size: int = _ALL_BYTES) -> bytes:
-        """Return the plaintext that has come, at most `size` bytes; b"" if no whole record has come, or after the end.
-        The plaintext may be longer than the bytes of the last `receive`, because these may complete a record that began
-        earlier. Raises TlsFailed.
+        """Return the decrypted data, at most `size` bytes. Return b"" if no complete TLS record has arrived, or after
+        the end of the other side's stream. The data may be longer than the bytes of the last `receive` call, because
+        these may complete a TLS record whose first bytes arrived earlier. Raises TlsFailed.
         """
         parts: list[bytes] = []
         left = size
@@ -89,7 +93,7 @@ class TlsStream:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def write(self, buffers: Iterable[Buffer]) -> None:
-        """Encrypt plaintext for `take`. May only be called when `established`."""
+        """Encrypt data to send; `take` returns the result. May only be called when `established` is true."""
         small: list[Buffer] = []
         size = 0
         for data in buffers:
@@ -108,17 +112,19 @@ class TlsStream:
             self._tls.write(data)
 
     def take(self) -> bytes:
-        """Return the bytes for the connection: handshake, records, alerts."""
+        """Return the bytes to send on the connection: handshake messages, encrypted records and alerts."""
         return self._outgoing.read()
 
     def end(self) -> None:
-        """End this side's stream: `take` then returns an alert that tells this to the other side."""
+        """End this side's stream. `take` then returns an alert that tells the other side that no more data follows."""
         with suppress(ssl.SSLError):  # the other side has not said so yet, or the handshake is not over
             self._tls.unwrap()
 
     @property
     def certificate(self) -> dict[str, object]:
-        """The other side's verified certificate, as `ssl.SSLSocket.getpeercert` shows it; empty without one."""
+        """The other side's verified certificate, in the form of `ssl.SSLSocket.getpeercert`; empty if the other side
+        has no certificate.
+        """
         found: dict[str, object] = dict(self._tls.getpeercert() or {}) if self.established else {}
         return found
 

@@ -1,6 +1,8 @@
-"""The framed protocol's requests about transactions: 1.x's verbs, outcomes, and an operator's decisions.
+"""The framed protocol's requests about transactions: 1.x's verbs, the outcome of a transaction, and an operator's
+decision on a transaction.
 
-Each class is one set of extFields (docs/protocol.md), written and read as fields.py says.
+Each class describes the extFields of one kind of request or answer (docs/protocol.md). fields.py encodes and decodes
+them.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ def _or_null(key: str | None) -> str:
 
 @dataclass(slots=True)
 class TransactionRequest(ExtFields):
-    """TRANSACTION: a verb of 1.x's command `transaction` (wire.md §3, docs/transactions.md).
+    """TRANSACTION: execute a verb of 1.x's command `transaction` (wire.md §3, docs/transactions.md).
 
-    tx_key: None for RECOVER. type: a name of TransactionType. timeout_seconds: for BEGIN; 0 = no timeout. qualifier:
-    for RECOVER; "" = all.
+    tx_key: the transaction's key; None for RECOVER. type: the name of a member of TransactionType. timeout_seconds: for
+    BEGIN, the time limit of the transaction; 0 = no limit. qualifier: for RECOVER, list only transactions with this
+    unique qualifier; "" = all transactions.
     """
 
     tx_key: Annotated[str | None, Field(TX_KEY, parse_key, _or_null, missing=None)]
@@ -45,7 +48,7 @@ class TransactionRequest(ExtFields):
 class TransactionOutcomeRequest(ExtFields):
     """TRANSACTION_OUTCOME: ask whether a local transaction is committed. If it is open, it is rolled back.
 
-    first_id: id of its first message.
+    first_id: id of the transaction's first message.
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]
@@ -54,7 +57,9 @@ class TransactionOutcomeRequest(ExtFields):
 
 @dataclass(slots=True)
 class TransactionOutcomeReply(ExtFields):
-    """committed: whether the transaction's messages can be read; if not, none of them ever can."""
+    """Answer to TRANSACTION_OUTCOME. committed: whether the transaction is committed, so that its messages can be read.
+    If it is not, none of its messages will ever be readable.
+    """
 
     committed: Annotated[bool, flag("committed")]
 
@@ -64,17 +69,19 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
-    """PREPARED_TRANSACTIONS. active: whether to list also open, unprepared transactions: those with the most bytes."""
+    """PREPARED_TRANSACTIONS: ask for a list of the prepared transactions. active: whether to list also those open,
+    unprepared transactions that have the most bytes.
+    """
 
     active: Annotated[bool, flag("active", left_out=True)] = False
 
 
 @dataclass(slots=True)
 class CompleteTransactionRequest(ExtFields):
-    """COMPLETE_TRANSACTION: an operator's decision on a prepared XA transaction.
+    """COMPLETE_TRANSACTION: carry out an operator's decision on a prepared XA transaction.
 
-    action: commit, rollback (also of an open, unprepared transaction), complete (give it up without choosing one of
-    these) or forget (drop the record of such a decision).
+    action: commit; rollback, also for an open, unprepared transaction; complete, which gives the transaction up without
+    a commit or a rollback; or forget, which drops the broker's record of an operator's decision.
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

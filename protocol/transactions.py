@@ -1,4 +1,4 @@
-"""Transaction keys and verbs, shared by the text and the framed protocol (wire.md §3)."""
+"""The keys and the verbs of transactions, which the text protocol and the framed protocol share (wire.md §3)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 NULL_KEY = "null"
-"""The key of RECOVER, which concerns no particular transaction."""
+"""The transaction key in a RECOVER command, which concerns no particular transaction."""
 
 TX_KEY = "txKey"
-"""The extField that names a transaction and puts a message into it."""
+"""Name of the extField with a transaction's key. A send with this field is a part of that transaction."""
 
 _LOCAL, _XA = "TX", "XID"
 
@@ -33,7 +33,7 @@ _FORBIDDEN = re.compile("[\x00\t\n\r \ud800-\udfff]")
 
 
 class TransactionType(Enum):
-    """The verbs of `transaction`."""
+    """The verbs of the command `transaction`."""
 
     BEGIN = "BEGIN"
     PREPARE = "PREPARE"
@@ -49,13 +49,15 @@ class XaVote(IntEnum):
     """A broker's answer to PREPARE (X/Open XA, ax_reg and xa_prepare)."""
 
     OK = 0
-    """Prepared: commit it or roll it back."""
+    """The transaction is prepared: the coordinator has to commit it or roll it back."""
     READ_ONLY = 3
-    """No message was sent in it; it is forgotten already."""
+    """No message was sent in the transaction, so the broker has already forgotten it."""
 
 
 class XaCode(IntEnum):
-    """Why an XA verb failed: the numbers of X/Open XA, which JTA's XAException and 1.x use."""
+    """The reason why an XA verb failed. The numbers are those of X/Open XA, which JTA's XAException and 1.x also
+    use.
+    """
 
     XA_RBROLLBACK = 100
     XA_RBOTHER = 104
@@ -75,7 +77,8 @@ class XaCode(IntEnum):
 
 
 def parse_key(key: str) -> str | None:
-    """Return the key in the only form that 1.x writes; None for `null`.
+    """Check a transaction key in a command and return it; None for the text `null`. 1.x writes keys only in these two
+    forms:
 
     `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
     case. Raises RemoteProtocolError for all other texts.
@@ -96,12 +99,14 @@ def parse_key(key: str) -> str | None:
 
 
 def parse_own_key(text: str) -> str:
-    """Return the key of a request about one transaction. Here `null` stays a key, which no transaction can have."""
+    """Return the key in a request about one transaction. The text `null` is returned as a key here; no transaction can
+    have it.
+    """
     return parse_key(text) or NULL_KEY
 
 
 def is_xa(key: str) -> bool:
-    """Whether a parsed key belongs to an XA transaction, which any connection may use."""
+    """Whether a parsed key is the key of an XA transaction. Any connection may use an XA transaction."""
     return key.startswith(_XA)
 
 

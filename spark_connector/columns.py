@@ -1,4 +1,6 @@
-"""Turn rows into messages: the allowed columns of a written DataFrame, and what each column means."""
+"""Turn the rows of a written DataFrame into messages: which columns the DataFrame may have, and what each column
+means.
+"""
 
 from __future__ import annotations
 
@@ -50,16 +52,16 @@ COLUMNS = {
     "deliver_at": "timestamp",
     "priority": "int",
 }
-"""The columns that may be written, and their allowed types."""
+"""The columns that a written DataFrame may have, and the allowed types of each."""
 
 PreparedItem = bytes | Message
-"""A payload, or a Message whose body already starts with its attributes (it has no partition yet)."""
+"""A plain payload, or a Message whose body already starts with its attribute (the Message has no partition yet)."""
 
 _NOWHERE = TopicPartition("", -1, -1)
 
 
 class _Headers(NamedTuple):
-    """The values of the column `headers` in one row."""
+    """The decoded value of the column `headers` in one row. reserved: metaq's own properties."""
 
     properties: dict[str, PropertyValue]
     reserved: dict[str, str]
@@ -80,8 +82,8 @@ class _Said(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one topic, in order. keys: the keys that choose the rows' partitions; None if no row has a key. Either
-    all rows have a delivery time (deliver_at), or none.
+    """Rows of one topic, in order, turned into messages. keys: for each row the key that determines its partition; None
+    if no row has a key. Either all rows have a delivery time (deliver_at), or none has one.
     """
 
     topic: str
@@ -90,12 +92,12 @@ class Rows(NamedTuple):
 
 
 def size_of(item: PreparedItem) -> int:
-    """Return the size of the message's body in bytes."""
+    """Return the size of the prepared message's body in bytes."""
     return len(item.body) if isinstance(item, Message) else len(item)
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError if rows of `schema` cannot be messages."""
+    """Raise ConfigError if rows with the columns of `schema` cannot be turned into messages."""
     for field in schema.fields:
         if field.name not in COLUMNS:
             raise ConfigError("column", field.name, f"is not written: select only {', '.join(COLUMNS)}")
@@ -140,8 +142,9 @@ def _has_type(name: str, kind: DataType) -> bool:
 def rows_by_topic(
     batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
 ) -> Iterator[Rows]:
-    """Yield the rows of each topic. typed: headers have the form of a read with typedHeaders. packer: compresses
-    payloads. Raises ClientError for a row that is not a message."""
+    """Yield the rows of each topic as messages. typed: whether headers have the form that a read with typedHeaders
+    returns. packer: compresses payloads. Raises ClientError for a row that cannot be a message.
+    """
     for name, rows in _by_topic(batch, topic):
         for each in _by_time(rows):
             yield _rows(name, each, typed, packer)
@@ -159,7 +162,9 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split rows into immediate and delayed ones, because no batch of messages may have both."""
+    """Split the rows into those without a delivery time and those with one, because a batch of messages must not
+    contain both.
+    """
     if "deliver_at" not in batch.schema.names or not batch.num_rows:
         yield batch
         return
@@ -174,9 +179,11 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Return the rows without a key, and the rows with a key by partition, each with one of the partition's keys.
+    """Return the rows without a key, and a dict of the rows with a key by partition. With each partition comes one key
+    that belongs to it.
 
-    Without partitions (no broker publishes the topic now), all rows with a key are under None.
+    If `partitions` is empty, because no broker publishes the topic now, all rows with a key are stored in the dict
+    under None.
     """
     if rows.keys is None:
         return rows.items, {}
@@ -270,7 +277,7 @@ def _priorities(batch: pa.RecordBatch) -> list[int] | None:
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
-    """Return the column as texts; None if it is missing, or null in all rows."""
+    """Return the values of the column `name` as texts; None if the column is missing, or null in all rows."""
     if name not in batch.schema.names or batch.column(name).null_count == batch.num_rows:
         return None
     try:

@@ -1,14 +1,17 @@
-"""Write exactly once: names of transactions, a task's transactions, and the driver's decision on a batch.
+"""Write exactly once (exactlyOnce): the names of transactions, the transactions of a task, and the driver's decision on
+a batch.
 
-All transactions of a query have the same qualifier, so that `recover` lists exactly these. The other parts are in the
-xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The
-query id and the batch are Spark's and the same after a restart. The random part differs, so that the transaction names
-of a restarted driver's tasks cannot equal the names of transactions left by an earlier run.
+All transactions of a query have the same qualifier, so that `recover` lists exactly the query's transactions. The rest
+of a name is in the xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes
+at most, each). The query id and the batch number come from Spark and are the same after a restart. The random part
+differs, so that transactions of a restarted driver's tasks cannot have the same names as transactions left by an
+earlier run.
 
-Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: from then on
-the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision, nobody
-commits its transactions: Spark runs the batch again, and they are rolled back. If it is killed after the decision, the
-next run of the batch commits them, and rolls back the transactions that it has prepared itself.
+Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: after this
+write the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision,
+its transactions are never committed: Spark runs the batch again, and the transactions of the killed driver are rolled
+back. If a driver is killed after the decision, the next run of the batch commits the decided transactions, and rolls
+back the transactions that its own tasks have prepared.
 """
 
 from __future__ import annotations
@@ -52,33 +55,36 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 _FORMAT_ID = 0x6D717370
-"""Format id of metaq's xids: "mqsp"."""
+"""The format id in the xids of this connector: the characters "mqsp"."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One batch of one query. Its messages become visible all together or not at all (broker by broker, one after the
-    other)."""
+    """One batch of one query. Either all of its messages become visible or none. They become visible at one broker
+    after the other.
+    """
 
     query_id: str
     batch: int
 
 
 class Verdicts(NamedTuple):
-    """The decisions on transactions in doubt; transactions of later batches stay as they are."""
+    """Which transactions in doubt are to be committed, and which are to be rolled back. Transactions of later batches
+    are in neither list.
+    """
 
     commit: tuple[Xid, ...]
     roll_back: tuple[Xid, ...]
 
 
 def qualifier(query_id: str) -> str:
-    """Return the qualifier of a query's transactions at brokers."""
+    """Return the qualifier by which brokers recognize the transactions of a query."""
     return f"spark-{query_id}"
 
 
 def branch_name(broker: int, partition: int, attempt: int, number: int, token: str) -> str:
-    """Return the name of a transaction within its batch. number: its number within the task; token: 8 random
-    characters.
+    """Return the name of a transaction within its batch. partition, attempt: Spark's numbers for the task. number: the
+    transaction's number within the task. token: 8 random characters.
     """
     return f"{broker}.{partition}.{attempt}.{number}.{token}"
 
@@ -88,18 +94,20 @@ def xid_of(write: BatchWrite, name: str) -> Xid:
 
 
 def broker_of(name: str) -> int:
-    """Return the id of the broker that has the transaction of this name."""
+    """Return the id of the broker at which the transaction with this name was begun."""
     return int(name.partition(".")[0])
 
 
 def batch_of(xid: Xid) -> int:
-    """Return the batch of a transaction."""
+    """Return the number of the batch to which a transaction belongs."""
     return int(xid.gtrid.rpartition(b"/")[2])
 
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
-    """Decide on transactions in doubt while `batch` is being finished. Transactions that the decision names are
-    committed. Others of this batch and of earlier ones are rolled back, because no decision can name them any more."""
+    """Choose which transactions in doubt to commit and which to roll back, while `batch` is being finished.
+    Transactions that the recorded decision names are to be committed. Other transactions of this batch and of earlier
+    batches are to be rolled back, because no decision can name them any more.
+    """
     commit, roll_back = [], []
     for xid in in_doubt:
         if decided is not None and batch_of(xid) == decided.batch and xid.bqual.decode() in decided.pending:
@@ -113,14 +121,17 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""Errors of an unprepared transaction whose broker, or leader, is gone or does not answer."""
+"""XA error codes of a transaction that is not prepared yet and whose broker, or broker set's leader, is gone or does
+not answer.
+"""
 
 
 class TaskTransactions:
-    """The transactions of one attempt of one task. One thread.
+    """The transactions of one attempt of one task. Only one thread may use this object.
 
-    Rows are collected up to `transaction_bytes`, then sent in one transaction per broker, which is begun and prepared
-    at once. So slow rows from Spark do not exceed the brokers' time limit for transactions.
+    Rows are collected up to `max_bytes`, then sent in one transaction per broker. This transaction is begun and
+    prepared without a pause. So the brokers' time limit for transactions is not exceeded even if Spark delivers rows
+    slowly.
     """
 
     def __init__(
@@ -145,7 +156,9 @@ class TaskTransactions:
         self._xa: XaResource | None = None
 
     def add(self, rows: Rows) -> None:
-        """Take rows of one topic, and prepare the collected rows when there are enough. Raises NoPartition, XaError."""
+        """Collect rows of one topic. If enough rows are collected, send them in transactions and prepare these. Raises
+        NoPartition, XaError.
+        """
         partitions = self._producer.partitions(rows.topic)
         if not partitions:
             raise NoPartition(f"topic {rows.topic!r} is published by no registered broker: start one that does")
@@ -160,14 +173,16 @@ class TaskTransactions:
                 self._wait(partition, batch)
 
     def finish(self) -> None:
-        """Prepare the remaining rows."""
+        """Send the remaining collected rows in transactions, and prepare these."""
         waiting, self._waiting, self._bytes = self._waiting, defaultdict(list), 0
         for broker in sorted({partition.broker for partition in waiting}):
             mine = {partition: items for partition, items in waiting.items() if partition.broker == broker}
             self._prepare(broker, mine)
 
     def roll_back(self) -> None:
-        """Roll back all prepared transactions whose brokers answer; the others are rolled back with the next batch."""
+        """Roll back all prepared transactions whose brokers answer. The other prepared transactions are rolled back
+        with the next batch.
+        """
         for name in self.prepared:
             self._try_to_roll_back(name)
 
@@ -178,10 +193,11 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
-        """Prepare a transaction on this broker; try again in a new transaction if the broker was lost or silent.
+        """Send these messages to the broker in one transaction, and prepare it. If the broker is lost or does not
+        answer, try again in a new transaction.
 
-        If an answer was lost, its transaction may be prepared all the same. It is never committed: the batch commits
-        only transactions whose answer has come.
+        If the broker's answer was lost, the first transaction may be prepared nevertheless. It is never committed,
+        because the batch commits only transactions whose answer has arrived.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:
@@ -228,13 +244,15 @@ class TaskTransactions:
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 COMMIT_SECONDS = 60.0
-"""Seconds for which a decided batch waits for silent brokers before the query fails (a restart continues the batch)."""
+"""Seconds for which a decided batch waits for brokers that do not answer, before the query fails. A restart of the
+query continues the batch.
+"""
 
 _COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
 
 
 class Resource(Protocol):
-    """The methods of an XaResource that are needed here."""
+    """The methods of an XaResource that a Coordinator calls."""
 
     def commit(self, xid: Xid) -> None: ...
     def rollback(self, xid: Xid) -> None: ...
@@ -244,17 +262,17 @@ class Resource(Protocol):
 
 
 class DecisionStore(Protocol):
-    """The methods of DecidedBatches that are needed here."""
+    """The methods of DecidedBatches that a Coordinator calls."""
 
     def load(self, query_id: str) -> Versioned: ...
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None: ...
 
 
 class Coordinator:
-    """Ends the batches of one query, on the driver. One thread.
+    """Commits or rolls back the batches of one query, on the driver. Only one thread may use it.
 
-    Raises CoordinationUnavailable, ClientError (its text says what to do) and XaError. The query then fails, and
-    `commit` of the same batch in its next run finds out the outcome.
+    Its methods raise CoordinationUnavailable, ClientError (the text says what to do) and XaError. The query then fails.
+    In its next run, `commit` of the same batch finds out the outcome.
     """
 
     def __init__(
@@ -273,8 +291,10 @@ class Coordinator:
         self._sleep = sleep
 
     def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
-        """Commit the transactions `prepared`, given by name, and no others of this batch. Return False if an earlier
-        run had decided the batch, so that `prepared` is rolled back. topic: one of the written topics."""
+        """Commit the transactions with the names `prepared`, and no other transactions of this batch. Return False if
+        an earlier run of the query had already decided the batch, so that the transactions `prepared` were rolled back.
+        topic: one of the written topics.
+        """
         found = self._complete(self._store.load(self._query_id))
         ours = _last(found) < batch
         if ours and prepared:
@@ -285,7 +305,9 @@ class Coordinator:
         return ours
 
     def abort(self, batch: int) -> None:
-        """Roll back the tasks' prepared transactions. If the batch was decided before, complete it instead."""
+        """Roll back the tasks' prepared transactions. If the commit of the batch was decided before, commit the
+        remaining decided transactions instead.
+        """
         found = self._complete(self._store.load(self._query_id))
         if _last(found) < batch:
             # A pending decision, whose answer was lost, must not take effect after this.
@@ -303,7 +325,9 @@ class Coordinator:
         return replaced
 
     def _complete(self, found: Versioned) -> Versioned:
-        """Commit decided transactions that may be uncommitted, and record that they are committed."""
+        """Commit the decided transactions that may still be uncommitted, and record in ZooKeeper that they are
+        committed.
+        """
         decided = found.decided
         if decided is None or not decided.pending:
             return found
@@ -312,8 +336,8 @@ class Coordinator:
         return self._replace(found, DecidedBatch(decided.batch, (), decided.topic))
 
     def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
-        """Commit the decided transactions on one broker. A decided transaction that is no longer in doubt there was
-        committed, because nobody rolls it back.
+        """Commit the decided transactions on one broker. If the broker no longer lists a decided transaction as in
+        doubt, the transaction was committed, because nobody rolls a decided transaction back.
         """
         names = [name for name in decided.pending if broker_of(name) == broker]
         wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
@@ -350,8 +374,9 @@ class Coordinator:
                 ) from error
 
     def _clear(self, found: Versioned, batch: int) -> None:
-        """Roll back transactions that no decision will name, of attempts that failed or were killed. Later calls roll
-        back the transactions of brokers that do not answer now.
+        """Roll back the prepared transactions of this batch and of earlier batches that no decision names; they come
+        from task attempts that failed or were killed. If a broker does not answer now, a later call rolls its
+        transactions back.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():
@@ -366,5 +391,5 @@ class Coordinator:
 
 
 def _last(found: Versioned) -> int:
-    """Return the last decided batch; -1 if there is none."""
+    """Return the number of the last decided batch; -1 if no batch was decided."""
     return -1 if found.decided is None else found.decided.batch

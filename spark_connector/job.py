@@ -1,4 +1,6 @@
-"""`metaq-spark`: topics to Parquet, partitioned by day, and back; also for spark-submit (docs/spark.md)."""
+"""The program `metaq-spark`: write topics to Parquet files that are partitioned by day, and send their rows to topics
+again. It can also be run by spark-submit (docs/spark.md).
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from .source import register
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-"""Exit codes. After FAILED the same command continues at its position (drain), or may repeat rows (restore)."""
+"""Exit codes. After FAILED, the same command can be run again: `drain` continues at its position, `restore` may send
+rows a second time.
+"""
 
 DAY = "day"
 """The partition column of the Parquet files: the date, in UTC, when the broker stored the message; null for messages of
@@ -101,8 +105,9 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Return options of the source. Raises ConfigError, and NoPartition or CoordinationUnavailable here, because Spark
-    would report them with Java's stack trace."""
+    """Return the options of the data source for `drain`. Raises ConfigError, NoPartition and CoordinationUnavailable.
+    The cluster is checked here because Spark would report these errors with a Java stack trace.
+    """
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
         "zookeeper": chosen.zookeeper,
@@ -122,8 +127,8 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Write each message exactly once, to one file: the checkpoint and the sink's own log record which batches are
-    done.
+    """Write each message to the Parquet files exactly once. The query's checkpoint and the log of Spark's file sink
+    record which batches are done.
     """
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
@@ -159,7 +164,7 @@ def _watch(query: StreamingQuery) -> dict[str, Any]:
 
 
 def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
-    """Return options of the sink. Raises the errors of _drain_options."""
+    """Return the options of the data source for `restore`. Raises the errors of _drain_options."""
     options = {
         "zookeeper": chosen.zookeeper,
         "exactlyOnce": str(chosen.exactly_once).lower(),
@@ -172,7 +177,7 @@ def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Send the rows; all rows of one partition are sent by one task, in their order."""
+    """Send the rows of the Parquet files to topics. All rows of one partition are sent by one task, in their order."""
     rows = _days(spark.read.parquet(chosen.directory), chosen.since, chosen.until)
     ordered = rows.repartition(*_PLACE).sortWithinPartitions(*_PLACE, "offset")
     left_out = {"topic"} if "topic" in options else set()
@@ -184,7 +189,9 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Select rows of these days; a row without a day (a Java broker's message) is in no range."""
+    """Return the rows of the days from `since` on and before `until`; None = no limit. If a limit is given, rows
+    without a day (messages of a Java broker) are left out.
+    """
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
     if until is not None:
@@ -196,8 +203,8 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 class WritingQuery(NamedTuple):
-    """A query that has written exactly once. batch: the last decided batch; pending: the number of its transactions
-    that may be uncommitted; topic: one of the written topics.
+    """A query that writes or has written with exactlyOnce. batch: the last batch whose commit was decided. pending: how
+    many transactions of this batch may still be uncommitted. topic: one of the topics to which the query writes.
     """
 
     query: str
@@ -207,8 +214,9 @@ class WritingQuery(NamedTuple):
 
 
 def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
-    """Yield all queries with a znode below spark/writes. Raises CoordinationUnavailable, CoordinationError for a
-    damaged znode."""
+    """Yield all queries that have a znode below spark/writes. Raises CoordinationUnavailable, and CoordinationError for
+    a damaged znode.
+    """
     store = DecidedBatches(session)
     for query_id in store.query_ids():
         decided = store.load(query_id).decided
@@ -217,8 +225,9 @@ def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
 
 
 def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
-    """Commit decided transactions, roll back prepared ones, and remove the query's znode. The query must not be
-    running, and must not be started again from its checkpoint: it would write its last batch once more.
+    """Commit the query's decided transactions, roll back its other prepared transactions, and remove its znode. The
+    query must not be running. It must not be started again from its checkpoint either, because it would write its last
+    batch a second time.
 
     Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
     """
@@ -312,7 +321,7 @@ def _day(text: str) -> str:
 
 
 def run() -> NoReturn:
-    """Run the console script."""
+    """Run the program `metaq-spark` with the process's arguments, and exit with its exit code."""
     sys.exit(main())
 
 

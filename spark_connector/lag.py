@@ -1,4 +1,6 @@
-"""Measure the lag of streaming queries: a listener to Spark's progress that asks the brokers."""
+"""Measure the lag of streaming queries. A listener receives Spark's progress events and asks the brokers for the ends
+of the partitions.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ PartitionOffsets = dict[TopicPartition, int]
 
 
 class PartitionLag(NamedTuple):
-    """A query's backlog in one partition.
+    """The backlog of a query in one partition, that is, the messages that it has not read yet.
 
-    position, end: byte offsets; bytes: size of the stored messages between them; messages: their number, None if the
-    broker cannot count them (Java); seconds: age of the oldest of these messages since its broker stored it, 0.0 if
-    there is none, None if its id has no time (Java).
+    position, end: byte offsets of the query's position and of the partition's end. bytes: size of the stored messages
+    between them. messages: number of these messages; None if the broker cannot count them (Java). seconds: time since
+    the broker stored the oldest of these messages; 0.0 if there is none, None if the message's id has no time (Java).
     """
 
     partition: TopicPartition
@@ -55,8 +57,8 @@ class PartitionLag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """The lag of one query after micro-batch `batch`. failures: for each partition that is not in `partitions`, the
-    reason.
+    """The lag of one query after the micro-batch `batch`. failures: for each partition whose lag could not be measured,
+    the reason; these partitions are not in `partitions`.
     """
 
     query_id: str
@@ -67,18 +69,22 @@ class LagReport:
 
     @property
     def bytes(self) -> int:
-        """Sum over all partitions."""
+        """The backlog in bytes, summed over all partitions."""
         return sum(each.bytes for each in self.partitions)
 
     @property
     def messages(self) -> int | None:
-        """Sum over all partitions; None if a broker cannot count the messages of one."""
+        """The number of waiting messages, summed over all partitions; None if a broker cannot count the messages of a
+        partition.
+        """
         counts = [each.messages for each in self.partitions]
         return None if None in counts else sum(each for each in counts if each is not None)
 
     @property
     def seconds(self) -> float | None:
-        """Maximum over all partitions; None if the messages of one have no times."""
+        """The age of the oldest waiting message in seconds, the maximum over all partitions; None if the messages of a
+        partition have no store times.
+        """
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)
 
@@ -93,9 +99,9 @@ class LagListener(StreamingQueryListener):
     """Listener that reports the lag after each micro-batch, and while a query is idle. Add it by
     `spark.streams.addListener(LagListener(zookeeper))`.
 
-    Spark's events only record a query's position; a thread of this object asks the cluster, so a silent broker blocks
-    no query and no other listener. If the thread is slower than the micro-batches, it skips some. Remove the listener
-    from Spark before close().
+    The event handlers only store a query's position. A thread of this object asks the cluster, so a broker that does
+    not answer blocks neither a query nor another listener. If micro-batches end faster than the thread can measure, it
+    skips some of them. Remove the listener from Spark before calling close().
     """
 
     def __init__(
@@ -107,8 +113,9 @@ class LagListener(StreamingQueryListener):
         protocol: Protocol = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """on_lag: called with each report, on this object's thread. clock: seconds since 1970, comparable with the
-        brokers'."""
+        """on_lag: called with each report, on this object's thread. clock: returns seconds since 1970, comparable with
+        the brokers' clocks.
+        """
         self._zookeeper, self._root, self._protocol = zookeeper, root, protocol
         self._on_lag = on_lag
         self._clock = clock
@@ -134,14 +141,15 @@ class LagListener(StreamingQueryListener):
             self._cluster = None
 
     def report(self, query: StreamingQuery | str) -> LagReport | None:
-        """Return the last report of a query, or of the query with this id (not runId); None before the first report.
-        Any thread."""
+        """Return the last report of a query, which is given as an object or by its id (not runId); None before the
+        first report. Any thread may call this.
+        """
         return self._reports.get(query if isinstance(query, str) else str(query.id))
 
     # --- Spark's events, on a thread of Spark -----------------------------------------------------------------------
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # the names are Spark's
-        """Do nothing, because no position is known yet."""
+        """Do nothing, because the position of a query that has just started is not known yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         progress = event.progress
@@ -151,8 +159,9 @@ class LagListener(StreamingQueryListener):
             self._schedule(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measure again: an idle query may have a lag, because it waits for minOffsetsPerTrigger, or its broker is
-        gone."""
+        """Measure the lag again. An idle query may have a lag because it waits for minOffsetsPerTrigger, or because a
+        broker is absent.
+        """
         if str(event.id) in self._known:
             self._schedule(str(event.id))
 
@@ -202,10 +211,11 @@ class LagListener(StreamingQueryListener):
 
 
 def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
-    """Return a query's positions from the offsets of its sources in Spark's progress; other kinds of sources are
-    ignored.
+    """Return the position of a query in metaq partitions. offsets: the offset of each source of the query, as Spark's
+    progress reports it; offsets of other kinds of sources are ignored.
 
-    Spark reports only the offset of a Python source, and only metaq's offsets look like `{"trades":{"0-1":4096}}`.
+    Spark does not report the kind of a source that is written in Python, only its offset. So metaq's sources are
+    recognized by the form of the offset, `{"trades":{"0-1":4096}}`.
     """
     positions: PartitionOffsets = {}
     for text in offsets:

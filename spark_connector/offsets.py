@@ -1,7 +1,8 @@
-"""Compute the byte ranges that a query, or a micro-batch of a stream, reads: pure functions of plain values.
+"""Compute the byte ranges that a batch query, or a micro-batch of a stream, reads. All functions are pure.
 
-All ranges are decided once, on the driver, when a batch is planned; later messages are not part of it. Limits of a
-micro-batch are shared among the partitions in proportion to their backlogs, so each partition makes progress.
+The driver decides all ranges once, when it plans a batch; messages that arrive later are not part of the batch. The
+limits of a micro-batch are shared among the partitions in proportion to their backlogs, so each partition makes
+progress.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ __all__ = [
 ]
 
 _STARTED = ""
-"""The key under which a position has the query's start time. It stands among the topics' names, and no topic has this
-name.
+"""The key under which a stream's position contains the query's start time. The other keys are names of topics; no topic
+has this name.
 """
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
@@ -53,8 +54,10 @@ StreamOffsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition at planning time: the broker from which it is read, its readable bytes [first, end), the group's
-    offset, and the offsets of the times in the options (None: not requested)."""
+    """A partition at planning time: the address of the broker from which it is read, its readable bytes [first, end),
+    and the offset that the consumer group has committed. starting_time, ending_time: the offsets that belong to the
+    times in the options; None if the options name no time.
+    """
 
     id: TopicPartition
     endpoint: Endpoint
@@ -67,11 +70,12 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one partition that begin in [start, end), in bytes; a message ends at `end`. Sent to an executor.
+    """The messages of one partition that begin in the bytes [start, end); `end` is the end of a message. One executor
+    receives and reads this range.
 
-    nodes: addresses of the broker set's nodes at planning time; empty if the broker is no set. planned_ms: planning
-    time in ms since 1970. Messages that had expired then are left out, also when the task is repeated. 0: none is left
-    out.
+    nodes: addresses of the broker set's nodes at planning time; empty for a broker outside a set. planned_ms: planning
+    time in ms since 1970. Messages that had expired at that time are left out, also when the task is repeated. 0: no
+    message is left out.
     """
 
     id: TopicPartition
@@ -95,7 +99,7 @@ class Lost:
 
 
 class DataLoss(OffsetOutOfRange):
-    """A query requests bytes that partitions do not have, or not any more; `lost` has each range."""
+    """A query requests bytes that partitions have deleted or never had. lost: each range of such bytes."""
 
     def __init__(self, lost: Sequence[Lost], first: int, end: int) -> None:
         super().__init__(lost[0].start, first, end)
@@ -142,7 +146,9 @@ def plan_ranges(
 
 
 def position(options: ReadOptions, state: PartitionState, *, ending: bool = False) -> int:
-    """Return where a query begins (or ends) in one partition. Raises the errors of plan_ranges."""
+    """Return the byte offset at which a query begins to read one partition, or at which it ends if `ending` is set.
+    Raises the errors of plan_ranges.
+    """
     wanted = _ending(options, state) if ending else _starting(options, state)
     if wanted == EARLIEST:
         return state.first
@@ -154,8 +160,10 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """Return both ends of the range in words, as the options name them, if it ends before it starts. A group whose
-    offset is after the end has read everything, which is no error."""
+    """If the range ends before it starts, return a description of its start and one of its end for an error, in the
+    terms of the options; otherwise return an empty list. A committed offset after the end of the range is no error: the
+    group has read everything.
+    """
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
     if first is not None and last is not None:
@@ -168,7 +176,7 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
 
 
 def shown(bounds: RangeEnds) -> object:
-    """Return the option's value as an error shows it: JSON stays JSON."""
+    """Return the value of an option in the form in which errors show it: offsets given as JSON are shown as JSON."""
     if isinstance(bounds, At):
         return bounds.time_ms
     if isinstance(bounds, str):
@@ -208,15 +216,17 @@ def _number(bounds: RangeEnds, state: PartitionState) -> int:
 
 
 def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
-    """Return the option's time for this partition, in milliseconds since 1970."""
+    """Return the time that the option names for this partition, in milliseconds since 1970; None if it names no
+    time.
+    """
     if isinstance(bounds, Times):
         return bounds.times.get(partition.topic, {}).get(str(partition))
     return bounds.time_ms if isinstance(bounds, At) else None
 
 
 class OffsetLost(OffsetOutOfRange):
-    """The query's offsets are outside the readable bytes: `lost` has each offset with its partition; `id` is the
-    partition of the first one.
+    """Offsets at which the query must start or end are outside the readable bytes. lost: each of these offsets with its
+    partition. id: the partition of the first of them.
     """
 
     def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
@@ -235,8 +245,9 @@ class OffsetLost(OffsetOutOfRange):
 def check_partitions(
     option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
 ) -> None:
-    """Raise ConfigError unless the offsets or times per partition name each of `ids` once. away: partitions without a
-    live broker, which may be omitted."""
+    """Raise ConfigError unless the offsets or times that the option gives per partition name exactly the partitions
+    `ids`. away: partitions without a live broker, which may be named or omitted.
+    """
     if isinstance(bounds, Explicit):
         named = bounds.offsets
     elif isinstance(bounds, Times):
@@ -258,8 +269,8 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Return the number of parts into which each range is cut, so that there are at least `min_partitions` parts in
-    all. The numbers are in proportion to the ranges' bytes.
+    """Return for each range the number of parts into which it is cut, so that all ranges together have at least
+    `min_partitions` parts. These numbers are in proportion to the sizes of the ranges in bytes.
     """
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
@@ -268,8 +279,8 @@ def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[
 
 
 def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
-    """Return the parts of `whole`, cut at the byte offsets `boundaries` (message boundaries; boundaries outside have no
-    effect).
+    """Return the parts of the range `whole`, cut at the byte offsets `boundaries`. Each boundary must be between two
+    messages; boundaries outside the range have no effect.
     """
     inside = {each for each in boundaries if whole.start < each < whole.end}
     marks = [whole.start, *sorted(inside), whole.end]
@@ -277,7 +288,9 @@ def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
 
 
 def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRange:
-    """Return `found` without its bytes before `start` and from `end` on."""
+    """Return the range `found` without the bytes before `start` and without the bytes from `end` on; None: that side is
+    not changed.
+    """
     low = found.start if start is None else max(found.start, start)
     high = found.end if end is None else min(found.end, end)
     return OffsetRange(found.id, found.endpoint, low, high)
@@ -287,7 +300,7 @@ def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRang
 
 
 def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None) -> dict[str, dict[str, int]]:
-    """Encode a stream's position, in the order of partitions. started_ms: as in `started_of`."""
+    """Encode a stream's position, sorted by partition. started_ms: the start time of the query, as in `started_of`."""
     found: dict[str, dict[str, int]] = {} if started_ms is None else {_STARTED: {"ms": started_ms}}
     for partition in sorted(offsets):
         found.setdefault(partition.topic, {})[str(partition)] = offsets[partition]
@@ -295,8 +308,9 @@ def to_json(offsets: Mapping[TopicPartition, int], started_ms: int | None = None
 
 
 def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
-    """Decode a stream's position: the inverse of to_json. Raises ValueError for anything except a position of this
-    source."""
+    """Decode a stream's position, the inverse of to_json. Raises ValueError if `offsets` is not a position of this data
+    source.
+    """
     return {
         TopicPartition.parse(topic, name): offset
         for topic, names in offsets.items()
@@ -306,13 +320,16 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 
 def started_of(offsets: StreamOffsets) -> int | None:
-    """Return when the query with this position began, in milliseconds since 1970. None: an earlier version has written
-    the position; then partitions that the query did not see at its start begin at byte 0."""
+    """Return the start time of the query with this position, in milliseconds since 1970. None: an earlier version of
+    metaq has written the position. The query then reads partitions that it did not see at its start from byte 0.
+    """
     return offsets.get(_STARTED, {}).get("ms")
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
-    """Return the same position after moves of partitions, with their offsets, to other brokers."""
+    """Return the same position after partitions have moved to other brokers: a moved partition has its new name and
+    keeps its offset.
+    """
     moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
     for each, offset in offsets.items():
@@ -325,16 +342,21 @@ def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> di
 # --- admission of messages to one micro-batch -------------------------------------------------------------------------
 
 Span = tuple[int, int]
-"""Bytes [start, end) of a partition that wait to be read; a message begins at both (or the partition ends at `end`)."""
+"""The bytes [start, end) of a partition that are still to be read. A message begins at `start`, and a message begins at
+`end` or the partition ends there.
+"""
 Count = Callable[[TopicPartition, Span], int]
-"""Returns the number of messages in a span."""
+"""A function that returns the number of messages in a span of a partition."""
 After = Callable[[TopicPartition, int, int, int], int]
-"""Returns, for (partition, offset, messages, bytes), the offset after at most that many messages and bytes."""
+"""A function that, for (partition, offset, messages, bytes), returns the offset after at most `messages` messages and
+`bytes` bytes from `offset` on.
+"""
 
 
 def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicPartition, int]:
-    """Divide `limit` in proportion to `waiting`, at most the backlog of each partition. The sum is `limit`, or the
-    whole backlog if that is smaller."""
+    """Divide `limit` among the partitions in proportion to their backlogs `waiting`; no partition gets more than its
+    backlog. The sum of the shares is `limit`, or the whole backlog if that is smaller.
+    """
     total = sum(waiting.values())
     if total <= limit:
         return dict(waiting)
@@ -349,10 +371,11 @@ def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 def admit(
     limits: BatchLimits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
 ) -> dict[TopicPartition, int] | None:
-    """Return where the next micro-batch ends in each partition of `waiting`; None if it waits for more messages.
+    """Return the offset at which the next micro-batch ends in each partition of `waiting`; None if the micro-batch has
+    to wait for more messages.
 
-    may_wait: whether minOffsetsPerTrigger applies, that is, maxTriggerDelay has not passed. If there are messages, a
-    batch has at least one, even if that is larger than maxBytesPerTrigger.
+    may_wait: whether minOffsetsPerTrigger still applies, that is, whether maxTriggerDelay has not passed yet. If there
+    are messages, a batch has at least one message, even if this message is larger than maxBytesPerTrigger.
     """
     spans = {each: span for each, span in waiting.items() if span[0] < span[1]}
     ends = {each: span[1] for each, span in waiting.items()}

@@ -1,7 +1,8 @@
 """Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
-Names and meanings are the same as in Spark's Kafka source if that has the option. A wrong value raises ConfigError with
-the option, the value and the choices. So does an unknown option, or an option of the other kind of read.
+An option that Spark's Kafka source also has, has the same name and meaning here. A wrong value raises ConfigError,
+which names the option, the value and the choices. An unknown option also raises ConfigError, and so does an option for
+streams in a batch query, or the reverse.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ WRITE_NAMES = (
     "metaq.transaction.bytes",
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
-"""Options of a streaming query that belong to Spark, and that Spark passes on."""
+"""Options of a streaming query that are meant for Spark itself. Spark also passes them to the data source, which
+ignores them.
+"""
 PROVIDER = "provider"
-"""Option that Spark passes when a table is made, `CREATE TABLE … USING metaq`."""
+"""Option that Spark passes to the data source for `CREATE TABLE … USING metaq`."""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
-"""Option that Spark sets for `load("trades")`, `start("trades")` and `save("trades")`."""
+"""Option in which Spark passes the argument of `load("trades")`, `start("trades")` and `save("trades")`."""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
@@ -101,13 +104,14 @@ class WriteOptions:
 
 
 class OptionValues:
-    """The given options by name, ignoring case, as in Spark."""
+    """The options that the user gave, by name. Upper and lower case of names are not distinguished, as in Spark."""
 
     def __init__(
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
-        """path: the option set by `load("trades")`. listed: the valid names in words, if some options are only for some
-        uses."""
+        """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: the text of an
+        error that lists the valid names; needed if some options are only for some uses.
+        """
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
             raise ConfigError(PROVIDER, self._values[PROVIDER], _NO_TABLES)
@@ -172,7 +176,9 @@ class OptionValues:
 
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
-    """Return `name` if `check` accepts it; `value` is the option's whole value, if it has more than this name."""
+    """Return `name` if `check` accepts it; otherwise raise ConfigError. value: the option's whole value, for the error,
+    if the value contains more than this name.
+    """
     try:
         return check(name)
     except InvalidName as error:
@@ -182,16 +188,17 @@ def check_name(option: str, name: str, check: Callable[[str], str], value: str |
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 EARLIEST, LATEST = -2, -1
-"""Offsets with a special meaning in JSON, as in Spark's Kafka source."""
+"""Numbers that stand for the earliest and the latest offset in offsets given as JSON, as in Spark's Kafka source."""
 
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
-"""Bytes of one block, which becomes one Arrow batch. Smaller blocks cost Python and the broker more per row, larger
-ones Spark's JVM."""
+"""Default size of one block, in bytes. A block is fetched by one request and becomes one Arrow batch. Smaller blocks
+cost Python and the broker more time per row, larger blocks cost Spark's JVM more.
+"""
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
-"""Maximum tags of a read: every pull contains all of them."""
+"""Maximum number of tags that a read may name, because every pull request contains all of them."""
 
 COMMON_NAMES = (
     "zookeeper",
@@ -228,19 +235,23 @@ _LISTED = (
 )
 
 ReadMode = Literal["batch", "stream", "any"]
-"""The kind of a read. any: for the checks of load(), when the kind is not known yet."""
+"""The kind of a read. `any` is used for the checks in load(), when it is not known yet whether the read is a batch or a
+stream.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Explicit:
-    """Offsets per topic and partition name (`<brokerId>-<partition>`), in bytes; EARLIEST and LATEST are allowed."""
+    """A byte offset for each topic and partition name (`<brokerId>-<partition>`). EARLIEST and LATEST are also
+    allowed.
+    """
 
     offsets: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times per topic and partition name, in milliseconds since 1970."""
+    """A time for each topic and partition name, in milliseconds since 1970."""
 
     times: Mapping[str, Mapping[str, int]]
 
@@ -253,12 +264,16 @@ class At:
 
 
 RangeEnds = str | Explicit | Times | At
-"""`earliest`, `latest`, `committed`, offsets or times per partition, or one time."""
+"""Where a read starts or ends: one of the words `earliest`, `latest` and `committed`; an offset or a time for each
+partition; or one time for all partitions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits of one micro-batch of a stream; None = no limit. max_delay_seconds: maxTriggerDelay."""
+    """The limits of one micro-batch of a stream; None = no limit. max_delay_seconds: the value of the option
+    maxTriggerDelay, in seconds.
+    """
 
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -270,8 +285,8 @@ class BatchLimits:
 class ReadOptions:
     """All options of a read. Exactly one of topics, pattern and assigned is set.
 
-    columns: the columns for Spark, in its order; None: all. This is not an option, but the schema of
-    `spark.read.schema(…)`.
+    columns: the columns that Spark expects, in Spark's order; None: all columns. They come from `spark.read.schema(…)`,
+    not from an option.
     """
 
     zookeeper: str
@@ -399,8 +414,10 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
 
 
 def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
-    """Return the option's name and the start. If several are given, the order of precedence is the Kafka source's: one
-    time, times, offsets."""
+    """Return where the read starts, and the name of the option that sets it. If several options are given, the
+    precedence is that of Spark's Kafka source: first startingTimestamp, then startingOffsetsByTimestamp, then
+    startingOffsets.
+    """
     if values.given("startingTimestamp"):
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
     if values.given("startingOffsetsByTimestamp"):
@@ -423,8 +440,9 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
 def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
-    """Return the bounds that the option sets. never: EARLIEST or LATEST, whichever has no meaning here; None: both have
-    a meaning. hint: a remark about `words` for the error.
+    """Return the start or the end of a read that the option sets. words: the words that are valid values. never:
+    EARLIEST or LATEST, whichever is not allowed in JSON for this option; None: both are allowed. hint: a remark about
+    `words` for the error.
     """
     text = values.get(option, default).strip()
     if text.lower() in words:
@@ -456,7 +474,9 @@ def _time(values: OptionValues, option: str) -> int:
 def _numbers(
     option: str, text: str, wanted: str, check: Callable[[int], str | None]
 ) -> Mapping[str, Mapping[str, int]]:
-    """Parse JSON with a number per topic and partition. `check` returns what is wrong with a number, or None."""
+    """Parse JSON that has a number for each topic and partition. check: returns an error text for a wrong number, None
+    for a good one.
+    """
     topics = _json_object(option, text, '{"trades":{"0-0":4096}}')
 
     def wrong(what: str) -> NoReturn:
@@ -475,8 +495,9 @@ def _numbers(
 
 
 def _once(option: str, text: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict. Raises ConfigError for repeated names: JSON would keep the last one, and the query
-    would read something else than was written."""
+    """Return the pairs of a JSON object as a dict. Raises ConfigError for a repeated name: Python's JSON parser would
+    keep only the last value, so the query would ignore a part of the option.
+    """
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:

@@ -1,4 +1,6 @@
-"""Ask the cluster, on the driver, for the partitions and their contents, and decide where to cut them."""
+"""Plan a query on the driver: ask the cluster for the partitions and their readable bytes, and decide where to cut them
+into ranges for tasks.
+"""
 
 from __future__ import annotations
 
@@ -59,30 +61,31 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WARNING_SECONDS = 10.0
-"""Seconds between two log lines while a query waits."""
+"""Seconds between two log lines while a query waits for brokers."""
 
 PLANNING_SECONDS = 10.0
-"""Maximum seconds that planning waits until each broker set with a node has a leader with all its topics. Planning also
-waits so long for a topic that no live broker has, while a set may change its leader, and for a partition that may be
-moving to another broker.
+"""Maximum seconds that planning waits until each broker set that has a live node has a leader that serves all topics of
+the set. Planning waits equally long for a topic that no live broker has if a set may be changing its leader, and for a
+partition that may be moving to another broker.
 """
 
 FAILOVER_SECONDS = 60.0
-"""Maximum seconds that the planning driver waits for silent or absent brokers. A task also waits so long for its broker
-to come back or to be replaced: a reading task continues after the last message, a writing task waits for a broker set's
-next leader.
+"""Maximum seconds that the driver waits during planning for brokers that are absent or do not answer. A task waits
+equally long for its broker to come back or to be replaced: a reading task then continues after the last message that it
+has read, a writing task waits for the next leader of a broker set.
 """
 
 _T = TypeVar("_T")
 
 
 def open_cluster(options: ReadOptions) -> Cluster:
-    """Return an open cluster. Raises CoordinationUnavailable."""
+    """Return a Cluster that is connected to the options' ZooKeeper. Raises CoordinationUnavailable."""
     return Cluster(options.zookeeper, root=options.root, config=options.connection, patience_seconds=PLANNING_SECONDS)
 
 
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
-    """Return the ranges of a batch query, cut as the options say; they end at the current ends.
+    """Return the byte ranges of a batch query, cut as the options say. Unless the options set an end, each range ends
+    at the current end of its partition.
 
     Raises CoordinationUnavailable and the errors of plan_ranges. Raises NoPartition for a topic or partition that no
     live broker has; BrokerUnavailable, also for partitions that a znode names while their broker is absent; and
@@ -104,13 +107,13 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
 
 
 def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = False) -> _T:
-    """Return the result of `work`; retry it while brokers leave and come back, for FAILOVER_SECONDS from the first
-    failure on.
+    """Return the result of `work`. If `work` fails because a broker is absent, retry it for FAILOVER_SECONDS from the
+    first failure on.
 
-    runs: whether the query is already running. A running query has found its partitions before, so if no live broker
-    has a topic, the topic's broker has gone. Raises BrokerUnavailable when the time is over, and the errors of `work`.
-    NoPartition is raised at once, or after PLANNING_SECONDS if a broker set may change its leader, or if partitions are
-    just being handed over to another broker.
+    runs: whether the query is already running. A running query has found its partitions before. So if no live broker
+    has a topic, the topic's broker is absent. Raises BrokerUnavailable when the time is over, and the errors of `work`.
+    NoPartition is raised at once, with two exceptions: if a broker set may be changing its leader, or if partitions are
+    just being handed over to another broker, it is raised after PLANNING_SECONDS.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -141,8 +144,9 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Return the same ranges with the data that tasks need: the nodes of broker sets, to find the sets' leaders, and
-    one planning time for all ranges, so that tasks agree on expired messages.
+    """Return the same ranges with additional data for the tasks. These are the addresses of the nodes of broker sets,
+    by which a task can find a set's leader, and the planning time, which is the same in all ranges, so that all tasks
+    agree on which messages have expired.
     """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
@@ -152,12 +156,12 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """Return the `selected` partitions, and the partitions that no live broker offers, as far as znodes or `seen` name
-    these.
+    """Return two lists: the partitions that `selected` returns, and the selected partitions that no live broker offers.
+    A partition of the second list is known only if a znode or `seen` names it.
 
-    seen: the partitions that earlier calls for the same query found; this call extends it, because the session of an
-    absent broker may end meanwhile. Raises BrokerUnavailable, which names the partitions, if a topic has no other
-    partitions, or if `assign` names one of them.
+    seen: the partitions that earlier calls for the same query found; this call adds the partitions that it finds,
+    because a broker may become absent between two calls. Raises BrokerUnavailable, which names the partitions that are
+    not offered, if their topic has no other partitions, or if the option `assign` names one of them.
     """
     registered = cluster.view.brokers().keys()
     try:
@@ -184,7 +188,7 @@ def _away(
     offered: Collection[TopicPartition],
     seen: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """Return `left_out`, plus the partitions of `seen` that are not offered any more."""
+    """Return the result of `left_out`, plus the partitions of `seen` that no live broker offers any more."""
     away = left_out(cluster, options, registered, offered)
     known = {*offered, *(each.partition for each in away)}
     if known.issuperset(seen):
@@ -210,8 +214,9 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if leaving out the partitions `away` (of `select`) is data loss by the options; otherwise
-    log a warning about them."""
+    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. Otherwise log a warning
+    that the query leaves the partitions of `away` out. away: the second result of `select`.
+    """
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
         said = "start the broker, or set failOnDataLoss=false to read the others without them"
@@ -227,8 +232,8 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Log a warning about the partitions that a query leaves out. how: what happens to the partitions that surely
-    exist.
+    """Log a warning about the partitions that a query leaves out. how: words for the warning that tell why, or how
+    long, partitions that surely exist are left out.
     """
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
@@ -236,7 +241,7 @@ def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
 
 
 def selected(cluster: Cluster, options: ReadOptions) -> list[TopicPartition]:
-    """Return the partitions that subscribe, subscribePattern or assign name now. Raises NoPartition,
+    """Return the partitions that the option subscribe, subscribePattern or assign selects now. Raises NoPartition,
     CoordinationUnavailable.
 
     A pattern that matches no topic is not an error, as in the Kafka source.
@@ -266,8 +271,9 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
-    """Return the state of each partition. Raises BrokerUnavailable, RequestRefused (if a Java broker is asked for a
-    time)."""
+    """Return the state of each partition. Raises BrokerUnavailable. Raises RequestRefused if the options need the
+    offset of a time from a Java broker.
+    """
     survey = cluster.survey()
     group = options.group if options.starting == "committed" else None
     offsets = cluster.committed_many(group, partitions) if group else [None] * len(partitions)
@@ -286,9 +292,10 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Return the ranges with both ends between messages, for offsets given as JSON. Raises the errors of check_begins
-    if failOnDataLoss is true. Otherwise an end inside a message moves to the end of the message, and tasks begin with
-    the next message.
+    """Make sure that no range begins or ends inside a message, which is possible if the user gave offsets as JSON;
+    return the ranges. If failOnDataLoss is true, raises the errors of check_begins. Otherwise the end of a range that
+    is inside a message is moved to the end of that message; a start inside a message is not moved, because the task
+    then begins with the next message.
     """
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
@@ -303,8 +310,9 @@ def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[O
 def check_begins(
     cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
 ) -> None:
-    """Raise ConfigError if JSON offsets of the option are inside messages. Over the text protocol, and so on a Java
-    broker, this cannot be checked: there the task fails."""
+    """Raise ConfigError if offsets that the option gives as JSON are inside messages. This cannot be checked over the
+    text protocol, and so not on a Java broker; there the task fails later.
+    """
     if not isinstance(bounds, Explicit):
         return
     inside = []
@@ -318,8 +326,9 @@ def check_begins(
 
 
 def _begin(connection: Connection, partition: TopicPartition, offset: int) -> int:
-    """Return `offset` if a message begins there, or the partition ends there; otherwise the nearest beginning of a
-    message."""
+    """Return `offset` if a message begins there, or if the partition ends there. Otherwise return an offset near it at
+    which a message begins.
+    """
     if not connection.speaks_frames or offset_after(connection, partition, offset, 0) == offset:
         return offset
     try:  # while an index is rebuilt, the answer above proves nothing
@@ -330,8 +339,8 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return `found`, cut after the message that contains the byte before `offset`. If the broker does not speak
-    frames, it cannot find that message, and the range is not cut inside.
+    """Return the range `found`, ended after the message that contains the byte before `offset`. A broker that does not
+    speak frames cannot find that message; the range then keeps its end.
     """
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
@@ -339,7 +348,7 @@ def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> Of
 
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
-    """Return `found` without the parts that filters on offset and timestamp exclude."""
+    """Return the range `found` without the parts that filters on the columns offset and timestamp exclude."""
     return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
 
 
@@ -382,7 +391,7 @@ def _boundary(cluster: Cluster, whole: OffsetRange) -> Callable[[int, int, int],
 
 
 def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], int]) -> list[int]:
-    """Return a boundary after every `messages` messages of `piece`."""
+    """Return the byte offset after every `messages` messages of the range `piece`."""
     found: list[int] = []
     offset = after(piece.start, messages, INT64_MAX)
     while offset < piece.end:
@@ -392,9 +401,10 @@ def _every(piece: OffsetRange, messages: int, after: Callable[[int, int, int], i
 
 
 def check_published(options: WriteOptions) -> None:
-    """Raise NoPartition if no live broker accepts messages of the option's topic; CoordinationUnavailable.
+    """Raise NoPartition if the option `topic` is set and no live broker accepts messages of that topic. Raises
+    CoordinationUnavailable.
 
-    Topics that rows name are not known before the tasks run.
+    If each row names its own topic, the topics are not known before the tasks run, and nothing is checked.
     """
     if options.topic is not None:
         config = ConnectionConfig(protocol=options.protocol)

@@ -1,6 +1,8 @@
-"""Use filters that Spark pushes down to fetch less: by partition, byte offset, store time, tag.
+"""Use the filters that Spark pushes down to fetch fewer messages. Usable filters are on the partition, the byte offset,
+the store time and the tag.
 
-Pure. More messages than the filters ask for may be fetched, never fewer: Spark applies every filter again itself.
+All functions are pure. Messages that do not pass the filters may be fetched, because Spark applies every filter again.
+Messages that pass are always fetched.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The messages that the pushed filters leave; None = all. Offsets and times are in [min, max), in bytes and in
-    milliseconds since 1970.
+    """The conditions that the pushed filters set; None = no condition. Offsets (in bytes) and times (in milliseconds
+    since 1970) must be in [min, max).
     """
 
     topics: frozenset[str] | None = None
@@ -48,7 +50,7 @@ class Pushed:
     max_time_ms: int | None = None
 
     def wants(self, partition: TopicPartition) -> bool:
-        """Whether any message of this partition can pass."""
+        """Whether any message of this partition can pass the filters."""
         return (
             (self.topics is None or partition.topic in self.topics)
             and (self.brokers is None or partition.broker in self.brokers)
@@ -57,14 +59,16 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Return the tags that pulls request; () if all messages must be fetched."""
+        """Return the tags that pulls name, so that the broker sends only messages with these tags; () if messages with
+        any tag must be fetched.
+        """
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
         return tuple(tags) if sendable else ()
 
     @property
     def nothing(self) -> bool:
-        """Whether no message can pass."""
+        """Whether no message at all can pass the filters."""
         return self.tags is not None and not self.tags
 
 
@@ -108,8 +112,8 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """Restrict by time. The column has milliseconds and `value` is rounded down to them: messages of the same
-    millisecond are always fetched.
+    """Restrict by store time. Messages are stored with milliseconds, and `value` is rounded down to milliseconds. So
+    messages of the same millisecond as `value` are always fetched.
     """
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)
@@ -120,7 +124,7 @@ def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _interval(each: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return [low, high) of the integers that pass the filter."""
+    """Return the bounds [low, high) of the integers that pass the filter; None = no bound on that side."""
     match each:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -1,4 +1,6 @@
-"""Read topics: the driver plans partitions, and each task reads one range over its own connection."""
+"""Read topics in a batch query. The driver plans byte ranges, and each task reads one range over a connection of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -46,16 +48,18 @@ log = logging.getLogger(__name__)
 
 
 class MetaqReader(DataSourceReader):
-    """Reader that is made on the driver and pickled to the tasks. It holds the options, and the filters that reduce
-    fetching."""
+    """Reader of a batch query. It is created on the driver, and tasks receive a pickled copy. It holds the options, and
+    the filters that reduce the amount of fetched data.
+    """
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.pushed = Pushed(tags=frozenset(options.tags) or None)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one input partition per range. The ranges are decided now, so later messages are not part of the
-        query."""
+        """Return one Spark input partition for each byte range to read. The ranges are decided now, so messages that
+        arrive later are not part of the query.
+        """
         return [InputPartition(planned) for planned in plan_query(self.options, self.pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -71,7 +75,7 @@ class FilteringReader(MetaqReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
-        """Take filters; Spark applies all of them again."""
+        """Remember the query's filters, to fetch less. Return all of them, so that Spark applies them again."""
         self.pushed = push(filters, self.pushed)
         return filters
 
@@ -79,8 +83,8 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one range, in a task: read from the planned broker, and from another broker if the planned
-    one goes away.
+    """Yield the messages of one range; called in a task. It reads from the planned broker. If that broker goes away, it
+    continues at the broker that serves the partition now.
 
     Raises the errors of RangeReader.batches, and BrokerUnavailable when no broker has served the partition for
     FAILOVER_SECONDS.
@@ -108,8 +112,10 @@ def read_partition(
 
 
 class RangeReader:
-    """Reader of one range. position: byte offset of the next message to return. place: the partition that has the range
-    now. Rows have the planned partition, so that a repeated task returns the same rows."""
+    """Reader of one range. position: byte offset of the next message to return. place: the partition that contains the
+    range now, which differs from the planned one after a move to another broker. The returned rows name the planned
+    partition, so that a repeated task returns the same rows.
+    """
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
         self.position = planned.start
@@ -121,12 +127,12 @@ class RangeReader:
         self._tags = tags
 
     def batches(self, connection: Connection) -> Iterator[pa.RecordBatch]:
-        """Yield batches from `position` to the end: each block is pulled while the previous one is processed. Memory is
-        bounded by two blocks and a batch.
+        """Yield record batches from `position` to the end of the range. Each block is pulled from the broker while the
+        previous block is processed. Memory is bounded by two blocks and one batch.
 
-        If failOnDataLoss is true, raises DataLoss if retention was faster or the topic was recreated, and CorruptRecord
-        for damaged bytes; otherwise both are logged and skipped. Raises BrokerUnavailable also if a slave has not
-        copied enough.
+        If failOnDataLoss is true, raises DataLoss if retention has deleted unread messages or the topic was recreated,
+        and CorruptRecord for damaged bytes. If it is false, such ranges are logged and skipped. Raises
+        BrokerUnavailable also if a slave has not copied the whole range yet.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -171,17 +177,17 @@ class RangeReader:
             self.position = following
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
-        """Send the next pull. The broker answers while this thread, and Spark, process the previous block. So no second
-        thread of this process has to wait for the answer; it would compete for the interpreter's lock. most_bytes:
-        maximum size of the answer; None: the option's value.
+        """Send the next pull, from `offset` on. The broker answers while this thread, and Spark, process the previous
+        block. So no second thread of this process has to wait for the answer; such a thread would compete for the
+        interpreter's lock. most_bytes: maximum size of the answer; None: the size that the options set.
         """
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
         return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
-        """Return the answer to a pull. Raises OffsetOutOfRange also if the partition ends before the range,
-        LeaderMoved, and the errors of BegunPull.result.
+        """Return the answer to a pull. Raises LeaderMoved and the errors of BegunPull.result. Raises OffsetOutOfRange
+        also if the partition has no more messages although the range is not completely read.
         """
         if self._nodes:
             self._wait(connection, coming)
@@ -192,7 +198,9 @@ class RangeReader:
         return pulled
 
     def _wait(self, connection: Connection, coming: BegunPull) -> None:
-        """Wait for an answer; a node of a broker set may never send it. Raises LeaderMoved."""
+        """Wait for the answer from a node of a broker set. A frozen node never sends it, so ask the other nodes
+        meanwhile. Raises LeaderMoved if another node leads.
+        """
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
             leader = self._nodes.leader(connection.endpoint)
@@ -206,8 +214,9 @@ class RangeReader:
             coming.result()
 
     def _behind(self, connection: Connection, damage: CorruptRecord) -> int:
-        """Return the position after damaged bytes. Raises CorruptRecord, with their range, if skipping them is data
-        loss."""
+        """Return the offset after damaged bytes, where reading can continue. Raises CorruptRecord, with the range of
+        the damaged bytes, if failOnDataLoss is true or if the end of the damage is unknown.
+        """
         end = self._planned.end
         if damage.position >= end:
             return end
@@ -223,8 +232,9 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the offset of the next message after a position inside a message. Such a position means that the topic
-        was recreated and has grown beyond it. Raises DataLoss.
+        """Return the offset of the next message if the position is inside a message. Such a position means that the
+        topic was deleted and created again, and has grown beyond the position since. Raises DataLoss if failOnDataLoss
+        is true.
         """
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
@@ -232,14 +242,14 @@ class RangeReader:
         return following
 
     def _lose(self, lost: Lost, bounds: Bounds, error: MetaqError | None = None) -> None:
-        """Log the loss, or raise DataLoss if failOnDataLoss is true."""
+        """Log the loss of a range, or raise DataLoss if failOnDataLoss is true."""
         if self._options.fail_on_data_loss:
             raise DataLoss([lost], bounds.first, bounds.end) from error
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """Return the records before the first damaged one, and the error of the damaged record, if any. Raises
-        _CutOff.
+        """Decode the records in the answer to a pull. Return the records before the first damaged one, and the error of
+        the damaged record, if there is one. Raises _CutOff.
         """
         planned = self._planned
         runs = pulled.runs
@@ -268,8 +278,9 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """Yield the block, with decompressed payloads if Spark wants payloads: then in parts, so that memory stays
-        bounded. Raises CorruptRecord if a payload cannot be decompressed and that is data loss.
+        """Yield the block unchanged if it has no compressed payloads, or if the query does not read payloads. Otherwise
+        yield it in parts with decompressed payloads, so that memory stays bounded. If a payload cannot be decompressed,
+        raises CorruptRecord if failOnDataLoss is true; otherwise the message is logged and skipped.
         """
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
@@ -288,8 +299,9 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Return where to continue if there are no messages at the position. Raises DataLoss, or BrokerUnavailable if a
-        slave lacks them."""
+        """Return the offset at which reading can continue after OffsetOutOfRange at the current position. Raises
+        DataLoss if failOnDataLoss is true, and BrokerUnavailable if a slave has not copied the messages yet.
+        """
         offset, end = self.position, self._planned.end
         bounds = partition_bounds(connection, self.place)
         self._check_copied(connection, bounds)
@@ -298,8 +310,9 @@ class RangeReader:
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
-        """Raise BrokerUnavailable if the broker is a slave that lacks planned bytes. The bytes existed at planning
-        time. So if a broker other than the planned one has fewer bytes, it must be such a slave.
+        """Raise BrokerUnavailable if this broker is a slave that has not copied the whole range yet. The whole range
+        existed at planning time. So if a broker other than the planned one has fewer bytes, that broker must be such a
+        slave.
         """
         planned = self._planned
         if connection.endpoint != planned.endpoint and bounds.end < planned.end:
@@ -310,13 +323,13 @@ class RangeReader:
 
 
 class _CutOff(Exception):
-    """The text protocol cuts an answer at the requested size, and the first message is larger than that."""
+    """The first message is larger than the requested size of the answer, so the text protocol has cut it."""
 
 
 class Failover:
-    """Searches for a partition's new broker when the old broker went away during a task. The new broker may be the
-    master again, a slave, another node of the broker set, or the broker to which the partition was moved with its
-    offsets. place: the partition's name at the new broker.
+    """Searches for the broker that serves a partition now, after its former broker has gone away during a task. That
+    broker may be the restarted master, a slave, another node of the broker set, or the broker to which the partition
+    was moved with its offsets. place: the partition's name at this broker.
     """
 
     def __init__(
@@ -338,10 +351,11 @@ class Failover:
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
-        """Wait a while, then return where to continue; do not wait if the asked node has named its set's leader.
+        """Wait a while, then return the address of the broker at which to continue. Do not wait if the node that was
+        asked has named the leader of its broker set.
 
-        leader: the leader that other nodes of the set have named. Raises BrokerUnavailable if the last FAILOVER_SECONDS
-        were without success; CoordinationUnavailable.
+        leader: the leader that other nodes of the set have named. Raises BrokerUnavailable if no broker has served the
+        partition for FAILOVER_SECONDS. Raises CoordinationUnavailable.
         """
         if position != self._position:
             self._position = position
@@ -373,8 +387,10 @@ class Failover:
 
 
 def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
-    """Return the columns of `options` for the wanted rows: rows that had not expired at `planned_ms` and, if there are
-    tags, have one of these (brokers compare only hashes)."""
+    """Return the columns that `options` select, for the wanted rows of the block. Wanted rows had not expired at
+    `planned_ms`. If the options name tags, a wanted row has one of these tags; this is checked here because brokers
+    compare only hashes of tags.
+    """
     columns = block.columns
     schema = options.columns or to_arrow_schema(schema_for(options.headers, options.include_priority), timezone="UTC")
     batch = to_batch(columns, schema, typed=options.typed_headers)

@@ -48,7 +48,9 @@ __all__ = [
 ]
 
 CARRIED = (TYPE, EXPIRES)
-"""Properties of metaq's own that typed headers include, so that a message sent again is unchanged."""
+"""metaq's own properties that typed headers include. So a message that is read with typed headers and sent again is
+unchanged.
+"""
 
 SPARK_SCHEMA = StructType(
     [
@@ -66,7 +68,7 @@ SPARK_SCHEMA = StructType(
 )
 
 ARROW_SCHEMA = to_arrow_schema(SPARK_SCHEMA, timezone="UTC")
-"""The schema that a batch must have exactly."""
+"""The Arrow schema of the default columns. Record batches for Spark must have exactly this schema."""
 
 SPARK_SCHEMA_WITH_HEADERS = StructType(
     [
@@ -78,28 +80,28 @@ SPARK_SCHEMA_WITH_HEADERS = StructType(
         ),
     ]
 )
-"""The columns with includeHeaders=true; `headers` has the type of Spark's Kafka source."""
+"""The columns of a read with includeHeaders=true. The column `headers` has the same type as in Spark's Kafka source."""
 
 ARROW_SCHEMA_WITH_HEADERS = to_arrow_schema(SPARK_SCHEMA_WITH_HEADERS, timezone="UTC")
 
 SPARK_COLUMNS = StructType([*SPARK_SCHEMA_WITH_HEADERS.fields, StructField("priority", IntegerType(), False)])
-"""All possible columns."""
+"""All columns that a read can have."""
 
 _ARROW_COLUMNS = to_arrow_schema(SPARK_COLUMNS, timezone="UTC")
 
 
 def schema_for(headers: bool, priority: bool = False) -> StructType:
-    """Return the columns of a read."""
+    """Return the columns of a read with these options (includeHeaders and includePriority)."""
     chosen = {"headers": headers, "priority": priority}
     return StructType([field for field in SPARK_COLUMNS.fields if chosen.get(field.name, True)])
 
 
 def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
-    """Return a batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Only these are
-    computed.
+    """Return a record batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Other columns
+    are not computed.
 
-    typed: header values have the form in which a record stores them, so that their types are kept; the headers then
-    include the payload's content type.
+    typed: whether header values keep the form in which a record stores them, which includes their types. The headers
+    then also include the payload's content type.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

@@ -1,5 +1,6 @@
-"""Find a broker set's leader through its nodes, because a task has no view of ZooKeeper, and a frozen leader does not
-answer."""
+"""Find the leader of a broker set by asking its nodes. A task needs this because it does not read ZooKeeper, and a
+frozen leader does not answer.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +20,32 @@ __all__ = ["QUIET_SECONDS", "SetNodes"]
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""Seconds without an answer after which a node of a broker set may be frozen: then the other nodes are asked who
-leads."""
+"""Seconds that a task waits for an answer from a node of a broker set. After that the node may be frozen, so the task
+asks the other nodes which node leads the set.
+"""
 
 _ANSWER_SECONDS = 1.0
-"""Time limit in seconds for a node's answer; a node knows it at once."""
+"""Maximum seconds to wait when a node is asked which node leads. A live node can answer this question at once."""
 
 
 _FOUND_SECONDS = 30.0
-"""Seconds for which the tasks of this process use a found leader without asking the silent node first."""
+"""Seconds for which the tasks of this process use a leader that was found, without asking first the node that did not
+answer.
+"""
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
-"""For each silent node: the leader that was found, and until when it is used."""
+"""For each node that did not answer: the leader that was found instead, and the time (time.monotonic()) until which
+tasks use it.
+"""
 
 
 class SetNodes:
-    """The nodes of one broker set, as the driver has seen them; none for a broker outside a set. One thread."""
+    """The nodes of one broker set, as the driver saw them when it planned the query. The object is empty for a broker
+    outside a set. Only one thread may use it.
+    """
 
     def __init__(self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig) -> None:
-        """partition: one of the set's partitions."""
+        """partition: any partition of the broker set. nodes: addresses of the set's nodes."""
         self._partition = partition
         self._nodes = tuple(nodes)
         self._config = config
@@ -46,8 +54,8 @@ class SetNodes:
         return bool(self._nodes)
 
     def connect(self, endpoint: Endpoint) -> Connection:
-        """Return a connection for reading. A node of a set that does not answer soon is given up, because another node
-        may lead.
+        """Return a connection for reading from this address. If the address belongs to a broker set, wait at most
+        QUIET_SECONDS for it, because another node may lead the set.
 
         Raises BrokerUnavailable.
         """
@@ -64,10 +72,10 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Return a node other than `silent` that leads, according to itself or to a third node; None if there is none
-        yet.
+        """Return the node that leads the set, according to its own answer or to the answer of a third node; None if no
+        leader is known yet. silent: the node that did not answer, which is not asked.
 
-        Blocks at most two seconds per node.
+        The call blocks for at most two seconds per node.
         """
         for node in self._nodes:
             found = None if node == silent else self._leader_by(node)

@@ -33,7 +33,9 @@ __all__ = ["MetaqDataSource", "register"]
 
 
 class MetaqDataSource(DataSource):
-    """`spark.read.format("metaq")` and `df.write.format("metaq")`; options in docs/spark.md."""
+    """The class that Spark uses for `spark.read.format("metaq")` and `df.write.format("metaq")`. docs/spark.md
+    describes the options.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -73,10 +75,10 @@ class MetaqDataSource(DataSource):
 
 
 def _chosen_columns(schema: StructType) -> pa.Schema:
-    """Return the columns that tasks give to Spark.
+    """Return the columns that tasks give to Spark, as an Arrow schema.
 
-    Raises ConfigError for a column that does not exist or has another type, and for a column with nulls that Spark
-    would take as NOT NULL.
+    Raises ConfigError if `schema` has a column that does not exist or that has another type, or if it declares a column
+    as NOT NULL that may contain nulls.
     """
     there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
     with_nulls = {field.name for field in SPARK_COLUMNS.fields if field.nullable}
@@ -94,9 +96,9 @@ def _chosen_columns(schema: StructType) -> pa.Schema:
 def register(spark: SparkSession) -> None:
     """Make `format("metaq")` known to `spark`, and make `spark` the active session of this thread.
 
-    Call it once per session, and in each other thread that writes: when a thread writes, Spark 4.3 looks for a Python
-    data source in the thread's active session. Spark also looks there to check whether a name is taken. The package
-    metaq must be installed on the executors.
+    Call this function once per session, and also in each other thread that writes: when a thread writes, Spark 4.3
+    looks for a Python data source in the thread's active session. Spark also looks there to check whether the name of a
+    data source is already in use. The package metaq must be installed on the executors.
     """
     spark.createDataFrame([], "value BINARY")  # PySpark's only public call that activates a session
     spark.dataSource.register(MetaqDataSource)

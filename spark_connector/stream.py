@@ -1,7 +1,8 @@
-"""Read a stream: the driver advances positions within the limits of a micro-batch, and tasks read ranges as in a batch.
+"""Read topics as a stream. For each micro-batch, the driver decides up to which offsets it reads, within the limits
+that the options set. Tasks then read these ranges as in a batch query.
 
-A position is the byte offset per partition (offsets.StreamOffsets); Spark keeps it in the query's checkpoint. Spark
-calls all methods but `read` on one thread of one Python process on the driver.
+A stream's position is a byte offset for each partition (offsets.StreamOffsets); Spark keeps it in the query's
+checkpoint. Spark calls all methods except `read` on one thread of one Python process on the driver.
 """
 
 from __future__ import annotations
@@ -72,12 +73,13 @@ _T = TypeVar("_T")
 
 Offsets = dict[TopicPartition, int]
 Held = Mapping[TopicPartition, PartitionState]
-"""The contents of the partitions, and the brokers from which they are read, perhaps slaves."""
+"""For each partition: its readable bytes, and the address of the broker from which it is read, which may be a slave."""
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader that is made on the driver; `read` runs in tasks. One ZooKeeper session, from the first question until
-    stop()."""
+    """Reader of a streaming query. Spark creates it on the driver; its method `read` runs in tasks. It opens one
+    ZooKeeper session when it first needs the cluster, and closes it in stop().
+    """
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
@@ -92,7 +94,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
-        """Return where a query without a checkpoint begins. Raises NoPartition, and the errors of plan_ranges."""
+        """Return the position at which a query without a checkpoint begins. Raises NoPartition, and the errors of
+        plan_ranges.
+        """
         cluster = self._open()
         seen: set[TopicPartition] = set()
 
@@ -110,8 +114,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(through_failover(cluster, begin), now_ms())
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return ReadAllAvailable if the options set no limit, otherwise one of Spark's other kinds of limit;
-        latestOffset applies all options.
+        """Return ReadAllAvailable if the options set no limit for a micro-batch, otherwise one of Spark's other limit
+        objects. Only the kind of the returned object matters here, because latestOffset applies the limits itself.
         """
         limits = self.options.limits
         if limits.max_messages is None and limits.max_bytes is not None:
@@ -120,9 +124,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Let the query end at the ends that the partitions have now. Raises NoPartition and BrokerUnavailable. As in a
-        batch query, the latter is also raised for partitions that a znode names while their broker is absent, because
-        the next run may be much later.
+        """Record the current end of each partition, so that the query stops there (Trigger.AvailableNow). Raises
+        NoPartition and BrokerUnavailable. As in a batch query, BrokerUnavailable is also raised for partitions that a
+        znode names while their broker is absent, because the next run may be much later.
         """
         cluster = self._open()
         self._told_away = True
@@ -137,11 +141,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return where the next micro-batch ends. Partitions that `start` does not contain join when the micro-batch
-        ends (`_joining`). Partitions that have moved to another broker keep their positions.
+        """Return the position at which the next micro-batch ends. A partition that `start` does not contain is added to
+        the returned position (`_joining`), so that later micro-batches read it. A partition that has moved to another
+        broker keeps its offset.
 
-        A partition without a live broker keeps its position (with Trigger.AvailableNow this raises BrokerUnavailable).
-        Raises DataLoss, RequestRefused for limits on a Java broker, which cannot count.
+        A partition without a live broker keeps its offset; with Trigger.AvailableNow it makes this method raise
+        BrokerUnavailable. Raises DataLoss. Raises RequestRefused if the options set limits and a partition is on a Java
+        broker, which cannot count messages.
         """
         self._commit(start)
         return self._patiently(lambda: self._latest(start, limit))
@@ -174,8 +180,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(offsets | ends | joining, started_ms)
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
-        """Return where a query begins to read a partition that it did not see at its start: the partition is new, or
-        its broker was down. Messages that were stored before the start are treated as they would have been then."""
+        """Return the offset at which a query begins to read a partition that it did not see when it started, because
+        the partition is new or its broker was down. Messages stored before the query's start are read or skipped as if
+        the partition had been seen then. started_ms: the start of the query (Unix ms).
+        """
         starting, each = self.options.starting, state.id
         if starting == "earliest":
             return state.first
@@ -194,11 +202,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return state.first
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the last known ends, for Spark's progress reports."""
+        """Return the last known end of each partition, for Spark's progress reports."""
         return to_json(self._known_ends) if self._known_ends else None
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that all messages before `end` are processed; with the option group this becomes the group's offset."""
+        """Handle Spark's report that all messages before the position `end` are processed. If the option `group` is
+        set, commit `end` as the offsets of this consumer group.
+        """
         self._commit(end)
 
     def stop(self) -> None:
@@ -210,8 +220,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two positions. Raises DataLoss, and BrokerUnavailable if a partition has no
-        broker.
+        """Return the byte ranges between the two positions, for the tasks. Raises DataLoss, and BrokerUnavailable if a
+        partition has no live broker.
         """
         return self._patiently(lambda: self._planned(from_json(start), from_json(end), started_of(end)))
 
@@ -237,7 +247,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- the cluster ------------------------------------------------------------------------------------------------
 
     def _patiently(self, work: Callable[[], _T]) -> _T:
-        """Return the result of `work`; wait for absent brokers as long as tasks do."""
+        """Return the result of `work`. While brokers are absent, retry `work` for as long as a task would wait for them
+        (FAILOVER_SECONDS).
+        """
         return through_failover(self._open(), work, runs=True)
 
     def _open(self) -> Cluster:
@@ -246,9 +258,11 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, PartitionState]:
-        """Return the state of the partitions of `offsets` and, unless `only`, of all that the options select.
+        """Return the state of the partitions in `offsets` and, unless `only` is set, also of all partitions that the
+        options select.
 
-        Bytes before the offset that a slave has not copied are not lost: its master has them. Raises BrokerUnavailable.
+        If a slave serves a partition and has fewer bytes than the query has already read, the missing bytes are not
+        lost: the master has them. The partition then counts as unavailable. Raises BrokerUnavailable.
         """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else self._selected(cluster, offsets))})
@@ -274,8 +288,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
-        """Return the `selected` partitions; none while a whole topic moves to another broker, which takes some
-        seconds.
+        """Return the partitions that the options select (`selected`). Return an empty list while all partitions of a
+        topic are being handed over to another broker, which takes some seconds.
         """
         try:
             found = selected(cluster, self.options)
@@ -294,7 +308,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().moves()
 
     def _waiting(self, offsets: Offsets, held: Held) -> dict[TopicPartition, Span]:
-        """Return the readable backlog of each partition. Raises DataLoss."""
+        """Return for each partition the bytes that the query has not read yet and that its broker has. Raises
+        DataLoss.
+        """
         losses: list[Lost] = []
         waiting: dict[TopicPartition, Span] = {}
         for each, state in held.items():
@@ -312,7 +328,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting
 
     def _report(self, losses: list[Lost], held: Held) -> None:
-        """Report every lost range: raise an error or, if failOnDataLoss is false, log it."""
+        """Report every lost range: raise DataLoss or, if failOnDataLoss is false, log a warning for each range."""
         if losses and self.options.fail_on_data_loss:
             one = held[losses[0].id]
             raise DataLoss(losses, one.first, one.end)
@@ -339,7 +355,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open().ask_at(held[partition].endpoint, question)
 
     def _commit(self, offsets: StreamOffsets) -> None:
-        """Write changed offsets of the group, as 1.x does. Raises CoordinationUnavailable."""
+        """Write the consumer group's changed offsets to ZooKeeper, in the form that 1.x uses. Raises
+        CoordinationUnavailable.
+        """
         if self.options.group is None:
             return
         changed = {each: end for each, end in from_json(offsets).items() if self._committed.get(each) != end}
@@ -358,8 +376,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the missing part of `span`, or None. Bytes are missing if retention has deleted them. If the topic was
-    recreated, all bytes are missing, and are skipped."""
+    """Return the part of `span` that the partition no longer has, or None. The part is missing because retention has
+    deleted it. If the topic was deleted and created again, all bytes of `span` are missing, and the query skips
+    them.
+    """
     start, end = span
     if start < held.first:
         return Lost(partition, start, min(end, held.first) if end > start else held.first)

@@ -1,4 +1,6 @@
-"""Prepare each Python process that Spark keeps for further tasks, once."""
+"""Prepare the Python processes in which Spark runs tasks. Spark reuses a process for many tasks, so each process is
+prepared only once.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ __all__ = ["spare_modules"]
 
 @cache
 def spare_modules() -> None:
-    """Exempt all present objects from garbage collection; only the first call in a process has an effect.
+    """Exempt all objects that exist now from garbage collection. Only the first call in a process has an effect.
 
-    PySpark's daemon runs a full collection after every task, and after each step of planning. It traverses every object
-    of every imported module again, which took more than half the time of a short task. Unreferenced objects are still
-    freed at once.
+    PySpark's daemon runs a full garbage collection after every task, and after each step of planning. Each collection
+    would traverse every object of every imported module again; this took more than half the time of a short task.
+    Reference counting still frees unreferenced objects at once.
     """
     gc.freeze()

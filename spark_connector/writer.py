@@ -1,4 +1,6 @@
-"""Write a DataFrame to topics: the parts of the driver and of the tasks (columns.py turns rows into messages)."""
+"""Write a DataFrame to topics. This module has the code of the driver and of the tasks; columns.py turns rows into
+messages.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,16 @@ from .workers import spare_modules
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Local properties of a micro-batch's tasks (Spark: StreamExecution.QUERY_ID_KEY, MicroBatchExecution.BATCH_ID_KEY)."""
+"""Names of the local properties in which Spark tells a task the ids of its query and of its micro-batch (Spark's
+constants StreamExecution.QUERY_ID_KEY and MicroBatchExecution.BATCH_ID_KEY).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
-    """The number of messages that one task sent and that were acknowledged; with exactlyOnce, also its prepared
-    transactions."""
+    """A task's report to the driver: the number of messages that the task sent and that were acknowledged. With
+    exactlyOnce, also the names of the transactions that the task prepared.
+    """
 
     rows: int
     write: BatchWrite | None = None
@@ -42,7 +47,9 @@ class WrittenRows(WriterCommitMessage):
 
 
 class MetaqWriter(DataSourceArrowWriter):
-    """A batch write. Made and checked on the driver; `write` runs in each task with its own producer."""
+    """The writer of a batch query. Spark creates this object on the driver, where the options and columns are checked.
+    Each task calls `write`, which opens a producer of its own.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
@@ -54,12 +61,15 @@ class MetaqWriter(DataSourceArrowWriter):
         return _write(self.options, iterator, self.batch_write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make all rows visible (exactlyOnce). Raises the errors of Coordinator."""
+        """Commit the tasks' transactions, so that consumers see all rows (exactlyOnce; otherwise do nothing). Raises
+        the errors of Coordinator.
+        """
         self._end(messages, abort=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Roll back prepared transactions (exactlyOnce). If `commit` had already decided, complete the batch
-        instead."""
+        """Roll back the tasks' prepared transactions (exactlyOnce; otherwise do nothing). If `commit` has already
+        recorded the decision to commit the batch, commit the remaining transactions instead.
+        """
         self._end(messages, abort=True)
 
     def _end(self, messages: Sequence[WriterCommitMessage | None], *, abort: bool) -> None:
@@ -69,22 +79,24 @@ class MetaqWriter(DataSourceArrowWriter):
 
 
 class MetaqStreamWriter(DataSourceStreamArrowWriter):
-    """A streaming write. Spark makes one writer for the tasks of each batch, and another one for the batch's end."""
+    """The writer of a streaming query. For each micro-batch Spark creates one writer for the tasks, and another one for
+    `commit` or `abort` at the end.
+    """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self.options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenRows:
-        """Send all rows of a task, as MetaqWriter.write."""
+        """Send all rows of a task, like MetaqWriter.write."""
         return _write(self.options, iterator, None)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Make all rows of the batch visible, as MetaqWriter.commit."""
+        """Make all rows of the batch visible, like MetaqWriter.commit."""
         _end_batch(self.options, messages, batch_id)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Roll back the batch's transactions, as MetaqWriter.abort."""
+        """Roll back the batch's transactions, like MetaqWriter.abort."""
         _end_batch(self.options, messages, batch_id, abort=True)
 
 
@@ -109,8 +121,8 @@ def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch, pack
 def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
     """Send rows of one topic and wait until all are acknowledged.
 
-    Rows with a key are sent in batches to the key's partition, in their order; rows without one in batches to each
-    partition in turn. Raises the errors of Producer.send_batch.
+    Rows with a key are sent in batches to the key's partition, and keep their order. Rows without a key are sent in
+    batches to the partitions in turn. Raises the errors of Producer.send_batch.
     """
     plain, keyed = by_partition(rows, producer.partitions(rows.topic))
     for batch in split_batches(plain, batch_messages, size_of=size_of):
@@ -171,7 +183,9 @@ def _task() -> TaskContext:
 def _end_batch(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
 ) -> bool:
-    """Decide on the tasks' prepared transactions (exactlyOnce), and return whether there were any."""
+    """Commit the tasks' prepared transactions, or roll them back if `abort` is set. Return whether the batch is
+    complete; False if the query does not use exactlyOnce, or if no row has ever named a topic.
+    """
     written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
     query_ids = {each.write.query_id for each in written if each.write}
     topic = next((each.topic for each in written if each.topic), options.topic)

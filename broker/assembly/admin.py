@@ -1,5 +1,5 @@
-"""Admin requests of operators: which addresses may send them, and their actions (close and open partitions, reload,
-replication).
+"""The admin requests of operators: which addresses may send such requests, and the actions that serve them (close and
+open partitions, reload, replication).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class HandsOver(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Return whether a peer at this address (numeric, as the socket gives it) may make admin requests.
 
-    listen: the single address on which the broker listens, or "". A peer with this address is on this machine.
+    listen: the single address on which the broker listens; "" if it listens on all addresses. A peer with this address
+    is on the broker's machine.
     """
     if admin_from == "any":
         return True
@@ -43,7 +44,7 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
 
 
 class Admin:
-    """The actions of operators' requests. Each returns the value that the answer has as JSON."""
+    """The actions that serve operators' requests. Each action returns the value that the answer contains as JSON."""
 
     def __init__(
         self,
@@ -55,7 +56,8 @@ class Admin:
         seconds: Callable[[], float],
     ) -> None:
         """status: returns the status of replication. replication: returns the broker's part in replication; None for a
-        plain master. member: returns the broker set's node, or None. seconds: returns the time of a monotonic clock.
+        plain master. member: returns this broker's node of a broker set; None for a single broker. seconds: returns the
+        time of a monotonic clock.
         """
         self._partitions = partitions
         self._reload_config = reload_config
@@ -78,7 +80,9 @@ class Admin:
         return {"topic": request.topic, "opened": opened}
 
     def reload(self) -> Deferred[Any]:
-        """Read server.ini again; the answer says what has changed. Fails with ConfigError, with nothing changed."""
+        """Read server.ini again; the answer says what has changed. If this fails with ConfigError, nothing has
+        changed.
+        """
         return self._reload_config().addCallback(lambda report: report.to_json())
 
     def replication_status(self) -> Any:
@@ -92,8 +96,9 @@ class Admin:
         return self._status().to_json()
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
-        """Hand the leadership over to another node. The answer has this node's name and the time taken. Raises
-        NotReplicating. Fails with NotLeader, or with CoordinationError if the hand-over did not happen.
+        """Hand the leadership over to another node of the broker set. The answer has the other node's name and the time
+        that the hand-over has taken. Raises NotReplicating. Fails with NotLeader, or with CoordinationError if the
+        hand-over did not happen.
         """
         member = self._member()
         if member is None:
@@ -106,8 +111,8 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Restart replication: connect again and check everything again. Return the present status. Raises
-        NotReplicating.
+        """Restart replication: connect to the other broker again, and check all partitions again. Return the present
+        status. Raises NotReplicating.
         """
         replication = self._replication()
         if replication is None:

@@ -69,9 +69,10 @@ class Reloads(Protocol):
 
 
 class WorkerThreads(NamedTuple):
-    """Run functions in worker threads, where they may block. disk: for syncs and searches. filters: for users' filters,
-    which may be slow. cold: for reads of data outside the page cache. None: use the threads of `disk`. pause(seconds):
-    sleeps in a worker thread, so that other threads get the interpreter.
+    """Functions that run a given function in a worker thread, where it may block. disk: threads for syncs and searches.
+    filters: threads for users' filters, which may be slow. cold: threads for reads of data that are not in the page
+    cache. If `filters` or `cold` is None, the threads of `disk` are used. pause(seconds): sleeps in a worker thread, so
+    that other threads can run Python code.
     """
 
     disk: RunInThread
@@ -97,8 +98,8 @@ class Broker:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         dialer: Dialer | None = None,
     ) -> None:
-        """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic that has a
-        log. dialer: opens the connections to other brokers; None: without TLS.
+        """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic that has a log.
+        dialer: opens the connections to other brokers; None: these connections do not use TLS.
         """
         alone = config.node is None and options.node is None  # otherwise only the leading node does this
         self.config = config
@@ -109,14 +110,16 @@ class Broker:
         self.dial = (dialer or Dialer(reactor)).dial
         self.admin_from = options.admin_from
         self.port = config.port
-        """The listening port; the server sets it if the configured one is 0."""
+        """The number of the listening port. The server sets it if the configured number is 0."""
         self.connections = 0
         self.reloader: Reloads | None = None
-        """Set by the process that has read a file. None without a file; then nothing can be reloaded."""
+        """The object that reloads server.ini. It is set by a process that has read its configuration from a file. None:
+        there is no file, so nothing can be reloaded.
+        """
         self.replication: ReplicationPart | None = None
-        """This broker's part in replication; None for a plain master."""
+        """The object that does this broker's part of replication; None for a plain master."""
         self.member: SetMember | None = None
-        """This broker's node of its set; None for a single broker."""
+        """The object for this broker's role as a node of a broker set; None for a single broker."""
         self.set_report: SetReport | None = None
         """The node's report to operators; `replication` is the same object."""
         self.moves: BrokerMoves | None = None
@@ -134,7 +137,7 @@ class Broker:
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
-        """Logs the connections that the broker ends, with a limited number of lines."""
+        """Logs which connections the broker closes, in a limited number of lines."""
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )
@@ -191,12 +194,14 @@ class Broker:
             self.account,
             self.now_ms,
         )
-        """Must be opened before the first request, and closed before the store is closed."""
+        """The transactions of the broker. They must be opened before the first request, and closed before the store is
+        closed.
+        """
         self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def memory(self, kind: type[M]) -> M:
-        """Return this broker's memory of one class."""
+        """Return this broker's memory that is an instance of the class `kind`."""
         return next(each for each in self.memories if type(each) is kind)
 
     @cached_property
@@ -230,8 +235,8 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Like Partitions.check_sections, but check nothing on a slave or on a set's node, whose file may lack topics
-        of the broker that it copies.
+        """Do what Partitions.check_sections does. But check nothing on a slave or on a node of a broker set, because
+        its file may lack topics of the broker that it copies.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)

@@ -85,4 +85,6 @@ KINDS: dict[str, MessageKind] = {
         MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
-"""All kinds by internal topic, in the order in which their memories are created and begin to lead."""
+"""All kinds of messages that have internal logs, by internal topic. They are in the order in which their memories are
+created and begin to lead.
+"""

@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Loads server.ini again on request, one request after the other. Reactor thread."""
+    """Loads server.ini again on request, one request after the other. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -33,10 +33,11 @@ class Reloader:
         use: Callable[[BrokerConfig], None],
         publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:
-        """path: path of the file for messages. read: gives the present content of the files; fails with ConfigError.
+        """path: the path of server.ini, for messages to operators. read: returns a Deferred of the present content of
+        the files, which may fail with ConfigError.
 
         use(config): called just before the broker and its store use the configuration. publish(config, topics):
-        publishes the configuration's checksum and these topics in ZooKeeper; gives warnings.
+        publishes the configuration's checksum and these topics in ZooKeeper; its Deferred gets a list of warnings.
         """
         self._path = path
         self._broker = broker
@@ -47,7 +48,9 @@ class Reloader:
         self._lock = DeferredLock()
 
     def reload(self) -> Deferred[ReloadReport]:
-        """Load the files again. If this fails with ConfigError or DirectoryInUse, nothing has changed."""
+        """Load the configuration files again. If this fails with ConfigError or DirectoryInUse, the broker's
+        configuration has not changed.
+        """
         deferred: Deferred[ReloadReport] = self._lock.run(lambda: ensureDeferred(self._reload()))
         return deferred
 
@@ -71,8 +74,8 @@ class Reloader:
         return report
 
     async def _change(self, config: BrokerConfig) -> None:
-        """Apply a configuration. The steps that may fail run first, on other threads; then all other steps run without
-        a pause.
+        """Apply a new configuration. The steps that may fail are done first, on other threads. Then all remaining steps
+        are done without a pause.
         """
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))
@@ -83,7 +86,7 @@ class Reloader:
         broker.reconfigure(config, filters)
 
     def _left_behind(self, data_paths: Sequence[str]) -> list[str]:
-        """Return a warning for each data directory that has partitions and that the file no longer names."""
+        """Return a warning for each data directory that contains partitions and that server.ini no longer names."""
         unnamed = self._broker.store.unknown_paths(self._broker.store.data_paths, known=data_paths)
         return [
             f"{path} is in no dataPath any more: its partitions will not be served after a restart"

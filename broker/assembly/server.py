@@ -1,4 +1,6 @@
-"""The broker's port: accept connections, create a session for each, limit their number and close idle ones."""
+"""Listen on the broker's port: accept connections, create a session for each connection, limit their number, and close
+idle connections.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ __all__ = ["IDLE_SECONDS", "SessionFactory", "listen"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 300
-"""Connections without traffic are closed after this many seconds, as in 1.x."""
+"""A connection on which no data are received is closed after this many seconds, as in 1.x."""
 
 _IDLE_SCAN_SECONDS = 30
 _BACKLOG = 1000
@@ -62,7 +64,7 @@ class SessionFactory(Factory):
                 scan.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
-        """Return a session, or None to close the connection at once."""
+        """Return a session for a new connection, or None to close the connection at once."""
         connections = self._broker.account.connections
         address = account_address(getattr(addr, "host", "?"))
         if not connections.take(address):
@@ -100,10 +102,10 @@ class SessionFactory(Factory):
 
 def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: Certificates | None = None) -> tcp.Port:
     """Listen on the configured address and port. With port 0 a free port is chosen; broker.port then has its number.
-    Raises ConfigError if that fails.
+    Raises ConfigError if the broker cannot listen there.
 
-    reactor: IReactorTime and IReactorFDSet. certificates: for connections with TLS; None: all connections are without
-    TLS.
+    reactor: IReactorTime and IReactorFDSet. certificates: the certificates for connections with TLS; None: all
+    connections are without TLS.
     """
     address = broker.config.listen
     port = tcp.Port(broker.config.port, cast(Any, factory), _BACKLOG, address, reactor)

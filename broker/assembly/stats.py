@@ -1,4 +1,4 @@
-"""The answers to `stats` and STATS: the broker's figures in the format of metaq 1.x (wire.md §4)."""
+"""Make the answers to `stats` and STATS, which have the broker's figures in the format of metaq 1.x (wire.md §4)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ _partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
-    """Return the body of an answer. An item that is not a known word is taken as the name of a topic. Other requests
-    may be served at each `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
+    """Return the body of the answer to a request for `item`. An item that is not a known word is treated as the name of
+    a topic. Other requests may be served at each `yield`, so each line has the values of the moment when it is made.
+    Raises NotLeader.
     """
     if item == "config":
         return broker.config.source
@@ -39,7 +40,9 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
 
 
 def stats_lines(broker: Broker, item: str) -> Lines:
-    """Yield the lines about a topic, or of any item except `config`. Raises NotLeader."""
+    """Yield the lines about an item, which is the name of a topic or any known word except `config`. Raises
+    NotLeader.
+    """
     yield "STATS"
     if item in _ITEMS:
         yield from _ITEMS[item](broker)
@@ -124,8 +127,8 @@ def _reset_lines(broker: Broker) -> Lines:
 
 
 def _replication_lines(broker: Broker) -> Lines:
-    """Yield the lines of the item `replication`. metaq 1.x does not have it, so `help`, which has the text of 1.x, does
-    not name it.
+    """Yield the lines of the item `replication`. metaq 1.x does not have this item. The answer to `help` has the text
+    of 1.x, so it does not name the item either.
     """
     yield from broker.replication_status().lines()
 

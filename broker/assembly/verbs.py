@@ -1,7 +1,7 @@
-"""The table of all verbs (kinds of requests) of both protocols, for clients and for operators.
+"""The table of all verbs of both protocols, for clients and for operators. A verb is a kind of request.
 
-A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table, which gives the
-action the parts of the broker that it needs.
+A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table. The row passes to
+the action those parts of the broker that the action needs.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, c
 
 
 def make_gate(broker: Broker, check: Check | None = None) -> Gate:
-    """Return the gate of a broker, with all its verbs. The gate calls `check` for every request."""
+    """Create and return the gate of a broker, with all verbs. The gate calls `check` for every request."""
     writing, reading = broker.writing, broker.reading
     answers = PutAnswers(writing, lambda: broker.url)
     lookups = Lookups(reading)
@@ -279,7 +279,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 Encoder = Callable[[int, Any], Bytes]
-"""encoder(opaque, result of the action) -> the answer's bytes."""
+"""encoder(opaque, result) returns the bytes of the answer; `result` is the result of the verb's action."""
 
 
 def _framed(
@@ -291,7 +291,9 @@ def _framed(
     nodes: Nodes = Nodes.LEADER,
     repeatable: bool = False,
 ) -> Verb:
-    """Return the verb for a frame whose request is only in its extFields. `act` may return a Deferred."""
+    """Return the verb for a kind of frame whose request is only in the frame's extFields. `act` may return a
+    Deferred.
+    """
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
         _body_bytes,
@@ -320,13 +322,15 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Give the address's share back, because the request has its answer."""
+    """Subtract a request from the account of its client address, because the request is answered. Return the result
+    unchanged.
+    """
     places.add(address, -amount)
     return result
 
 
 def _nothing(_: Ext) -> None:
-    """Decode a request that has no fields."""
+    """Decode a request that has no fields: return None."""
 
 
 def _empty_frame(opaque: int, _: None) -> Bytes:

@@ -18,16 +18,18 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""The value in place of a callable: the group gets all messages."""
+"""The value that a Java class may have in place of a callable. It means that the group gets all messages."""
 
 FILTERS_FILE = "filters.ini"
-"""Name of the file, in the directory of server.ini, that is used if no other file is named."""
+"""Name of the filters file that is used if no other file is named. It is in the directory of server.ini."""
 
 _SECTION = "filters"
 
 
 def parse_filter_map(source: bytes, name: str = FILTERS_FILE) -> Mapping[str, str]:
-    """Return Java class name -> `package.module:callable` or ACCEPT_ALL. Raises ConfigError with line and value."""
+    """Return for each Java class name in the file either `package.module:callable` or ACCEPT_ALL. Raises a ConfigError
+    that names the line and the value.
+    """
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)
     if others := sections.keys() - {_SECTION}:
         raise ConfigError(name, f"[{min(others)}]", f"is not a section of this file: use [{_SECTION}]")

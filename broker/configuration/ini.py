@@ -1,5 +1,5 @@
-"""Parse server.ini (storage.md §9): sections, keys with their lines, and values with their types. This module does no
-I/O.
+"""Parse the text of a server.ini (storage.md §9): its sections, the keys with their line numbers, and values of
+different types. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ __all__ = ["Entry", "Section", "SectionValues", "check_keys", "evaluate_int32", 
 
 
 class Entry(NamedTuple):
-    """One line `key=value`. Of several lines with the same key the last one counts. where: `<file>:<line>`."""
+    """One line `key=value`. If a section has several lines with the same key, the last line counts. where:
+    `<file>:<line>`.
+    """
 
     key: str
     value: str
@@ -26,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class Section(dict[str, Entry]):
-    """The entries of one section by key. A key whose last value is blank counts as unset, and its entry is only in
-    `blank`.
+    """The entries of one section by key. A key whose last value is blank counts as unset; its entry is in `blank`
+    instead.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Section(dict[str, Entry]):
         self.blank: dict[str, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        """Add an entry; it replaces an earlier entry with the same key."""
+        """Add an entry. The new entry replaces an earlier entry with the same key."""
         self.pop(entry.key, None)
         self.blank.pop(entry.key, None)
         (self if entry.value else self.blank)[entry.key] = entry
@@ -46,8 +48,8 @@ _ASSIGNMENT = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
 
 
 def parse_ini(text: str, name: str) -> dict[str, Section]:
-    """Return the sections by name, in the order of the text. Repeated sections are merged; the last value of a key
-    counts.
+    """Parse the text of an ini file. Return its sections by name, in the order of the text. Repeated sections are
+    merged; the last value of a key counts.
 
     Comments are lines that start with `;` or `#`. A key with a blank value is not set. Raises ConfigError with `name`
     and the line number for a line that is neither a section, a comment nor an assignment.
@@ -117,7 +119,7 @@ def evaluate_int32(text: str) -> int:
     """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`. The result is wrapped to 32 bits, as
     in 1.x.
 
-    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises ValueError that names the mistake.
+    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises a ValueError that names the mistake.
     """
     if _DECIMAL.fullmatch(text):
         value = int(text)  # Python's grammar does not allow leading zeros
@@ -165,8 +167,8 @@ def wrong(entry: Entry, remedy: str) -> ConfigError:
 
 
 class SectionValues:
-    """Typed access to one section. For an unset key a method returns the default, or raises ConfigError if there is no
-    default.
+    """Methods that read the values of one section with their types. For an unset key a method returns the default, or
+    raises ConfigError if there is no default.
     """
 
     def __init__(self, section: Section, name: str, file: str) -> None:

@@ -17,20 +17,22 @@ class ReloadReport:
     """The result of a reload of server.ini."""
 
     changed: bool
-    """Whether the bytes of server.ini or filters.ini differ from the loaded ones. If they do not differ, nothing was
-    done.
+    """Whether the bytes of server.ini or filters.ini differ from those that were loaded before. If they do not differ,
+    the reload has changed nothing.
     """
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
-    """Topics that are no longer in the file; they stay registered and accepted until a restart."""
+    """Topics that are no longer in the file. Such topics stay registered and accepted until the broker is restarted."""
     needs_restart: tuple[str, ...] = ()
-    """Keys of [system], [zookeeper], [replication] and [limits] that differ from those at the start."""
+    """Keys of [system], [zookeeper], [replication] and [limits] whose values differ from those at the broker's start.
+    They take effect only at a restart.
+    """
     warnings: tuple[str, ...] = ()
-    """Steps that are not done yet, and when they will be done."""
+    """Texts about steps of the reload that are not done yet, and when they will be done."""
 
     def to_json(self) -> dict[str, bool | list[str]]:
-        """Return the answer to RELOAD_CONFIG (docs/protocol.md)."""
+        """Return the content of the answer to RELOAD_CONFIG (docs/protocol.md)."""
         return {
             "changed": self.changed,
             "addedTopics": list(self.added_topics),
@@ -55,8 +57,8 @@ class ReloadReport:
 
 
 class Reloaded(NamedTuple):
-    """What new files change: the configuration to use from now on, the report, and the data directories of the next
-    start.
+    """The changes that new files make: the configuration to use from now on, the report about the reload, and the data
+    directories that the next start will use.
     """
 
     config: BrokerConfig
@@ -65,11 +67,12 @@ class Reloaded(NamedTuple):
 
 
 def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
-    """Return what `source`, the new content of the files, changes. May run on any thread; takes 0.1 ms for each topic.
+    """Return the changes that `source`, the new content of the files, makes. The function may run on any thread, and
+    takes 0.1 ms for each topic.
 
-    Only topics change. They inherit from the running [system], not from the new one. A topic that is now missing keeps
-    its settings, as in 1.x. at_start: content of server.ini at the broker's start. Raises ConfigError for a file with
-    which the broker would not start.
+    Only settings of topics change. Topics inherit from the section [system] of the running broker, not from the new
+    [system]. A topic that is no longer in the file keeps its settings, as in 1.x. at_start: content of server.ini at
+    the broker's start. Raises ConfigError for a file with which the broker would not start.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)

@@ -1,5 +1,5 @@
-"""security.ini: the settings that protect the broker's port. It is a separate file, because server.ini is read by Java
-brokers and by 1.x's replication, and `stats config` shows it.
+"""security.ini has the settings that protect the broker's port. It is a separate file, because Java brokers and 1.x's
+replication read server.ini, and because `stats config` shows server.ini.
 
     [tls]
     certificate = broker.pem
@@ -29,7 +29,9 @@ ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """The addresses from which connections without TLS are accepted."""
 Brokers = Literal["required", "tls", "plain"]
-"""How this broker connects to other brokers. required: with TLS, and only brokers may send it requests of brokers."""
+"""How this broker connects to other brokers: with TLS or without TLS. `required`: with TLS, and this broker accepts
+requests of brokers only from brokers.
+"""
 
 _KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
 
@@ -45,7 +47,7 @@ class Security:
 
 
 def read_security(path: str) -> Security:
-    """Read security.ini, and check that its certificates can be used. Blocks. Raises ConfigError."""
+    """Read security.ini, and check that its certificates can be used. The call blocks. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             text = file.read()
@@ -87,8 +89,8 @@ def read_security(path: str) -> Security:
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that occurs twice. In server.ini the last value counts, as in 1.x; here a second
-    value could allow what the first one forbids.
+    """Raise ConfigError for a key that occurs twice. In server.ini the last value counts, as in 1.x. In security.ini a
+    second value could allow what the first value forbids.
     """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,7 +1,7 @@
-"""The settings that decide how clients are served and what acknowledgements promise. The nodes of a broker set compare
-them.
+"""The settings that decide how clients are served and when messages are acknowledged. The nodes of a broker set compare
+these settings.
 
-Settings that may differ between nodes are left out: directories and addresses, counters, sizes of segments.
+Settings that may differ between nodes are left out: directories, addresses, counters, and sizes of segments.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["served_settings"]
 
 
 def served_settings(config: BrokerConfig) -> dict[str, Any]:
-    """Return these settings in the form of SET_STATUS: {"system": {option: value}, "settings": [{option: value}, …],
-    "topics": {name: number}}.
+    """Return the settings that matter to clients, in the form that the answer to SET_STATUS has: {"system": {option:
+    value}, "settings": [{option: value}, …], "topics": {name: number}}.
 
-    settings: each different combination of topic options once. topics: for each topic section of the file, the index of
-    its options in `settings`. Takes 1 µs for each topic.
+    settings: each different combination of topic options, once. topics: for each topic section of the file, the index
+    of its options in `settings`. The function takes 1 µs for each topic.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}
@@ -42,7 +42,7 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Return a hashable value that is equal for topics with equal `_options`."""
+    """Return a hashable value that represents a topic's options. Two topics with equal values have equal `_options`."""
     return (
         topic.partitions,
         topic.ack,
@@ -60,7 +60,7 @@ def _kind(topic: TopicConfig) -> tuple[object, ...]:
 
 
 def _options(topic: TopicConfig, config: BrokerConfig) -> dict[str, Any]:
-    """Return a topic's options by their names in server.ini."""
+    """Return the options of a topic by the names of their keys in server.ini."""
     options: dict[str, Any] = {
         "numPartitions": topic.partitions,
         "ack": topic.promise.value,

@@ -1,8 +1,8 @@
 """Read a server.ini in the format of metaq 1.x (storage.md §9), with all keys, defaults and checks, and return the
 settings.
 
-`read_config` is the only function that reads the file. Each key is in one table, together with the field of settings.py
-that it sets.
+Only `read_config` reads the file from the disk. Each key is in one table, together with the field of settings.py that
+the key sets.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ _MAX_PARTITIONS = 100_000
 # --- keys -------------------------------------------------------------------------------------------------------------
 
 ReadValue = Callable[[SectionValues, str, Any], Any]
-"""read(section, key, default) -> value. If the default is None, the key is required."""
+"""read(section, key, default) returns the value of a key. If the default is None, the key is required."""
 
 
 class _Key(NamedTuple):
-    """A key of server.ini, and the function that reads its value."""
+    """A key of server.ini, with the function that reads its value."""
 
     name: str
     read: ReadValue
@@ -75,12 +75,14 @@ def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
 
 
 def _optional(read: ReadValue) -> ReadValue:
-    """Return a reader for a key whose default may be None."""
+    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. So the
+    default may be None.
+    """
     return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
 
 
 def _parsed(parse: Callable[[str, str], Any]) -> ReadValue:
-    """Return a reader that calls parse(text, place)."""
+    """Return a function that reads a key by calling parse(text, place)."""
 
     def read(values: SectionValues, key: str, default: Any) -> Any:
         entry = values.entry(key)
@@ -188,8 +190,8 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Keys for the Java broker, mostly thread counts. Values with which it would not start are refused, so that it can
-still use the file.
+"""Keys that have an effect only in a Java broker, mostly thread counts. Values with which a Java broker would not start
+are refused, so that a Java broker can still use the file.
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
@@ -207,7 +209,7 @@ _TOPIC_PREFIX = "topic="
 
 
 def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a table's keys, by field. A key without a default is required."""
+    """Return the values of the keys in a table, by field name. A key without a default is required."""
     return {field: key.read(values, key.name, defaults.get(field)) for field, key in table.items()}
 
 
@@ -215,9 +217,10 @@ def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[st
 
 
 def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
-    """Read a server.ini and its filters.ini (sources.py). listen: numeric address to listen on, "" = all addresses.
+    """Read a server.ini and its filters.ini (sources.py). listen: the numeric address on which the broker listens; "":
+    all IPv4 addresses.
 
-    Raises ConfigError for any mistake in the files, with line, key, value and remedy.
+    Raises ConfigError for any mistake in the files; the error names the line, the key, the value and the remedy.
     """
     files = ConfigFiles(path, filters_path)
     config = parse_config(files.read(), path, listen=listen)
@@ -227,10 +230,10 @@ def read_config(path: str, filters_path: str | None = None, listen: str = "") ->
 def parse_config(
     source: bytes | ConfigTexts, name: str = "server.ini", *, inherited: TopicConfig | None = None, listen: str = ""
 ) -> BrokerConfig:
-    """Parse the bytes of a server.ini and of a filters.ini. name: the file's name for errors.
+    """Parse the bytes of a server.ini and of a filters.ini. name: the name of the server.ini for errors.
 
-    inherited: settings that topics inherit instead of the file's own [system], for a running broker that reads the file
-    again.
+    inherited: the settings that topics inherit in place of those in the file's own section [system]. A running broker
+    that reads the file again passes it.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)

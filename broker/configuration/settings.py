@@ -1,4 +1,6 @@
-"""The settings of a broker, which server_ini.py reads from server.ini. The names of fields include the unit."""
+"""The settings of a broker, which server_ini.py reads from server.ini. The name of a field includes the unit of its
+value.
+"""
 
 from __future__ import annotations
 
@@ -39,33 +41,35 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
-"""Name of the directory in the first data path of a set's node, where the node stores what it knows of the set
-(sets/history.py).
+"""Name of the directory in which a broker set's node stores what it knows of the set (sets/history.py). The directory
+is in the node's first data path.
 """
 
 
 class Promise(Enum):
-    """When a message of a replicated topic is acknowledged."""
+    """The kinds of acknowledgement of a replicated topic. They differ in the time when a message is acknowledged."""
 
     LEADER = "leader"
-    """When the leader has stored the message as safely as its flush mode demands."""
+    """A message is acknowledged when the leader has stored it as safely as the topic's flush mode demands."""
     IN_SYNC = "in-sync"
-    """When every in-sync node has the message, at least in memory."""
+    """A message is acknowledged when every in-sync node has it, at least in memory."""
     DISK = "disk"
-    """When every in-sync node has the message on its disk."""
+    """A message is acknowledged when every in-sync node has it on its disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Options of the broker's command. They are not in server.ini, because a Java broker refuses unknown keys."""
+    """Options of the command that starts the broker. They are not in server.ini, because a Java broker refuses unknown
+    keys.
+    """
 
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
-    """Puts are refused if a data directory's disk has fewer free bytes than this; None: a fraction of the disk
-    (store/disk_space.py).
+    """Puts are refused if the disk of a data directory has fewer free bytes than this number; None: the number is a
+    fraction of the disk's size (store/disk_space.py).
     """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
-    """Limit of the bytes of all puts that wait until they are safe. Above it no more puts are read
+    """Limit of the bytes of all puts that wait until they are safe. Above this limit the broker reads no more puts
     (pending_puts.py).
     """
     node: str | None = None
@@ -79,9 +83,13 @@ class BrokerOptions:
     security: str | None = None
     """The path of security.ini (security_ini.py); None: no TLS."""
     http_names: tuple[str, ...] = ()
-    """Additional host names, besides hostName, that requests to the HTTP ports may use (http/browsers.py)."""
+    """Host names that requests to the HTTP ports may use, in addition to the hostName in server.ini
+    (http/browsers.py).
+    """
     half_checks: int = 15
-    """How often producers are asked for the outcome of a half message before it is parked."""
+    """How often producers are asked for the outcome of a half message before the message is parked, which means that
+    they are no longer asked.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +104,19 @@ class ZooKeeperConfig:
     session_timeout_ms: int = 30_000
     connection_timeout_ms: int = 30_000
     sync_time_ms: int = 5_000
-    """For this many milliseconds, a stopping broker still serves after it has unregistered."""
+    """A stopping broker serves clients for this many milliseconds after it has unregistered from ZooKeeper."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The section [topic=<name>]. Every key defaults to the value in [system]. `name` may be a pattern (`wild*`)."""
+    """The section [topic=<name>]. Every key defaults to the value in [system]. `name` may be a pattern such as
+    `wild*`.
+    """
 
     name: str
     partitions: int
     unflush_threshold: int
-    """The data are synced to the disk after this many records; 0 or less: every put waits for the sync (group
+    """The topic's data are synced to the disk after this many records; 0 or less: every put waits for a sync (group
     commit).
     """
     unflush_interval_ms: int
@@ -116,30 +126,34 @@ class TopicConfig:
     accept_publish: bool = True
     accept_subscribe: bool = True
     accept_compressed: bool = False
-    """Whether messages with compressed payloads are accepted. If so, clients that cannot read them get no messages of
-    this topic.
+    """Whether messages with compressed payloads are accepted. If True, clients that cannot read compressed payloads get
+    no messages of this topic.
     """
     stat: bool = False
-    """Whether realtime counters are kept."""
+    """Whether realtime counters are kept for the topic."""
     ack: Promise | None = None
-    """See `promise`."""
+    """The value of the key `ack`; None if the key is not set. The property `promise` gives the effective value."""
     min_in_sync: int = 1
-    """The least number of in-sync nodes, including the leader. With fewer, messages are refused."""
+    """The least number of in-sync nodes, including the leader. If there are fewer in-sync nodes, the topic's messages
+    are refused.
+    """
     replicas: int | None = None
-    """With fewer in-sync nodes than this, the topic counts as under-replicated; None: all nodes of the set."""
+    """If there are fewer in-sync nodes than this number, the topic counts as under-replicated; None: the number of all
+    nodes of the broker set.
+    """
     readable_partitions: int | None = None
     """The number of partitions that the broker registers for consumers; None: the same as `partitions`. The two may
     differ while partitions move.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
-    """By consumer group, the filter of its messages: `package.module:callable`, or a Java class that filters.ini maps
-    to one.
+    """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
+    filters.ini maps to such a callable.
     """
 
     @property
     def promise(self) -> Promise:
-        """When a message of a replicated topic is acknowledged. Without `ack`, a topic with group commit has DISK,
-        other topics have IN_SYNC.
+        """The kind of acknowledgement of a replicated topic. If the key `ack` is not set, this is DISK for a topic with
+        group commit, and IN_SYNC for other topics.
         """
         return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
 
@@ -151,8 +165,8 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The configuration of one broker: [system], [zookeeper] and all topics. `system` has the settings of topics
-    without a section.
+    """The configuration of one broker: the sections [system], [zookeeper] and those of all topics. `system` has the
+    settings for topics without a section.
     """
 
     broker_id: int
@@ -166,22 +180,24 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The numeric address to listen on; "": all IPv4 addresses. It is an option of the command, because a Java broker
-    refuses such a key.
+    """The numeric address on which the broker listens; "": all IPv4 addresses. It is an option of the command and not a
+    key of server.ini, because a Java broker refuses unknown keys.
     """
     dashboard_port: int | None = None
-    """dashboardHttpPort; None: no dashboard. (Without the key, 1.x serves its dashboard on 8120, and a second broker on
-    the host fails.)
+    """dashboardHttpPort; None: no dashboard. (Without this key, 1.x serves its dashboard on port 8120, so a second
+    broker on the host fails to start.)
     """
     move_consumers_past_end: bool = False
-    """updateConsumerOffsets: whether a get beyond the end is answered with 301 <end> instead of 404."""
+    """updateConsumerOffsets: whether a get beyond the end of a partition is answered with 301 and the end offset
+    instead of 404.
+    """
     node: str | None = None
     """The name of this node in its broker set; None for a single broker."""
     zone: str = ""
     """The broker's zone; consumers of the same zone prefer this broker."""
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
-    """copyBytesPerSecond: a leader slows the copy to a joining node for the sake of producers, but not below this
-    rate.
+    """copyBytesPerSecond: a leader slows down the copying of data to a joining node so that producers are not delayed,
+    but not below this number of bytes per second.
     """
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only installed modules."""
@@ -200,20 +216,21 @@ class BrokerConfig:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of server.ini, which the broker registers in ZooKeeper."""
+        """The CRC-32 of the bytes of server.ini. The broker registers this number in ZooKeeper."""
         return crc32(self.source)
 
     @property
     def data_paths(self) -> list[str]:
-        """All configured data directories, [system]'s first."""
+        """All configured data directories; the directory of [system] comes first."""
         return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Return the settings of a topic that puts may use; None if it is neither configured nor matched by a pattern.
+        """Return the settings of a topic to which clients may send messages; None if the topic is neither configured
+        nor matched by a pattern.
 
         A topic that only a pattern matches has the settings of [system], not those of the pattern's section, as in 1.x.
-        metaq's own topics (own_topics.py) are always accepted. If a pattern begins with their mark and matches, they
-        have the settings of the pattern's section.
+        metaq's own topics (own_topics.py) are always accepted. If a pattern that begins with the mark of such topics
+        matches, the topic has the settings of the pattern's section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -229,15 +246,15 @@ class BrokerConfig:
         return replace(self.system, partitions=OWN_PARTITIONS)
 
     def has_stat(self, name: str) -> bool:
-        """Return whether realtime counters are kept for a topic. They are kept if its name matches any section with
-        stat=true, as in 1.x.
+        """Return whether realtime counters are kept for a topic. They are kept if the topic's name matches the name or
+        pattern of any section with stat=true, as in 1.x.
         """
         return self._counted.match(name)
 
 
 class _Names:
-    """Section names, some of them patterns; finds out whether a topic matches any of them. Clients may ask for any
-    name, so the cost does not depend on the number of names without a pattern.
+    """A set of section names, some of which are patterns. It finds out whether a topic matches any of them. Clients may
+    ask for any topic name, so the cost of a match does not depend on how many of the section names are not patterns.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -250,7 +267,7 @@ class _Names:
 
 
 _PLAIN = re.compile(r"[\w-]*")
-"""Matches a name that is not a pattern, so it matches only itself."""
+"""Matches a section name that is not a pattern. Such a section is only for the topic with this name."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:

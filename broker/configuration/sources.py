@@ -14,7 +14,7 @@ __all__ = ["ConfigFiles", "ConfigTexts"]
 
 
 class ConfigTexts(NamedTuple):
-    """The bytes of both files; `filters` is empty if there is no such file."""
+    """The bytes of server.ini and of filters.ini; `filters` is empty if there is no filters.ini."""
 
     ini: bytes
     filters: bytes = b""
@@ -22,14 +22,16 @@ class ConfigTexts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """The paths of the files. filters: None = `filters.ini` in the directory of server.ini, if it exists."""
+    """The paths of the configuration files. filters: the path of the filters file; None: `filters.ini` in the directory
+    of server.ini, if it exists.
+    """
 
     ini: str
     filters: str | None = None
 
     @property
     def filters_path(self) -> str:
-        """The path of the file that maps Java's filter classes to Python callables. The file may not exist."""
+        """The path of the file that maps Java's filter classes to Python callables. The file need not exist."""
         return self.filters or os.path.join(os.path.dirname(os.path.abspath(self.ini)), FILTERS_FILE)
 
     @property
@@ -41,7 +43,7 @@ class ConfigFiles:
         return path if os.path.isdir(path) else None
 
     def read(self) -> ConfigTexts:
-        """Read the files. Blocks. Raises ConfigError for a file that cannot be read."""
+        """Read both files. The call blocks. Raises ConfigError for a file that cannot be read."""
         if self.filters is None and not os.path.exists(self.filters_path):
             return ConfigTexts(_read("server.ini", self.ini))
         return ConfigTexts(_read("server.ini", self.ini), _read("--filters", self.filters_path))

@@ -12,11 +12,11 @@ class FlushTxLog(IntEnum):
     """flushTxLogAtCommit: when the transaction log is synced."""
 
     NEVER = 0
-    """The operating system decides when to sync. A crash of the machine may lose requests that were already
-    answered.
+    """The operating system decides when to sync the transaction log. A crash of the machine may lose the effects of
+    requests that were already answered.
     """
     AT_COMMIT = 1
-    """The log is synced before a prepare, commit or rollback is answered."""
+    """The transaction log is synced before a prepare, commit or rollback is answered."""
     EVERY_SECOND = 2
 
 
@@ -31,6 +31,6 @@ class TransactionConfig:
     max_checkpoints: int
     checkpoint_interval_ms: int
     max_timeout_seconds: int
-    """The maximum timeout of a transaction; longer timeouts are reduced to it."""
+    """The maximum timeout of a transaction in seconds; a longer timeout is reduced to this value."""
     max_timeouts: int
-    """How many transactions with a timeout may be open at once."""
+    """The greatest number of transactions with a timeout that may be open at the same time."""

@@ -1,8 +1,8 @@
 """Rewrite the waiting messages of an internal log's oldest segment at the log's end, so that the segment can be
 removed.
 
-All waiting messages may be gigabytes, so this is not done for the whole log at once. The messages keep their ids, so
-that they can still be cancelled.
+All waiting messages together may have gigabytes, so only one segment is rewritten at a time. The messages keep their
+ids, so that they can still be cancelled.
 """
 
 from __future__ import annotations

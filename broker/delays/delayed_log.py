@@ -1,9 +1,9 @@
-"""The state of one internal log of delayed messages: which messages wait, and which were delivered or cancelled.
-Reactor thread.
+"""The state of one internal log of delayed messages: which messages wait, and which were delivered or cancelled. Used
+only on the reactor thread.
 
-The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads on as the
-log grows; a leader knows its own appends. The mark of a delivery counts only for those messages that are really in
-their partition. Only a leader checks this (in `lead`); until then the messages stay in the table.
+The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads the log as
+it grows; a leader knows which records it has appended. The mark of a delivery counts only for those messages that are
+really in their partition. Only a leader checks this (in `lead`); until then the messages stay in the table.
 """
 
 from __future__ import annotations
@@ -50,20 +50,22 @@ __all__ = ["DelayedLog", "Late", "read_records"]
 _log = logging.getLogger(__name__)
 
 Find = Callable[[str, int], PartitionLog | None]
-"""Like Store.find: find(topic, partition) returns the partition's log; None if it does not exist."""
+"""find(topic, partition) returns the partition's log, or None if the log does not exist (like Store.find)."""
 
 
 class _Held(NamedTuple):
-    """Deliveries for which there is a mark, but which may not have happened. mark: the byte offset of the mark."""
+    """A delivery for which there is a mark, but which may not have happened. mark: the byte offset of the mark in the
+    internal log. group: the messages of the delivery.
+    """
 
     mark: int
     group: Group
 
 
 class _Unsettled(NamedTuple):
-    """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark. end: byte
-    offset in `target` where the messages end. least: byte offset of the first record in this log that is needed if the
-    delivery is undone.
+    """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark in the internal
+    log. end: byte offset in the partition `target` where the messages end. least: byte offset of the first record in
+    this log that is needed if the delivery is undone.
     """
 
     mark: int
@@ -85,7 +87,9 @@ class Late:
 
 
 class DelayedLog(LogReader):
-    """The state of one of the two internal logs (one is for partitions with group commit)."""
+    """The state of one of the two internal logs of delayed messages. One log is for partitions with group commit, the
+    other is for all other partitions.
+    """
 
     def __init__(self, log: PartitionLog) -> None:
         super().__init__(log)
@@ -94,15 +98,15 @@ class DelayedLog(LogReader):
         self.counts: Counter[DelayTarget] = Counter()
         """How many messages wait for each partition, including those in `late`."""
         self.live_bytes = 0
-        """The size of the waiting records in bytes."""
+        """The total size in bytes of the records of waiting messages."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
-        """The most recently cancelled ids. If a broker fails before it has answered, the next leader can answer the
-        repeated request.
+        """The ids of the most recently cancelled messages, with their partitions. If a broker fails before it has
+        answered a cancel request, the next leader can answer the repeated request.
         """
         self.reading = False
         """Whether a worker thread is reading due messages now."""
         self.table_unsafe = False
-        """Whether the record of a due message is not safe yet, so that the message cannot be delivered yet."""
+        """Whether there are due messages that cannot be delivered yet, because their records are not safe yet."""
         self._live: Counter[int] = Counter()  # number of waiting records, by the first offset of their segment
         self._places: dict[
             int, tuple[DelayTarget, bool]
@@ -133,7 +137,7 @@ class DelayedLog(LogReader):
         self.live_bytes = 0
 
     def _read(self, most: int | None) -> None:
-        """Read on from `_read_to`. most: about how many records to read; None: all."""
+        """Read the log from byte `_read_to` on. most: about how many records to read; None: all."""
         left = most
         for units in self._units():
             self._take(units)
@@ -227,8 +231,8 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Read to the log's end, and find out which marked deliveries have happened. Return those that have not; the
-        caller writes marks that they are returned. Raises StoreError.
+        """Read to the log's end, and find out which deliveries with a mark have happened. Return the messages of the
+        deliveries that have not happened; the caller must write marks that say so. Raises StoreError.
         """
         self.read_on()
         returned = []
@@ -247,22 +251,26 @@ class DelayedLog(LogReader):
         return returned
 
     def appended(self) -> None:
-        """Note that this leader has appended records. It knows their content, so they need not be read."""
+        """Record that this leader has appended records to the log. The leader knows their content, so it need not read
+        them.
+        """
         self._read_to = self.log.end_offset
 
     def insert(self, place: DelayTarget, ids: Ids, offsets: Ids, size: int) -> None:
-        """Add messages that this leader has appended. size: of their records in bytes."""
+        """Add messages whose records this leader has appended. size: the total size of these records in bytes."""
         self._add(place, ids, offsets, size)
         self.appended()
 
     def delivered(self, group: Group, target: PartitionLog, mark: int) -> None:
-        """Note that this leader has delivered a group to `target`. mark: byte offset of the delivery's mark."""
+        """Record that this leader has delivered a group of messages to `target`. mark: byte offset of the delivery's
+        mark in the internal log.
+        """
         offsets = self.remove(group.place, group.ids, group.sizes)
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return the byte offset before which the deliveries of all marks are certain. copied: a delivery must also be
-        visible to readers, which means that the nodes of the set have it.
+        """Return the byte offset before which the deliveries of all marks are certain. copied: whether a delivery is
+        certain only when readers can see its messages, which means that the in-sync nodes of the broker set have them.
         """
         unsettled = self._unsettled
         while unsettled:
@@ -274,8 +282,8 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The byte offset where the first segments end that are no longer needed: no message in them waits, and none
-        can wait again after a power failure.
+        """The byte offset before which the log is no longer needed. It is the end of the last of the log's first
+        segments in which no message waits and no message can wait again after a power failure.
         """
         end, unsettled = (
             self.log.first_offset,
@@ -288,7 +296,9 @@ class DelayedLog(LogReader):
         return end
 
     def rewritten(self, ids: Ids, offsets: Ids) -> None:
-        """Note that this leader has rewritten records at `offsets`. Ids that no longer wait are ignored."""
+        """Record that this leader has rewritten the records of these messages at `offsets`. Messages that no longer
+        wait are ignored.
+        """
         for table in self.tables():
             before = table.move(ids, offsets)
             known = before != NOWHERE
@@ -296,7 +306,7 @@ class DelayedLog(LogReader):
             self._tally(offsets[known], 1)
 
     def set_late(self, place: DelayTarget, ids: Ids, why: str, pause: float) -> Late:
-        """Move these messages into `late`, because their partition refuses them now."""
+        """Move these due messages from `table` into `late`, because their partition refuses them now."""
         late = self.late.get(place)
         if late is None:
             late = self.late[place] = Late(why, pause)
@@ -308,15 +318,15 @@ class DelayedLog(LogReader):
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def find(self, ids: Ids) -> Ids:
-        """Return the byte offsets of these messages' records; NOWHERE for messages that do not wait."""
+        """Return the byte offsets of these messages' records, with NOWHERE for messages that do not wait."""
         found = self.table.find(ids)
         for table in islice(self.tables(), 1, None):
             found = np.maximum(found, table.find(ids))
         return found
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        """Remove messages. Return the byte offsets of the records of those that waited. sizes: of the messages' records
-        in the partition.
+        """Remove messages that no longer wait. Return the byte offsets of the records of those that have waited until
+        now. sizes: the sizes that the messages' records have in the partition.
         """
         found = self.table.remove(ids)
         if np.count_nonzero(found == NOWHERE):
@@ -368,16 +378,16 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return the group with NOWHERE in place of these ids. All sizes stay, so that the other messages keep their
-    offsets.
+    """Return a copy of the group with NOWHERE in place of these ids. All sizes stay, so that the other messages keep
+    their offsets.
     """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
 
 
 def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
-    """Return which of the group's messages are in the partition. Messages also count as delivered if retention has
-    removed them, if an operator has removed the whole partition, or if they cannot be read.
+    """Return for each of the group's messages whether it is in the partition. Messages also count as delivered if
+    retention has removed them, if an operator has removed the whole partition, or if they cannot be read.
     """
     everything = np.ones(len(group.ids), np.bool_)
     if target is None or group.base < target.first_offset:
@@ -395,7 +405,7 @@ def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
 
 
 def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray]:
-    """Return the units of a segment without an index."""
+    """Read the records of a segment without a usable index, and return the index units that belong to them."""
     found = []
     for scan in walk(files, fd, start, segment.size, segment.first_offset):
         if len(scan.units):
@@ -408,17 +418,20 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 # --- records ----------------------------------------------------------------------------------------------------------
 
 ReadBytes = Callable[[int, int], Buffer | None]
-"""read(byte offset, most bytes) -> data; None if the read would have to wait for the disk."""
+"""read(offset, most) returns at most `most` bytes from byte `offset` on; it returns None if the read would have to wait
+for the disk.
+"""
 
 _SPAN_BYTES = 64 << 10
 _FIRST_BYTES = 4096
 
 
 def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
-    """Return the whole records at these offsets, in their order: as many of the first ones as fit into `most_bytes`,
-    but at least one.
+    """Return the whole records at these offsets, in the order of the offsets in the argument. Only as many of the first
+    records are returned as fit into `most_bytes`, but at least one.
 
-    Records near each other are read together. Returns None if `read` returns None; errors of `read` are passed on.
+    Records that lie near each other are read together. The result is None if `read` returns None. Errors of `read` are
+    passed on.
     """
     order = offsets.argsort(kind="stable").tolist()
     starts = offsets.tolist()

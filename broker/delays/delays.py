@@ -4,10 +4,10 @@ The wall clock decides when a message is due. Timers use the monotonic clock; th
 at the wall clock again. If the wall clock is set forward, messages that are then due are delivered at once. If it is
 set back, messages are delivered later.
 
-A delivery first appends one record to the internal log, the mark, and then the messages to each partition, all in one
-turn of the reactor. The mark counts only for those messages that are really in their partition (delayed_log.py). So no
-message is lost or delivered twice if the broker crashes between the two, or if a new leader has only a part of the mark
-and the messages.
+A delivery first appends one record, the mark, to the internal log. Then it appends the messages to each partition. Both
+happen in one turn of the reactor. The mark counts only for those messages that are really in their partition
+(delayed_log.py). So no message is lost or delivered twice if the broker crashes between the two steps, or if a new
+leader has only some of these records.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _log = logging.getLogger(__name__)
 
 
 class Pended(NamedTuple):
-    """The records of delayed messages for one partition, which the caller appends to `log`. The caller must call
-    `Delays.noted` afterwards.
+    """The records of delayed messages for one partition. The caller appends them to the internal log `log`, and must
+    call `Delays.noted` afterwards.
     """
 
     owner: Delays
@@ -85,7 +85,7 @@ class Pended(NamedTuple):
     now_ms: int
 
     def units(self, offset: int) -> bytes:
-        """Return the index units of the records if the first record is at byte `offset` of the log."""
+        """Return the index units that the records have if the first record is appended at byte `offset` of the log."""
         return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
 
@@ -98,16 +98,16 @@ class DelayedDelivery(NamedTuple):
 
 
 class Delays(Memory[DelayedLog]):
-    """The delayed messages of one broker. Reactor thread.
+    """The delayed messages of one broker. Used only on the reactor thread.
 
-    While another node leads, nothing is delivered.
+    While another node of the broker set leads, this node delivers no delayed messages.
     """
 
     topic = DELAYED_TOPIC
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """What a move waits for before it can move a partition with such messages; part of its message to operators."""
+    """A part of the text that tells operators what the move of a partition with such messages waits for."""
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
 
@@ -122,11 +122,11 @@ class Delays(Memory[DelayedLog]):
         """store: an open store. make_write: makes a DueWrite for an append. clock: returns seconds since 1970."""
         super().__init__(store, clock, reactor)
         self.writing: Deliverer
-        """Must be set before the first request."""
+        """The object that appends messages. It must be set before the first request."""
         self.delivered = 0
-        """Number of messages delivered since the start."""
+        """Number of messages delivered since the broker's start."""
         self.damaged = 0
-        """Number of messages since the start that could not be read when they were due."""
+        """Number of messages that could not be read when they were due, since the broker's start."""
         self._make_write = make_write
         self.in_thread = in_thread
         self.reactor = reactor
@@ -143,27 +143,29 @@ class Delays(Memory[DelayedLog]):
 
     @property
     def turn_records(self) -> int:
-        """How many due messages are handled before other work gets a turn."""
+        """The number of due messages that are handled before other work gets a turn."""
         return tuning.DELAYED_TURN_RECORDS
 
     # --- messages come ------------------------------------------------------------------------------------------------
 
     def due(self, flag: int, body: Buffer) -> int:
-        """Return when a delayed message that arrives now will be due, Unix ms. Raises RemoteProtocolError."""
+        """Return the time (Unix ms) when a delayed message that arrives now will be due. Raises RemoteProtocolError."""
         return self._due(flag, body, self.now_ms())
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
         return due_of(flag, body, now_ms)
 
     def check(self, target: PartitionLog) -> None:
-        """Raise DiskFull or StoreError if no delayed message can be stored for this partition now, AccountSpent if too
-        many wait.
+        """Raise DiskFull or StoreError if no delayed message for this partition can be stored now. Raise AccountSpent
+        if too many messages wait.
         """
         self._check_room(1)
         self._contents(target.has_group_commit)
 
     def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if `count` more messages would be too many. This class has no limit."""
+        """Raise AccountSpent if `count` additional messages would be too many. In this class the number of messages is
+        not limited.
+        """
 
     def pend(
         self,
@@ -174,8 +176,8 @@ class Delays(Memory[DelayedLog]):
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Pended:
-        """Make the records of delayed messages for a partition, for which `check` was called. dues: the result of `due`
-        for each message. taken: an ordinary message id for each.
+        """Make the records of delayed messages for the partition `target`. The caller must have called `check` for this
+        partition. dues: the result of `due` for each message. taken: an ordinary message id for each message.
         """
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
@@ -193,8 +195,8 @@ class Delays(Memory[DelayedLog]):
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
-        """Like `pend`, but yield between slices, and check the messages, too. Raises the errors of `due` and
-        `check`.
+        """Make the records of delayed messages like `pend`, but yield between slices of the work. This method also does
+        what `due` and `check` do, and raises their errors.
         """
         self._check_room(len(bodies))
         now_ms = self.now_ms()
@@ -241,7 +243,9 @@ class Delays(Memory[DelayedLog]):
         return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 
     def _contents(self, group_commit: bool) -> DelayedLog:
-        """Return the log for partitions with or without group commit. Raises DiskFull, StoreError."""
+        """Return the state of the internal log for partitions with group commit, or of the log for partitions without
+        it. Raises DiskFull, StoreError.
+        """
         log = self.store.internal_log(self.topic, group_commit)
         if self.store.space.full:
             self.store.space.check(log.directory, journaled=group_commit)
@@ -271,8 +275,8 @@ class Delays(Memory[DelayedLog]):
         return False
 
     def noted(self, pended: Pended, base: int) -> None:
-        """Note that these records were appended at byte `base`, so that the messages are delivered when they are
-        due.
+        """Record that these records were appended at byte `base` of the internal log. Their messages are then delivered
+        when they are due.
         """
         ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
         pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
@@ -281,7 +285,7 @@ class Delays(Memory[DelayedLog]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def _wake_by(self, due: float) -> None:
-        """Set the timer so that the next turn is at `due`, Unix ms, or earlier."""
+        """Set the timer so that the next turn comes at the time `due` (Unix ms) or earlier."""
         if due < self._wakes_at and self.enabled:
             if self._timer is not None:
                 self._timer.cancel()
@@ -289,8 +293,8 @@ class Delays(Memory[DelayedLog]):
             self._timer = self.call_later(self._seconds_until(due), self._wake)
 
     def _seconds_until(self, due: float) -> float:
-        """Return how many seconds to sleep for `due`. The result is never 0 before `due`, although clocks and floats
-        are inexact.
+        """Return how many seconds to sleep until the time `due` (Unix ms). The result is 0 only if `due` has come,
+        although clocks and floats are inexact.
         """
         if due <= self.now_ms():
             return 0.0
@@ -314,7 +318,7 @@ class Delays(Memory[DelayedLog]):
             self._deliver_due(contents)
 
     def _sleep(self) -> None:
-        """Set the timer for the next turn, which is when a message is due."""
+        """Set the timer for the next turn, which comes when the next message is due."""
         now_ms, seconds = self.now_ms(), self.seconds()
         wake_at = self._wanted_at(now_ms, seconds)
         if self._retry_at > seconds:
@@ -322,8 +326,8 @@ class Delays(Memory[DelayedLog]):
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        """Return when the next turn should be, Unix ms. now_ms, seconds: the present time by the wall clock and by the
-        monotonic clock.
+        """Return the time (Unix ms) when the next turn should come. now_ms: the present time by the wall clock.
+        seconds: the present time by the monotonic clock.
         """
         least = tuning.DELAYED_LEAST_SECONDS
         wake_at = _NEVER
@@ -380,8 +384,8 @@ class Delays(Memory[DelayedLog]):
         late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
 
     def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
-        """Read and deliver messages: at once if they are in the page cache, otherwise after a worker thread has read
-        them.
+        """Read and deliver due messages. If they are in the page cache, deliver them at once; otherwise deliver them
+        after a worker thread has read them.
         """
         most = tuning.DELAYED_TURN_BYTES
         records = read_records(contents.log.segments.read, offsets, most)
@@ -413,8 +417,8 @@ class Delays(Memory[DelayedLog]):
             self._sleep()
 
     def decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
-        """Return the decoded messages; drop damaged ones. ids: the ids of the records; further ids at the end are
-        ignored.
+        """Decode these records and return their messages. Damaged messages are dropped. ids: the expected message id of
+        each record; additional ids at the end are ignored.
         """
         found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
@@ -428,8 +432,8 @@ class Delays(Memory[DelayedLog]):
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append a mark, and then the messages to their partitions. ids: the ids of the records; further ids at the end
-        are ignored.
+        """Append a mark to the internal log, and then the messages in these records to their partitions. ids: the
+        message id of each record; additional ids at the end are ignored.
         """
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self.decoded(contents, ids, records):
@@ -448,7 +452,9 @@ class Delays(Memory[DelayedLog]):
             self._append(contents, deliveries)
 
     def _delivery(self, place: DelayTarget, messages: Sequence[Pending]) -> DelayedDelivery:
-        """Make the delivery of messages to one partition. Raises the error of a refused put."""
+        """Prepare the delivery of messages to one partition. Raises the error of a refused put if the partition takes
+        no messages.
+        """
         log = self.writing.log(*place, place[1])
         count = len(messages)
         first_id = self.writing.message_ids.next(count)
@@ -476,11 +482,11 @@ class Delays(Memory[DelayedLog]):
     def _append_marked(
         self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]
     ) -> tuple[DueWrite, list[DueWrite]]:
-        """Append a mark, and after it the deliveries. Return the mark's write, and all appended writes that are not
-        safe yet.
+        """Append a mark to the internal log, and after it the deliveries to their partitions. Return the mark's write,
+        and all appended writes that are not safe yet.
 
-        If the mark cannot be appended, nothing else is appended. If a partition refuses a delivery, its write has the
-        error, and its messages wait as before.
+        If the mark cannot be appended, nothing else is appended. If a partition refuses a delivery, the delivery's
+        write has the error, and its messages wait as before.
         """
         log = contents.log
         mark_at = log.end_offset
@@ -517,7 +523,7 @@ class Delays(Memory[DelayedLog]):
         self._pause(late, str(error))
 
     def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        """Cancel damaged messages permanently. Their partitions are unknown."""
+        """Cancel damaged messages permanently. The partitions of these messages are unknown."""
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
             contents.log.directory,
@@ -536,7 +542,9 @@ class Delays(Memory[DelayedLog]):
         return self._make_write(log, (data,), unit)
 
     def _append_marks(self, contents: DelayedLog, marks: Marks) -> MetaqError | None:
-        """Append marks without waiting until they are safe. Return the error if the append fails."""
+        """Append marks to the internal log without waiting until they are safe. Return the error if the append fails,
+        otherwise None.
+        """
         data, unit = encode_marks(marks, self.now_ms(), contents.log.end_offset)
         append = Append(contents.log, (data,), unit)
         self.store.append_many((append,))
@@ -548,8 +556,8 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Write to the logs that failed deliveries are returned. Marks that cannot be written now are tried again
-        later.
+        """Write marks to the internal logs that say which deliveries have failed, so that their messages wait again.
+        Marks that cannot be written now are kept and written later.
         """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
@@ -561,7 +569,7 @@ class Delays(Memory[DelayedLog]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to lead, as in Memory. From now on, due messages are delivered."""
+        """Begin to lead, as Memory.lead describes. From now on, due messages are delivered."""
         for log in self.store.internal_logs(self.topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
@@ -594,7 +602,9 @@ class Delays(Memory[DelayedLog]):
         super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """Write to a log without new deliveries a mark that says that all its deliveries are certain."""
+        """If all deliveries of an internal log are certain, write a mark that says so. Without new deliveries no other
+        mark would say it.
+        """
         written = self._last_settled.get(contents.log)
         if written is None:
             return
@@ -614,8 +624,8 @@ class Delays(Memory[DelayedLog]):
         return self.needed_from(log)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called after records were rewritten, so that they now lie after the marks about them. Subclasses may write
-        these marks again.
+        """Called after records of waiting messages were rewritten at the log's end. The older marks about these
+        messages now lie before their records. Subclasses may write such marks again.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -671,7 +681,7 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.counts[place] for contents in self._logs.values())
 
     def late(self) -> dict[DelayTarget, tuple[int, str]]:
-        """Return by partition how many due messages the partition refuses now, and why."""
+        """Return for each partition that refuses due messages now how many it refuses, and why."""
         found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():
@@ -681,24 +691,24 @@ class Delays(Memory[DelayedLog]):
 
     @property
     def live_bytes(self) -> int:
-        """The size of the waiting records in bytes."""
+        """The total size in bytes of the records of waiting messages."""
         return sum(contents.live_bytes for contents in self._logs.values())
 
     def lateness_ms(self, part: float) -> int:
-        """Return a quantile of the last deliveries' lateness in ms; 0 if there were no deliveries. part: the quantile,
-        0.0 … 1.0.
+        """Return a quantile of the lateness of the last delivered messages in ms; 0 if no message was delivered. part:
+        the quantile, 0.0 … 1.0.
         """
         if not self._lateness:
             return 0
         return int(np.quantile(np.array(self._lateness), part, method="higher"))
 
     def contents(self) -> Sequence[DelayedLog]:
-        """Return the states of all existing logs."""
+        """Return the states of all internal logs that exist."""
         return tuple(self._logs.values())
 
     def cancel(self, request: CancelDelayedRequest) -> Deferred[CancelDelayedReply]:
-        """Cancel a delayed message. The Deferred fires when the cancellation is stored as safely as the messages. It
-        fails with the error of a refused put or with StoreError.
+        """Cancel a delayed message. The Deferred fires when the cancellation is stored as safely as the partition's
+        messages. It fails with the error of a refused put or with StoreError.
         """
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 
@@ -728,8 +738,8 @@ class Delays(Memory[DelayedLog]):
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, DueWrite, list[DueWrite]]:
-        """Cancel messages of one partition by a mark. Return the group, the mark's write, and the writes that are not
-        safe yet. Raises the error if the mark cannot be appended.
+        """Cancel messages of one partition by appending a mark. Return the group of messages in the mark, the mark's
+        write, and the writes that are not safe yet. Raises the error if the mark cannot be appended.
         """
         place = messages[0].place
         group = Group(place, _ids_of(messages), _sizes_of(messages))
@@ -743,7 +753,7 @@ class Delays(Memory[DelayedLog]):
         return group, write, waiting
 
     async def _until_safe(self, write: DueWrite, waiting: Sequence[DueWrite]) -> None:
-        """Wait until `write` is safe. Raises its error."""
+        """Wait until the records of `write` are safe. Raises the error of `write` if it has one."""
         if waiting:
             safe: Deferred[None] = Deferred()
             self.writing.when_safe(waiting, partial(safe.callback, None))

@@ -1,5 +1,5 @@
-"""Protocols for what this package needs from the package writing/, which stores messages. This package may not import
-writing/.
+"""Protocols for the objects of the package writing/ that this package uses. The package writing/ stores messages. This
+package may not import it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Delayed:
     """Describes a write to an internal log of delayed messages.
 
     target: the partition for which the messages wait, or which the marks concern. pending_id: the pending id of the
-    first message; 0 if unknown, which is possible for a repeated write. pended: the messages, until they are appended.
+    first message; 0 if it is unknown, which is possible for a repeated write. pended: the records of the messages,
+    until they are appended.
     """
 
     target: PartitionLog
@@ -34,8 +35,8 @@ class Delayed:
 
 
 class DueWrite(Protocol):
-    """Records to append, and the result of the append. `make_write` makes a Write, which has these attributes. [base,
-    end): byte offsets of the records.
+    """Records to append to a log, and the result of the append. The objects of class Write that `make_write` returns
+    have these attributes. [base, end): the byte offsets of the records.
     """
 
     log: PartitionLog
@@ -46,11 +47,11 @@ class DueWrite(Protocol):
 
     @property
     def failure(self) -> MetaqError | None:
-        """The error because of which the records are not all safe; None if they are safe."""
+        """The error because of which not all records are safe; None if all records are safe."""
 
 
 class Deliverer(Protocol):
-    """Stores due messages and the marks about them."""
+    """Appends due messages to their partitions, and marks about them to the internal log."""
 
     @property
     def message_ids(self) -> MessageIds: ...
@@ -58,13 +59,15 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """None unless appends are also copied to other nodes of a set."""
+        """None unless appended records are also copied to other nodes of a broker set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the log to append to. Raises the error of a refused put if the partition takes no messages."""
+        """Return the partition's log, to which messages are appended. Raises the error of a refused put if the
+        partition takes no messages.
+        """
 
     def append(self, writes: Iterable[Any]) -> list[Any]:
-        """Append each DueWrite in order. Return those that are not safe yet."""
+        """Append the records of each DueWrite, in the given order. Return the writes that are not safe yet."""
 
     def when_safe(self, waiting: Sequence[Any], done: Callable[[], None]) -> None:
         """Call `done` when each of these writes is safe or has an error."""

@@ -1,13 +1,14 @@
-"""A table of waiting delayed or half messages in the order of their times. It has an id and a number for each message,
-16 bytes in total.
+"""A table of waiting delayed or half messages in the order of their times. For each message it has the message id and a
+number, 16 bytes in total.
 
 The number is the byte offset of the message's record in its internal log. (In senders.py it is the number of the
 message's sender.)
 
 The highest bits of an id are the time (protocol/delays.py), so the order of ids is the order of times. The newest ids
-are in one leaf, `_recent`. When `_recent` is full, its ids are distributed to the other leaves, each of which has its
-own range of ids. A leaf consists of two sorted arrays and of the additions since they were sorted. So a step never
-moves more than one leaf, and a message costs O(log n). Whole batches are handled with numpy.
+are in one leaf, `_recent`. When `_recent` is full, its ids are distributed to the other leaves. Each of the other
+leaves has its own range of ids. A leaf consists of two sorted arrays and of the additions since these arrays were
+sorted. So a step never moves the data of more than one leaf, and each message takes O(log n) time. Whole batches of
+messages are handled with numpy.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Places = npt.NDArray[np.intp]
 
 NOWHERE = -1
 _LEAF = 4096
-"""The most ids of a leaf; a leaf with more is divided. The ids of a full leaf take 32 KiB, and an insertion takes 20
-µs.
+"""The greatest number of ids in a leaf. A leaf with more ids is divided. The ids of a full leaf take 32 KiB, and an
+insertion into it takes 20 µs.
 """
 
 _RECENT = 1 << 14
@@ -42,8 +43,8 @@ _NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
-    """Sorted ids with the byte offsets of their records. Later additions are in separate arrays until they are sorted
-    in.
+    """Sorted ids with the byte offsets of their records. Later additions stay in separate arrays until `sort` merges
+    them.
     """
 
     __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
@@ -80,7 +81,9 @@ class _Leaf:
         self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return which of these ids are in this leaf, and their indexes in `self.ids`. ids: must be sorted."""
+        """Return for each of these ids whether it is in this leaf, and the indexes of the found ids in `self.ids`. The
+        argument `ids` must be sorted.
+        """
         self.sort()
         if not len(self.ids):
             return np.zeros(len(ids), np.bool_), _NOWHERE
@@ -97,8 +100,8 @@ _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
 class WaitingTable:
-    """The table; only one thread may use it. It has each id at most once. Arrays of ids in arguments may have any
-    order, and results have the same order.
+    """A table of waiting messages. Only one thread may use it. The table contains each id at most once. Arrays of ids
+    in arguments may have any order, and results have the same order.
     """
 
     def __init__(self) -> None:
@@ -124,16 +127,16 @@ class WaitingTable:
             self._deal(recent.ids, recent.offsets)
 
     def remove(self, ids: Ids) -> Ids:
-        """Remove ids. Return the offsets of their records; NOWHERE for ids that are not in the table."""
+        """Remove ids. Return the byte offsets of their records, with NOWHERE for ids that are not in the table."""
         return self._each(ids, self._take)
 
     def find(self, ids: Ids) -> Ids:
-        """Like `remove`, but keep the ids."""
+        """Return the byte offsets of the records of these ids, like `remove`, but without removing the ids."""
         return self._each(ids, lambda leaf, here, places: leaf.offsets[places])
 
     def move(self, ids: Ids, offsets: Ids) -> Ids:
-        """Set new offsets for these ids. Return the old offsets; NOWHERE for ids that are not in the table. Such ids
-        are not added.
+        """Set new record offsets for these ids. Return the old offsets, with NOWHERE for ids that are not in the table.
+        Such ids are not added.
         """
         order = ids.argsort(kind="stable")
         wanted = offsets[order]
@@ -158,11 +161,15 @@ class WaitingTable:
         return min(found, default=None)
 
     def until(self, end: int, most: int) -> tuple[Ids, Ids]:
-        """Return the lowest ids below `end`, sorted and at most `most`, and the offsets of their records."""
+        """Return the lowest ids below `end` in sorted order, at most `most` of them, and the offsets of their
+        records.
+        """
         return self._range(0, 0, end, most)
 
     def after(self, start: int, most: int) -> tuple[Ids, Ids]:
-        """Return the lowest ids above `start`, sorted and at most `most`, and the offsets of their records."""
+        """Return the lowest ids above `start` in sorted order, at most `most` of them, and the offsets of their
+        records.
+        """
         return self._range(bisect_right(self._firsts, start), start + 1, None, most)
 
     def lying_before(self, offset: int) -> Iterator[tuple[Ids, Ids]]:
@@ -175,7 +182,7 @@ class WaitingTable:
             yield leaf.ids[chosen], leaf.offsets[chosen]
 
     def all_offsets(self) -> Iterator[Ids]:
-        """Yield all offsets, leaf by leaf."""
+        """Yield the record offsets of all ids, in one array for each leaf."""
         for leaf in [self._recent, *self._leaves]:
             leaf.sort()
             yield leaf.offsets
@@ -183,7 +190,9 @@ class WaitingTable:
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def _first_leaf(self) -> _Leaf:
-        """Return the first leaf that is not empty, if there is one. Empty leaves before it are removed."""
+        """Remove empty leaves at the beginning, and return the first remaining leaf. It is empty only if all leaves are
+        empty.
+        """
         while not len(self._leaves[0]) and len(self._leaves) > 1:
             del self._leaves[0], self._firsts[0]
         return self._leaves[0]
@@ -203,7 +212,9 @@ class WaitingTable:
         return ids[order], offsets[order]
 
     def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
-        """Return (leaf number, start, end) for each slice of sorted ids that belongs to one leaf."""
+        """Divide sorted ids into slices, each of which belongs to one leaf. Return (leaf number, start, end) for each
+        slice.
+        """
         firsts, shares, start = self._firsts, [], 0
         while start < len(ids):
             number = bisect_right(firsts, ids[start])
@@ -232,7 +243,7 @@ class WaitingTable:
 
     def _each(self, ids: Ids, use: _Use) -> Ids:
         """Call use(leaf, indexes among the sorted ids, indexes in the leaf) for each leaf that has some of the ids.
-        Return the offsets that `use` returns; NOWHERE for ids that no leaf has.
+        Return the offsets that `use` returns, with NOWHERE for ids that no leaf has.
         """
         if len(ids) == 1:
             return self._one(ids, use)
@@ -279,7 +290,7 @@ class WaitingTable:
 
 
 def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
-    """Return copies of at most `most` lowest ids in [start, end) and of their offsets."""
+    """Return copies of the lowest ids of a leaf in [start, end), at most `most` of them, and of their offsets."""
     leaf.sort()
     first = int(leaf.ids.searchsorted(start)) if start else 0
     last = len(leaf.ids) if end is None else int(leaf.ids.searchsorted(end))

@@ -1,3 +1,3 @@
-"""Filters that the broker applies for a consumer group. They are Python callables in place of the Java classes of metaq
-1.x.
+"""Filters that the broker applies for a consumer group. Such a filter is a Python callable; in metaq 1.x it was a Java
+class.
 """

@@ -18,12 +18,12 @@ __all__ = ["Filter", "FilterTable", "load_filters"]
 _log = logging.getLogger(__name__)
 
 GroupAccept = Callable[[str, FilteredMessage], object]
-"""accept(group, message) -> a true value if the group gets the message."""
+"""accept(group, message) returns a true value if the consumer group gets the message."""
 
 
 class Filter:
-    """A user's callable. May be used on any thread. `failures` is the number of exceptions; it is only shown to people
-    and may be too low.
+    """A filter: a callable that a user has written. It may be used on any thread. `failures` is the number of
+    exceptions that the callable has raised. This number is only shown to people, and may be too low.
     """
 
     def __init__(self, name: str, accept: GroupAccept) -> None:
@@ -33,8 +33,8 @@ class Filter:
         self._accept = accept
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
-        """Return whether the group gets the message. If the callable raises, the group does not get it, as in 1.x; only
-        the first exception is logged.
+        """Return whether the group gets the message. If the callable raises an exception, the group does not get the
+        message, as in 1.x. Only the first exception is logged.
         """
         try:
             return bool(self._accept(group, message))
@@ -51,11 +51,11 @@ class Filter:
 
 
 class FilterTable:
-    """The filters by topic and group. The table is immutable; a reload of server.ini makes a new one."""
+    """The filters by topic and group. The table is immutable; a reload of server.ini creates a new table."""
 
     def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
-        """filters: by topic and group. A string instead of a Filter is the name of a Java class without a Python
-        callable.
+        """filters: the filters by (topic, group). A string in place of a Filter is the name of a Java class for which
+        there is no Python callable.
         """
         self._filters = dict(filters or {})
 
@@ -67,7 +67,7 @@ class FilterTable:
         return found
 
     def filters(self) -> list[Filter]:
-        """Return all filters that have a callable."""
+        """Return all filters that have a Python callable."""
         return list({id(each): each for each in self._filters.values() if isinstance(each, Filter)}.values())
 
 
@@ -75,9 +75,9 @@ def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> Filt
     """Import every callable that the configuration names. This runs users' code, so it must not be called on the thread
     of a running reactor.
 
-    known: the table of an earlier configuration; its filters are used again. Raises ConfigError if an import fails. A
-    Java class without a callable is logged, and the group's requests will be refused, so that the group neither gets
-    unwanted messages nor loses any.
+    known: the table of an earlier configuration; filters that it contains are used again. Raises ConfigError if an
+    import fails. A Java class without a callable is logged, and requests of its consumer group will be refused. So the
+    group neither gets unwanted messages nor loses messages.
     """
     _extend_path(config.app_class_path)
     filters = {each.name: each for each in (known.filters() if known else ())}

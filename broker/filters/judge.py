@@ -1,5 +1,5 @@
-"""Apply a filter to stored records, with limits on time and bytes. Runs in a worker thread, because filters are users'
-code.
+"""Apply a filter to stored records, with limits on time and bytes. This module runs in worker threads, because filters
+are users' code.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from .message import FilteredMessage
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
-"""After this many seconds no further filter call of a request is made. Decisions that were made earlier count. A single
-call is never interrupted.
+"""When the filter has worked for this many seconds for a request, it is not called again for this request. The
+decisions that were made until then are used. A single call of the filter is never interrupted.
 """
 
 SCAN_BYTES = 16 << 20
-"""After this many rejected bytes without an accepted record, a `get` is answered with its progress."""
+"""After this many rejected bytes without an accepted record, a `get` is answered with the offset that was reached."""
 
 
 class Verdict(NamedTuple):
-    """The decision about one record: its bytes [start, end) in the buffer, and whether the group gets it."""
+    """The decision about one record. start, end: the record's bytes [start, end) in the buffer. accepted: whether the
+    group gets the record.
+    """
 
     start: int
     end: int
@@ -46,7 +48,7 @@ class Judge:
         partition: int,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The time limit of BUDGET_SECONDS begins with the first record."""
+        """The time limit of BUDGET_SECONDS begins when the first record is judged."""
         self._filter = filter_
         self._group = group
         self._topic = topic
@@ -61,11 +63,11 @@ class Judge:
         return self._deadline is not None and self._seconds() >= self._deadline
 
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
-        """Yield a verdict for each whole record in `data`, which was read from byte `offset`. Ends early when the time
-        limit has passed.
+        """Yield a verdict for each whole record in `data`, which was read from byte `offset` of the partition. The
+        iteration ends early when the time limit has passed.
 
-        The first record of a request is always judged. A record whose checksum is wrong also ends the iteration; the
-        client finds the damage itself.
+        The first record of a request is always judged. The iteration also ends at a record whose checksum is wrong; the
+        client detects this damage itself.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -85,10 +87,10 @@ class Judge:
 
 
 class Chosen(NamedTuple):
-    """The answer to a `get`: the accepted records, and the stored offset after all judged records.
+    """The result for a `get`: the accepted records, and the offset in the log after all judged records.
 
-    client_ends: where each record ends in `data`; stored_ends: where it ends in the log, relative to the offset of the
-    request.
+    client_ends: where each record ends in `data`; stored_ends: where the record ends in the log, relative to the offset
+    from which records were read.
     """
 
     data: bytes
@@ -98,7 +100,9 @@ class Chosen(NamedTuple):
 
     @property
     def leading(self) -> int:
-        """The number of bytes in `data` of the accepted records that precede the first rejected one."""
+        """The number of bytes at the beginning of `data` that belong to accepted records before the first rejected
+        record.
+        """
         apart = np.flatnonzero(self.client_ends != self.stored_ends)
         if not len(apart):
             return len(self.data)
@@ -111,10 +115,10 @@ def choose_records(
     """Return the accepted records from `offset` on, at most `size` bytes. Rejected records between them are left out.
 
     read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: also the size of each read. largest:
-    a first record that is longer than `size` is returned up to this size. gap: how many rejected bytes may be left out.
-    If there are more before the first accepted record, no record is returned, and next_offset is where that record
-    begins, or is SCAN_BYTES away. If no whole record begins at `offset`, the bytes there are returned unchanged, and
-    next_offset is `offset`; the client can handle this.
+    if the first record is longer than `size`, it is returned up to this number of bytes. gap: how many rejected bytes
+    may be left out. If more bytes are rejected before the first accepted record, no record is returned. In this case
+    next_offset is the offset of that record, or lies SCAN_BYTES after `offset`. If no whole record begins at `offset`,
+    the bytes there are returned unchanged, and next_offset is `offset`; the client can handle this.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -1,4 +1,4 @@
-"""A stored message in the form that filters get."""
+"""A stored message in the form in which filters get it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["FilteredMessage"]
 
 
 class FilteredMessage:
-    """One message of a partition, read-only. Parts of it that a filter does not use are not decoded.
+    """One message of a partition, as a read-only object. Parts of it that a filter does not use are not decoded.
 
-    topic, partition, offset (byte position of the record), id and flag are as stored.
+    topic, partition, offset (the byte position of the record), id and flag are those of the stored message.
     """
 
     __slots__ = ("_attributes", "_body", "_payload", "flag", "id", "offset", "partition", "topic")
@@ -39,17 +39,17 @@ class FilteredMessage:
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties."""
+        """The message's attribute, tag, keys and properties."""
         if self._attributes is None:
             self._attributes = decode_attribute(attribute_of(self._body, self.flag), self.flag)
         return self._attributes
 
     @property
     def attribute(self) -> str | None:
-        """The attribute of metaq 1.x; None if there is none."""
+        """The message's attribute, as in metaq 1.x; None if there is none."""
         return self.attributes.attribute
 
     @property
     def tag(self) -> str | None:
-        """The tag; None if there is none. An attribute of 1.x is a tag."""
+        """The message's tag; None if there is none. The attribute of a 1.x message is used as its tag."""
         return self.attributes.tag

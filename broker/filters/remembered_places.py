@@ -1,18 +1,18 @@
-"""Find the stored offset that a request of a 1.x client means after a filter has left out records. No I/O. Reactor
-thread.
+"""Find the stored offset (the true offset in the log) that a request of a 1.x client means after a filter has left out
+records. This module does no I/O, and is used only on the reactor thread.
 
 A 1.x client adds the number of received bytes to its offset. If an answer leaves out rejected records, the client's
-offset falls behind the stored offset: 300 stored bytes of which 100 were accepted move the client's offset by 100. For
-each connection, topic, partition and group, `RememberedPlaces` keeps the stored offsets of the bytes in the last
-answers. With them it finds the stored offset that the next request means.
+offset falls behind the stored offset. For example, if 100 of 300 stored bytes were accepted, the client's offset grows
+by 100 and the stored offset by 300. For each connection, topic, partition and group, `RememberedPlaces` keeps the
+stored offsets of the bytes in the last answers. From these it finds the stored offset that the next request means.
 
 Why no message is lost, even if a client restarts or reconnects:
 - A client starts at the beginning of a record, where its offset equals the stored offset. Then it processes accepted
-  records, each once, so its offset grows by at most as much as the stored offset: offset <= stored offset. So it has
-  processed all accepted records that begin before its offset.
+  records, each once, so its offset grows by at most as much as the stored offset: offset <= stored offset. So the
+  client has processed all accepted records that begin before its offset.
 - An offset is unknown if another connection or consumer sends it, if the broker was restarted, or if this module has
-  dropped the answer to save memory. The broker then takes it as a stored offset, and reads from the start of the record
-  that contains this byte. Some messages are delivered again, and none is missed.
+  dropped the answer to save memory. The broker then treats this offset as a stored offset, and reads from the start of
+  the record that contains the byte at this offset. Some messages are delivered again, and none is missed.
 - The number of repeated messages is limited. An answer 301 sets the client's offset to the stored offset as soon as the
   client is `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has received all messages.
 
@@ -33,13 +33,13 @@ import numpy.typing as npt
 __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key", "RememberedPlaces"]
 
 MAX_GAP_BYTES = 8 << 20
-"""A client's offset may fall behind by this many rejected bytes before it is corrected; the last record may exceed
-this.
+"""A client's offset may fall behind the stored offset by this many rejected bytes before it is corrected. The last
+record before the correction may exceed this limit.
 """
 
 PUT_RIGHT_SECONDS = 5.0
-"""An offset may stay behind for this many seconds. Java clients commit every 5 s by default, and pause for 0.5 s after
-a 301.
+"""A client's offset may stay behind the stored offset for this many seconds before it is corrected. Java clients commit
+their offsets every 5 s by default, and pause for 0.5 s after an answer 301.
 """
 
 _MAX_ANSWERS = 4
@@ -49,23 +49,24 @@ if an application sends its own gets.
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
-"""The most bytes that the ends of records within answers may take for all connections, at 8 bytes for each record. The
-oldest are dropped first.
+"""The most bytes of memory that the stored ends of records within answers may take for all connections together. Each
+record takes 8 bytes. The data about the oldest answers are dropped first.
 """
 
 Key = tuple[str, int, str]
-"""topic, partition, group."""
+"""Identifies a consumer group's reading of a partition: topic, partition, group."""
 
 Ends = npt.NDArray[np.uint32]
 _NOTHING: Ends = np.empty(0, np.uint32)
 
 
 class Answered(NamedTuple):
-    """One answer with `size` accepted bytes, which cover the client's offsets [offset, offset + size].
+    """One answer with `size` accepted bytes. After it, the client may send offsets in [offset, offset + size].
 
-    stored, stored_end: the stored offsets that `offset` and `offset + size` mean. client_ends, stored_ends: the end of
-    each record, relative to `offset` and to `stored`; empty if they were dropped to save memory. behind_since: when
-    this client's offset fell behind the stored offset (reactor seconds); None if it has not.
+    stored: the stored offset that `offset` means. stored_end: the stored offset that `offset + size` means.
+    client_ends: the end of each record, relative to `offset`. stored_ends: the end of each record, relative to
+    `stored`. Both arrays are empty if they were dropped to save memory. behind_since: when this client's offset fell
+    behind the stored offset, in seconds of the reactor's clock; None if it is not behind.
     """
 
     offset: int
@@ -78,12 +79,14 @@ class Answered(NamedTuple):
 
     @property
     def detail_bytes(self) -> int:
-        """The bytes of memory that the ends of records take."""
+        """The bytes of memory that `client_ends` and `stored_ends` take."""
         return self.client_ends.nbytes + self.stored_ends.nbytes
 
     @property
     def is_exact(self) -> bool:
-        """Whether client offsets equal stored offsets, because no record was left out in this answer or before."""
+        """Whether the client's offsets equal the stored offsets, because no record was left out in this answer or
+        before it.
+        """
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
     def place_of(self, offset: int) -> int | None:
@@ -103,8 +106,8 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """The offset of a request and the stored offset that it means. answers: the answers that may have led the client to
-    this offset. Without any, the offset is taken as a stored offset.
+    """The offset of a request and the stored offset that it means. answers: the remembered answers that may have led
+    the client to this offset. If there are none, the broker treats the offset as a stored offset.
     """
 
     offset: int
@@ -113,17 +116,19 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """How many bytes the client's offset is behind the stored offset."""
+        """By how many bytes the client's offset is behind the stored offset."""
         return self.stored - self.offset
 
     @property
     def behind_since(self) -> float | None:
-        """When the client's offset fell behind, in reactor seconds; None if it has not."""
+        """When the client's offset fell behind the stored offset, in seconds of the reactor's clock; None if it is not
+        behind.
+        """
         return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
 
 
 class _Holder:
-    """The connection that last asked for a key, and the broker's last answers to it."""
+    """The connection that last asked for a key, and the broker's last answers to this connection."""
 
     __slots__ = ("answers", "owner")
 
@@ -133,12 +138,14 @@ class _Holder:
 
 
 class RememberedPlaces:
-    """All remembered answers. An `owner` represents a connection and is compared by identity."""
+    """All remembered answers of a broker. The argument `owner` of its methods represents a connection, and is compared
+    by identity.
+    """
 
     def __init__(self) -> None:
         self.filtered: set[tuple[str, str]] = set()
-        """(topic, group) of all groups that have had a filter since the broker's start. There are only as many as the
-        configurations name.
+        """The pairs (topic, group) of all groups that have had a filter since the broker's start. Only pairs that a
+        configuration has named are added, so the set stays small.
         """
         self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last are at the end
         self._owned: dict[object, set[Key]] = {}
@@ -146,12 +153,12 @@ class RememberedPlaces:
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """The number of keys for which a holder is known."""
+        """The number of keys for which the object knows which connection holds them."""
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
-        """Return the stored offset that a request's offset means. If another connection holds the key, drop its
-        answers.
+        """Return the stored offset that a request's offset means. If another connection holds the key, drop the answers
+        to that connection.
         """
         holder = self._holders.get(key)
         if holder is None:
@@ -178,8 +185,8 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """Remember the answer to the owner's request at `found`. Drop the answers that led the client there, because it
-        will not ask at their offsets again.
+        """Remember the answer to the owner's request at `found`. Drop the earlier answers that led the client to
+        `found`, because the client will not send their offsets again.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
@@ -196,11 +203,11 @@ class RememberedPlaces:
                 self._give_up_details(self._detailed.popitem(last=False)[0])
 
     def moved(self, owner: object, key: Key, found: FoundOffset, offset: int) -> None:
-        """Note that the broker told the owner's client to continue at `offset`, which is a stored offset."""
+        """Record that the broker has told the owner's client to continue at `offset`, which is a stored offset."""
         self.answered(owner, key, found, Answered(offset, 0, offset, offset))
 
     def forget(self, key: Key) -> None:
-        """Forget a key and its answers. The next request's offset is then taken as a stored offset."""
+        """Forget a key and its answers. The offset of the next request is then treated as a stored offset."""
         holder = self._holders.pop(key, None)
         if holder is None:
             return

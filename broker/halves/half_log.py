@@ -1,5 +1,5 @@
-"""The state of one internal log of half messages: which messages wait, how often producers were asked for each, and the
-decided outcomes.
+"""The state of one internal log of half messages: which messages wait, how often producers were asked about each
+message, and the outcomes that were decided.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["Decision", "HalfLog", "Questions"]
 
 
 class Questions(NamedTuple):
-    """The questions to producers about one half message. asked: how often its outcome was asked for. last: the time of
-    the last question, Unix ms.
+    """The questions to producers about one half message. asked: the number of questions. last: the time of the last
+    question, Unix ms.
     """
 
     asked: int
@@ -34,15 +34,15 @@ class Questions(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The outcome of the half messages of a group. If they were committed, the group's base and first id tell their
-    offsets and ids in the partition.
+    """The common outcome of the half messages that `group` names. If they were committed, the group's base and first id
+    determine their offsets and ids in the partition.
     """
 
     outcome: HalfOutcome
     group: Group
 
     def replies(self) -> list[EndHalfReply]:
-        """Return the answers for the group's ids, in the order of the ids."""
+        """Return the outcome of each half message of the group as an EndHalfReply, in the order of the ids."""
         _, ids, sizes, base, first_id = self.group
         if self.outcome is HalfOutcome.ROLLED_BACK:
             return [EndHalfReply(self.outcome)] * len(ids)
@@ -52,19 +52,21 @@ class Decision(NamedTuple):
 
 
 class HalfLog(DelayedLog):
-    """The state of one of the two internal logs of half messages. Reactor thread. `table` has the half messages whose
-    first check is not due yet.
+    """The state of one of the two internal logs of half messages. Used only on the reactor thread. `table` has the half
+    messages whose first check is not due yet.
     """
 
     def __init__(self, log: PartitionLog, places: Shares) -> None:
-        """places: the account that counts waiting half messages by address."""
+        """places: the account that counts waiting half messages by client address."""
         self.senders = Senders(places)
         self.asked = WaitingTable()
-        """The half messages whose first check is due or was made."""
+        """The waiting half messages whose first check is due or was made."""
         self.questions: dict[int, Questions] = {}
-        """By id, the questions about half messages that producers were asked for."""
+        """The number and time of the questions about each half message, by message id. Half messages without questions
+        are left out.
+        """
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The most recent decisions, by id. All ids of one group share a Decision."""
+        """The most recent decisions, by message id. All ids of one group share a Decision."""
         super().__init__(log)
 
     def tables(self) -> Iterator[WaitingTable]:
@@ -79,7 +81,7 @@ class HalfLog(DelayedLog):
         self.senders.clear()
 
     def set_due(self, ids: Ids) -> None:
-        """Note that the first check of these half messages is due."""
+        """Move these half messages from `table` to `asked`, because their first check is due."""
         self.asked.insert(ids, self.table.remove(ids))
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
@@ -114,12 +116,12 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """Store how often producers were asked, as the group of a mark says."""
+        """Remember how often producers were asked about half messages, as this group of a mark says."""
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
 
     def decide(self, group: Group, *, committed: bool) -> Decision:
-        """Store the outcome of a group's half messages, as a mark says."""
+        """Remember the outcome of the half messages in this group of a mark."""
         decision = Decision(HalfOutcome.COMMITTED if committed else HalfOutcome.ROLLED_BACK, group)
         self.decided.update(dict.fromkeys(group.ids.tolist(), decision))
         while len(self.decided) > tuning.HALVES_DECIDED:
@@ -127,13 +129,13 @@ class HalfLog(DelayedLog):
         return decision
 
     def reply(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message of this partition; None if it is not known."""
+        """Return the outcome of a half message of this partition; None if the outcome is not known."""
         decision = self.decided.get(half_id)
         if decision is None or decision.group.place != place:
             return None
         return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
-        """Remove the decisions for these ids, because their delivery did not happen."""
+        """Remove the decisions about these half messages, because their delivery did not happen."""
         for half_id in ids.tolist():
             self.decided.pop(half_id, None)

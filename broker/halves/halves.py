@@ -2,9 +2,11 @@
 transaction is committed.
 
 They are implemented as a kind of delayed messages (broker/delays). When a half message is due, the broker asks a
-producer of its group that waits with CHECK_HALVES for the outcome. As long as the sender itself asks, only the sender
-is asked (producer_groups.py). A commit delivers the message at once, after a mark; a rollback cancels it. Each question
-is also written as a mark, so that a new leader or a restarted broker continues to count.
+producer of its group for the outcome; this producer must be waiting with a CHECK_HALVES request. As long as the
+producer that sent the half message waits in this way, the broker asks only this producer (producer_groups.py). A commit
+first writes a mark to the internal log, and then delivers the message at once; a rollback cancels the message. Each
+question is also written to the internal log as a mark, so that a new leader or a restarted broker continues to count
+the questions.
 """
 
 from __future__ import annotations
@@ -57,9 +59,9 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """The figures of one producer group, about half messages whose first check is due or was made. asked: half messages
-    for which producers are asked; parked: half messages for which they are no longer asked; askers: producers that wait
-    for questions.
+    """The figures of one producer group, about half messages whose first check is due or was made. asked: number of
+    half messages about which producers are asked. parked: number of half messages about which producers are no longer
+    asked. askers: number of producers that wait for questions.
     """
 
     asked: int
@@ -76,7 +78,7 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 
 
 class Halves(Delays):
-    """The half messages of one broker. Reactor thread. It leads and follows like Delays."""
+    """The half messages of one broker. Used only on the reactor thread. The object leads and follows like Delays."""
 
     topic = HALVES_TOPIC
     name = "half messages"
@@ -95,8 +97,8 @@ class Halves(Delays):
         first_seconds: float,
         checks: int,
     ) -> None:
-        """first_seconds: time from a half message's arrival to its first check. checks: the most questions about each
-        half message. The other arguments are those of Delays.
+        """first_seconds: time from a half message's arrival to its first check. checks: the greatest number of
+        questions about each half message. The other arguments are those of Delays.
         """
         super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
@@ -109,8 +111,8 @@ class Halves(Delays):
         self._works = SlicedWork(reactor)  # drops the state after another node has begun to lead
         self._ending: dict[int, list[Deferred[None]]] = {}  # by id: other requests that wait until an outcome is safe
         self.committed = self.rolled_back = self.questions = 0
-        """Numbers since the start: half messages committed, half messages rolled back, and questions about half
-        messages.
+        """Three numbers since the broker's start: half messages committed, half messages rolled back, and questions
+        about half messages.
         """
 
     @property
@@ -143,8 +145,8 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return the seconds for which this broker has run. This is the clock of producer_groups.py. Time in which the
-        process was stopped does not count, because no producer could ask then.
+        """Return the number of seconds for which this broker has run. The times in producer_groups.py are times of this
+        clock. Time in which the process was stopped does not count, because no producer could ask then.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -175,7 +177,7 @@ class Halves(Delays):
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Register half messages whose first check is due, so that producers are asked for them."""
+        """Register half messages whose first check is due, so that producers are asked about them."""
         found = self.decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
@@ -189,8 +191,8 @@ class Halves(Delays):
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
-        """Return the seconds from the last question about a half message to the next. asked: number of questions so
-        far.
+        """Return the number of seconds between the last question about a half message and the next one. asked: number
+        of questions about it so far.
         """
         pause: float = self.first_seconds * 2 ** (asked - 1)
         return min(pause, max(self.first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
@@ -198,9 +200,9 @@ class Halves(Delays):
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
-        """Give the half messages whose outcome this producer should tell. The Deferred fires as soon as there are any,
-        or when the request's waiting time is over. Fails with NotLeader when the broker no longer leads. Raises
-        HalfRefused.
+        """Find the half messages whose outcomes this producer should tell. The Deferred gets them as soon as there are
+        any; if there are none when the request's waiting time is over, it gets an empty sequence. Fails with NotLeader
+        when the broker no longer leads. Raises HalfRefused.
         """
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
@@ -226,20 +228,22 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """Forget which half messages the caller was given before, because it has handled them."""
+        """Forget which half messages of this group were handed out to the caller before, because the caller has handled
+        them.
+        """
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
             del self._given[caller]
 
     def _end_poll(self, poll: Poll[Checked], checked: Checked = ()) -> None:
-        """Answer a poll, by default with no half messages."""
+        """Answer a poll with these half messages; by default there are none."""
         if not poll.answer.called:
             self._groups.answered(poll, self._running())
             poll.answer.callback(checked)
 
     def connection_lost(self, caller: object) -> None:
-        """Note that a connection was lost, so that other producers are asked for the half messages that it was
-        given.
+        """Record that a connection was lost, so that other producers are asked about the half messages that were handed
+        out on this connection.
         """
         now = self._running()
         groups = self._given.pop(caller, {})
@@ -277,8 +281,8 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll. result: the records of the half messages, perhaps only of the first ones, or a Failure of the
-        read.
+        """Answer a poll with half messages whose records were read. result: the records of the half messages, perhaps
+        only of the first ones; a Failure if the read has failed.
         """
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
@@ -333,8 +337,8 @@ class Halves(Delays):
         self._end_poll(poll, checked)
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
-        """Write to the log how often producers were asked for these half messages. If that fails, these questions are
-        not counted after a restart.
+        """Write to the internal log how often producers were asked about each of these half messages. If that fails,
+        these questions are not counted after a restart.
         """
         groups = []
         for pending in messages:
@@ -364,8 +368,8 @@ class Halves(Delays):
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
-        """Commit or roll back a half message. The Deferred fires when the outcome is stored as safely as the messages.
-        It fails with the error of a refused put or with StoreError.
+        """Commit or roll back a half message. The Deferred fires when the outcome is stored as safely as the
+        partition's messages. It fails with the error of a refused put or with StoreError.
         """
         place = request.topic, request.partition
         return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
@@ -382,8 +386,9 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """Like `end`, for several ids; the replies have the order of `outcomes`. The committed messages are written
-        together after one mark, and another mark names those that are rolled back.
+        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. All
+        committed messages are written together after one mark, and another mark names the messages that are rolled
+        back.
         """
         return ensureDeferred(self._end_many(place, outcomes))
 
@@ -405,8 +410,8 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """Read as many of these half messages from this log as one turn may read. Return the ids that are left, and the
-        messages. If the read would have to wait for the disk, both are empty.
+        """Read as many of these half messages from this log as one turn may read. Return the ids that are still to be
+        read, and the messages that were read. If the read would have to wait for the disk, both are empty.
         """
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
@@ -446,8 +451,8 @@ class Halves(Delays):
         return None
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
-        """Commit or roll back half messages of one partition, and return when the outcome is safe. If it is refused,
-        the error is raised, and the messages wait as before.
+        """Commit or roll back half messages of one partition, and return when the outcome is safe. If the broker cannot
+        write the outcome, the error is raised, and the messages wait as before.
         """
         if outcome is HalfOutcome.COMMITTED:
             decision, write, waiting = self._commit(contents, halves)
@@ -503,7 +508,9 @@ class Halves(Delays):
         super()._stop()
 
     def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
-        """Fail the polls of waiting producers with NotLeader. Yields at the end of each slice of time."""
+        """Let the polls of waiting producers fail with NotLeader. Yield at the end of each time slice, so that other
+        work can run.
+        """
         for poll in left:
             if poll is not None:
                 poll.answer.errback(NotLeader(self.writing.partitions.broker_id, ""))
@@ -511,7 +518,9 @@ class Halves(Delays):
                 yield
 
     def _drop(self, *known: dict[Any, Any]) -> Iterator[None]:
-        """Empty dictionaries, which may be very large. Yields at the end of each slice of time."""
+        """Empty these dictionaries, which may be very large. Yield at the end of each time slice, so that other work
+        can run.
+        """
         for each in known:
             while each:
                 each.popitem()
@@ -548,12 +557,14 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int) -> dict[str, HalfFigures]:
-        """Return the figures of at most `most` groups by name, of those that have been known for the longest time."""
+        """Return the figures of at most `most` groups, by group name. If there are more groups, those that have been
+        known for the longest time are chosen.
+        """
         return {name: _figures(group) for name, group in self._groups.first(most)}
 
     def largest(self, most: int) -> Generator[None, None, dict[str, HalfFigures]]:
         """Return the figures of the `most` groups that have most half messages, sorted by name. The key OTHERS has the
-        sum of all other groups. Other requests may be served at each `yield`.
+        sums of the figures of all other groups. Other requests may be served at each `yield`.
         """
         largest: list[tuple[str, HalfFigures]] = []
         others = HalfFigures(0, 0, 0)
@@ -574,8 +585,8 @@ class Halves(Delays):
         return counts
 
     def state(self, half_id: int) -> tuple[HalfState, Half | None]:
-        """Return the state of a waiting half message, and its Half object; None instead of the Half if its first check
-        is not due.
+        """Return the state of a waiting half message, and its Half object. Return None in place of the Half if its
+        first check is not due yet.
         """
         half = self._groups.get(half_id)
         if half is None:
@@ -583,5 +594,7 @@ class Halves(Delays):
         return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
 
     def next_check_ms(self, half: Half) -> int | None:
-        """Return when a producer may be asked for this half message again, Unix ms; None if never."""
+        """Return the time (Unix ms) when a producer may be asked about this half message again; None if no producer
+        will be asked again.
+        """
         return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

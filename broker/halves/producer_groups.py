@@ -1,15 +1,15 @@
-"""Producer groups. For each group: the half messages whose first check was due, in the order of their next checks, and
-the producers that ask for them.
+"""The producer groups of a broker. Each group has the half messages whose first check was due, in the order of their
+next checks, and the producers that ask for half messages.
 
-"To ask" means that a producer sends CHECK_HALVES; the broker then hands out half messages, whose outcomes the producer
-should tell. A half message that was handed out is handed out again later, after longer and longer pauses. While the
-producer that sent a half message asks, no other producer gets it, because only the sender knows whether its local work
-is under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that asks, and one
-lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
+"To ask" means that a producer sends CHECK_HALVES. The broker then hands out half messages, and the producer should tell
+their outcomes. A half message that was handed out is handed out again later, after longer and longer pauses. While the
+producer that sent a half message asks, no other producer gets this half message, because only the sender knows whether
+its local work is under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that
+asks, and one lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
 
 Each timed event (a lane's next half message, the end of a poll, a producer that has not asked for too long) has an
-*alarm* in one heap, so that no request must look at all polls, lanes or producers. Reactor thread; times are seconds of
-one clock.
+*alarm* in one heap, so that no request must look at all polls, lanes or producers. This module is used only on the
+reactor thread. All times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _ANYBODY = ""
 """The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""How many entries one poll looks at before other work gets a turn; this takes some 3 ms. One answer needs fewer
-entries.
+"""How many entries of its lanes one poll examines before other work gets a turn. This takes some 3 ms. One answer needs
+fewer entries.
 """
 
 
 class Half:
-    """A half message whose first check was due. at: when it may be handed out next; NEVER if it is parked. asked: how
-    often it was handed out. producer: the name of its sender; "" if unknown.
+    """A half message whose first check was due. at: when the half message may be handed out next; NEVER if it is
+    parked, which means that it is no longer handed out. asked: how often it was handed out. producer: the name of the
+    producer that sent it; "" if unknown.
     """
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
@@ -61,8 +62,8 @@ class Half:
 
 
 class Poll(NamedTuple, Generic[T]):
-    """A request of a producer that waits for half messages until `ends_at`. topics: None = all topics. producer: the
-    producer's name; "" if the request names none.
+    """A CHECK_HALVES request of a producer, which waits for half messages until `ends_at`. topics: None = all topics.
+    producer: the producer's name; "" if the request names none.
     """
 
     caller: object
@@ -75,9 +76,9 @@ class Poll(NamedTuple, Generic[T]):
 
 
 class _Lane:
-    """The half messages of a group and topic that only this producer, or everybody, gets. due: entries (at, id), some
-    of which may be stale. count: number of half messages in the lane. alarm_at: time of the lane's alarm; NEVER if it
-    has none.
+    """The half messages of a group and topic that are handed out only to `producer`, or to every producer if this is
+    _ANYBODY. due: entries (at, id), some of which may be stale. count: number of half messages in the lane. alarm_at:
+    time of the lane's alarm; NEVER if the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -96,9 +97,9 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: when the producer counts as gone; NEVER while its poll waits; _GONE while its half
-    messages are moved to the lanes for everybody. caller: the connection of its last poll. topics: the topics of this
-    poll; None: all.
+    """A producer that asks. until: the time from which the producer counts as gone; NEVER while its poll waits; _GONE
+    while its half messages are moved to the lanes for everybody. caller: the connection of its last poll. topics: the
+    topics of this poll; None: all topics.
     """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
@@ -112,8 +113,8 @@ class _Asker:
 
 
 _NONE: dict[Any, Any] = {}
-"""An empty dictionary that is never changed. All groups without askers share it, because most of very many groups have
-none.
+"""An empty dictionary that is never changed. All groups without askers share it to save memory, because there may be
+very many groups, and most of them have no askers.
 """
 
 
@@ -124,7 +125,7 @@ class AskedGroup(Generic[T]):
 
     def __init__(self) -> None:
         self.polls: dict[object, Poll[T]] = _NONE
-        """The waiting polls, by caller."""
+        """The waiting polls of the group, by caller."""
         self._by_topic: dict[str | None, dict[object, Poll[T]]] = _NONE
         self._by_producer: dict[str, Poll[T]] = _NONE
         self._askers: dict[str, _Asker] = _NONE
@@ -155,8 +156,8 @@ class AskedGroup(Generic[T]):
             self.polls = self._by_topic = self._by_producer = _NONE
 
     def _taker(self, lane: _Lane) -> Poll[T] | None:
-        """Return a waiting poll that may get half messages of this lane; of several, the one that has waited
-        longest.
+        """Return a waiting poll that may get half messages of this lane. If there are several, return the one that has
+        waited longest.
         """
         if lane.producer:
             poll = self._by_producer.get(lane.producer)
@@ -178,9 +179,9 @@ _Alarm = tuple[float, int, object]
 
 
 class ProducerGroups(Generic[T]):
-    """All producer groups of a broker. most: how often each half message is handed out at most. silent: a producer
-    counts as gone this many seconds after its last poll was answered. grace: the same after its connection was lost,
-    and for a producer that has not asked yet.
+    """All producer groups of a broker. most: the greatest number of times that a half message is handed out. silent: a
+    producer counts as gone this many seconds after its last poll was answered. grace: a producer counts as gone this
+    many seconds after its connection was lost, or, if it has not asked yet, after its first half message was added.
     """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
@@ -196,14 +197,14 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """Until this time, a producer that has not asked yet counts as asking."""
+        """Until this time, a producer that has not asked yet counts as a producer that asks."""
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> Iterator[Poll[T] | None]:
-        """Forget all groups. The returned iterator yields the polls that waited. It also yields None where other work
-        may run, because dropping very many groups takes long.
+        """Forget all groups. Return an iterator that yields the polls that waited. The iterator also yields None where
+        other work may run, because dropping very many groups takes long.
         """
         left = _left(self._groups, self._halves, self._callers, self._alarms)
         self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
@@ -213,7 +214,7 @@ class ProducerGroups(Generic[T]):
     # --- half messages ------------------------------------------------------------------------------------------------
 
     def add(self, half: Half, now: float) -> None:
-        """Add a half message whose first check is due or was made."""
+        """Add a half message whose first check is due or was made before."""
         self._halves[half.id] = half
         group = self._group(half.group)
         group.asked += 1
@@ -225,11 +226,13 @@ class ProducerGroups(Generic[T]):
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
-        """Return a half message by id; None if it is decided, or if its first check is not due yet."""
+        """Return the half message with this id; None if its outcome is decided, or if its first check is not due
+        yet.
+        """
         return self._halves.get(half_id)
 
     def discard(self, half_id: int) -> None:
-        """Remove a decided half message."""
+        """Remove a half message whose outcome is decided."""
         half = self._halves.pop(half_id, None)
         if half is not None:
             group = self._groups[half.group]
@@ -243,8 +246,8 @@ class ProducerGroups(Generic[T]):
             self._drop_empty(half.group)
 
     def put_off(self, half: Half, at: float) -> None:
-        """Let a half message be handed out again at `at` or later. If it was handed out as often as allowed, park it
-        instead.
+        """Allow that a half message is handed out again, at time `at` or later. If it was handed out as often as
+        allowed, park it instead.
         """
         group = self._groups[half.group]
         if half.asked < self._most:
@@ -263,9 +266,9 @@ class ProducerGroups(Generic[T]):
         return half.at == NEVER
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
-        """Return the due half messages for a poll, at most as many as its limit. The caller must later call `put_off`
-        for each that is not decided by then. Return None if there are too many entries to look at in one step; then the
-        poll must `wait`, and a later turn continues.
+        """Return the due half messages for a poll, at most as many as the poll's limit. For each of them the caller
+        must later call `put_off`, unless its outcome is decided by then. Return None if there are too many entries to
+        examine in one step. In this case the caller must call `wait` for the poll, and a later turn continues.
         """
         group = self._group(poll.group)
         found: list[Half] = []
@@ -293,7 +296,9 @@ class ProducerGroups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """Return at most `most` groups, those that have been known for the longest time, sorted by name."""
+        """Return at most `most` groups, sorted by name. If there are more groups, those that have been known for the
+        longest time are chosen.
+        """
         return sorted(islice(self._groups.items(), most))
 
     def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:
@@ -340,12 +345,12 @@ class ProducerGroups(Generic[T]):
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def asked_for(self, caller: object, group: str) -> int:
-        """Return the number of groups, apart from this one, for which the connection asks."""
+        """Return the number of groups for which the connection asks, not counting the group `group`."""
         groups = self._callers.get(caller, {})
         return len(groups) - (group in groups)
 
     def arrive(self, poll: Poll[T]) -> None:
-        """Note that a producer has asked with this poll. The poll does not wait yet."""
+        """Record that a producer has asked by sending this poll. The poll does not wait yet."""
         producers = self._callers.setdefault(poll.caller, {})
         before = producers.get(poll.group)
         producers[poll.group] = poll.producer
@@ -358,7 +363,7 @@ class ProducerGroups(Generic[T]):
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
-        """Note that a poll was answered. Its producer should ask again soon."""
+        """Record that a poll was answered. Its producer counts as gone if it does not ask again soon."""
         group = self._groups.get(poll.group)
         asker = None if group is None else group._askers.get(poll.producer)
         if asker is not None and asker.caller is poll.caller:
@@ -369,7 +374,7 @@ class ProducerGroups(Generic[T]):
         self._drop_empty(poll.group)
 
     def lost(self, caller: object, now: float) -> list[Poll[T]]:
-        """Note that a connection is lost. Return the polls that waited on it."""
+        """Record that a connection is lost. Return the polls of this connection that waited."""
         found = []
         for name, producer in self._callers.pop(caller, {}).items():
             group = self._groups.get(name)
@@ -403,8 +408,8 @@ class ProducerGroups(Generic[T]):
         return asker.topics is None or half.place[0] in asker.topics
 
     def _goes(self, asker: _Asker) -> None:
-        """Note that a producer is gone, so that every producer of its group may answer for it. Later turns move its
-        half messages to the lanes for everybody.
+        """Record that a producer is gone, so that every producer of its group may tell the outcomes of its half
+        messages. Later turns move these half messages to the lanes for everybody.
         """
         self._leaves(asker.caller, asker.group)
         if asker.producer in self._groups[asker.group]._lanes:
@@ -430,7 +435,7 @@ class ProducerGroups(Generic[T]):
         self._drop_empty(asker.group)
 
     def _leaves(self, caller: object, group: str) -> None:
-        """Note that the connection no longer asks for this group."""
+        """Record that the connection no longer asks for half messages of this group."""
         groups = self._callers.get(caller)
         if groups is not None:
             groups.pop(group, None)
@@ -438,13 +443,13 @@ class ProducerGroups(Generic[T]):
                 del self._callers[caller]
 
     def wait(self, poll: Poll[T]) -> None:
-        """Let a poll wait for half messages."""
+        """Let a poll wait until there are half messages for it, or until its time is over."""
         self._group(poll.group)._put(poll)
         self._timed += 1
         self._alarm(poll.ends_at, poll)
 
     def end_poll(self, caller: object, group: str) -> Poll[T] | None:
-        """Remove the caller's waiting poll for this group, and return it; None if there is none."""
+        """Remove the caller's waiting poll for this group, and return it; return None if there is no such poll."""
         found = self._groups.get(group)
         poll = None if found is None else found.polls.get(caller)
         if poll is not None:
@@ -489,8 +494,8 @@ class ProducerGroups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give the due half messages of a lane to waiting polls. Half messages that no poll takes wait for the next
-        poll.
+        """Give the due half messages of a lane to waiting polls. The remaining half messages wait for the next poll
+        that may get them.
         """
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
@@ -503,7 +508,9 @@ class ProducerGroups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """Return when the next alarm is due; infinity if there is none. The alarm may be stale."""
+        """Return the time when the next alarm is due; infinity if there is no alarm. The returned alarm may be
+        stale.
+        """
         for _ in range(_LOOKED_AT):
             if not self._alarms or self._is_set_still(self._alarms.first):
                 break
@@ -544,7 +551,9 @@ def _left(
     callers: dict[object, dict[str, str]],
     alarms: TimedEntries[_Alarm],
 ) -> Iterator[Poll[T] | None]:
-    """Empty these dictionaries and alarms; yield as ProducerGroups.clear says."""
+    """Empty these dictionaries and the heap of alarms. Yield the waiting polls and None, as the iterator of
+    ProducerGroups.clear does.
+    """
     while groups:
         yield from groups.popitem()[1].polls.values()
         yield None

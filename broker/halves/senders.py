@@ -1,4 +1,6 @@
-"""Counts how many half messages of one internal log each address has sent. Reactor thread."""
+"""Count how many waiting half messages of one internal log each client address has sent. Used only on the reactor
+thread.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """An address that has sent half messages. number: identifies the address in the table. count: number of its waiting
-    half messages.
+    """A client address that has sent half messages. number: identifies the address in the table. count: number of
+    waiting half messages that the address has sent.
     """
 
     __slots__ = ("address", "count", "number")
@@ -25,8 +27,9 @@ class _Sender:
 
 
 class Senders:
-    """Counts each waiting half message in the account `places`. It counts for the address that sent it, or for NOBODY
-    if another leader took it or if it came before a restart. Each half message with an address takes 16 bytes.
+    """Counts each waiting half message in the account `places`. A half message counts for the address that sent it. If
+    it arrived at an earlier leader or before a restart, it counts for NOBODY. Each half message with an address takes
+    16 bytes of memory.
     """
 
     def __init__(self, places: Shares) -> None:
@@ -43,7 +46,7 @@ class Senders:
         self._places.add(NOBODY, count)
 
     def came(self, address: str, ids: Ids) -> None:
-        """Count half messages that an address has sent."""
+        """Count half messages that an address has just sent."""
         sender = self._by_address.get(address)
         if sender is None:
             self._last += 1
@@ -52,7 +55,9 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Subtract half messages that no longer wait. count: how many of the ids have waited until now."""
+        """Subtract half messages that no longer wait from the counts. count: how many of the messages `ids` have waited
+        until now.
+        """
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):
             if number != NOWHERE:
@@ -61,7 +66,7 @@ class Senders:
         self.found(-count)
 
     def clear(self) -> None:
-        """Subtract all half messages."""
+        """Subtract all half messages of this log from the counts."""
         for sender in list(self._by_address.values()):
             self._count(sender, -sender.count)
         self.found(-self._nobodys)

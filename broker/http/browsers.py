@@ -1,9 +1,9 @@
-"""Detect requests that a foreign web page makes a browser send to this broker without the user's knowledge.
+"""Detect requests to this broker that a foreign web page makes a browser send without the user's knowledge.
 
-Such a page can send requests as forms and images do; the browser then names the page in the header Origin. With DNS
-rebinding, which points the page's own domain to this machine, it can send every request that our own pages can send;
-the header Host then has that domain. Programs other than browsers send no Origin, and their Host is the name to which
-they connect.
+A foreign page can send requests as forms and images do. The browser then names the page's site in the header Origin. A
+foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. Then it can send every
+request that our own pages can send, and the header Host has the foreign domain. Programs other than browsers send no
+Origin, and their Host is the name to which they connect.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from twisted.web.server import Request
 __all__ = ["OwnNames", "header_of"]
 
 _HOST = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:/?#@]+))(?::[0-9]*)?", re.ASCII)
-"""An IPv6 address in brackets, or a name or an IPv4 address; then an optional port (RFC 9112)."""
+"""Matches the value of the header Host: an IPv6 address in brackets, or a name or an IPv4 address; then an optional
+port (RFC 9112).
+"""
 
 
 def header_of(request: Request, name: str) -> str | None:
-    """Return the last header with this name. Invalid UTF-8 is replaced; Twisted's `getHeader` with a str would
-    raise.
+    """Return the value of the last header with this name. Invalid UTF-8 in the value is replaced; Twisted's `getHeader`
+    with a str would raise an error.
     """
     value: bytes | None = request.getHeader(name.encode())
     return None if value is None else value.decode("utf-8", "replace")
 
 
 class OwnNames:
-    """The host names that requests to the broker's HTTP ports may use: addresses, names without a dot (foreign domains
-    have one), the machine's name, and the given names.
+    """The host names that requests to the broker's HTTP ports may use. These are addresses, names without a dot (every
+    foreign domain has a dot), the machine's name, and the given names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -40,8 +42,8 @@ class OwnNames:
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Return why the request must be refused; None if it may be answered. A missing header is no reason to
-        refuse.
+        """Return the reason why the request must be refused; None if it may be answered. A request is not refused
+        because a header is missing.
         """
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:

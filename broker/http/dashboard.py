@@ -1,4 +1,4 @@
-"""The operators' pages on dashboardHttpPort (semantics.md §7). Each page is HTML or, on request, JSON."""
+"""The operators' pages on dashboardHttpPort (semantics.md §7). Each page is sent as HTML or, on request, as JSON."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ _log = logging.getLogger(__name__)
 _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
-"""The message id that 1.x's dashboard writes together with the new offset when it skips messages."""
+"""When an operator skips messages, the group's new offset is written to ZooKeeper with this message id, as 1.x's
+dashboard does.
+"""
 
 T = TypeVar("T")
 
@@ -52,7 +54,7 @@ View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
-    """Keeps the last lines of the process's log. May be used on any thread."""
+    """A logging handler that keeps the last lines of the process's log. It may be used on any thread."""
 
     def __init__(self, lines: int = _KEPT_LINES) -> None:
         super().__init__()
@@ -68,7 +70,7 @@ class RecentLog(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Creates the content of the pages. Reactor thread.
+    """Creates the content of the pages. Used only on the reactor thread.
 
     session: returns the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the log's last
     lines.
@@ -156,7 +158,9 @@ class Dashboard:
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
-        """Return tables with this node's report about itself and, if it leads, about the set's other nodes."""
+        """Return tables with this node's report about itself and, if this node leads, about the other nodes of the
+        broker set.
+        """
         report = self.broker.set_report
         if report is None:
             return []
@@ -195,8 +199,8 @@ class Dashboard:
         return Page("Threads", stacks)
 
     def properties(self) -> Page:
-        """Return the page for 1.x's /java-properties. It shows Python and the machine, but not the environment
-        variables, which may contain secrets.
+        """Return the page for 1.x's /java-properties. The page shows facts about Python and the machine, but not the
+        environment variables, because these may contain secrets.
         """
         rows = [
             ("python", sys.version.split()[0]),
@@ -232,7 +236,9 @@ class Dashboard:
         return sorted(logs, key=lambda log: log.partition)
 
     async def _in_turns(self, work: Generator[None, None, T]) -> T:
-        """Run a generator in turns, and return its result. Other requests may be served at each of its `yield`s."""
+        """Run a generator in turns of the reactor, and return its result. Other requests may be served at each of its
+        `yield`s.
+        """
         while True:
             try:
                 next(work)
@@ -242,7 +248,8 @@ class Dashboard:
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """Run a function that asks ZooKeeper in a worker thread, and return its result. Raises AccountSpent while too
-        many pages wait for ZooKeeper: if it does not answer, they would occupy the threads that sync messages.
+        many pages wait for ZooKeeper. If ZooKeeper does not answer, such pages would otherwise occupy the threads that
+        sync messages.
         """
         pages = self.broker.account.pages
         pages.check(NOBODY)
@@ -259,7 +266,7 @@ class Dashboard:
 
 
 class _Root(Resource):
-    """The root resource; it finds the page for a URL."""
+    """The root resource of the dashboard; it finds the page for a URL."""
 
     isLeaf = True  # noqa: N815
 
@@ -382,8 +389,8 @@ def _sheet(page: Page, request: Request) -> Sheet:
 
 
 class _PartitionProgress(NamedTuple):
-    """A group's progress in one partition. committed: the committed byte offset; None if the group has never committed
-    one. owner: the id of the consumer that owns the partition; "" if none does.
+    """A consumer group's progress in one partition. committed: the committed byte offset; None if the group has never
+    committed an offset. owner: the id of the consumer that owns the partition; "" if none does.
     """
 
     partition: int
@@ -408,7 +415,9 @@ def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:
 def _group_progress(
     session: ZkSession, group: str, topic: str, broker_id: int, partitions: Sequence[int]
 ) -> list[_PartitionProgress]:
-    """Return the group's progress in each of these partitions of this broker. Raises CoordinationError."""
+    """Read from ZooKeeper the consumer group's progress in each of these partitions of a broker. Raises
+    CoordinationError.
+    """
     names = [f"{broker_id}-{partition}" for partition in partitions]
     offsets = ZooKeeperOffsetStore(session).load_many(group, [(topic, name) for name in names])
     owners = ClusterView(session).owners(group, topic)
@@ -419,8 +428,8 @@ def _group_progress(
 
 
 def _skip_pending(session: ZkSession, group: str, topic: str, broker_id: int, partition: int, end: int) -> None:
-    """Set the group's offset to `end`. Raises _PartitionOwned while a consumer owns the partition, and
-    CoordinationError.
+    """Set the consumer group's offset in a partition to `end`, so that the group skips all pending messages. Raises
+    _PartitionOwned while a consumer owns the partition. Raises CoordinationError.
     """
     name = f"{broker_id}-{partition}"
     if owner := ClusterView(session).owners(group, topic).get(name):

@@ -1,4 +1,4 @@
-"""The jettyBroker plugin of metaq 1.x: get, put and offset by HTTP (semantics.md §7).
+"""The gateway, which replaces the jettyBroker plugin of metaq 1.x: get, put and offset by HTTP (semantics.md §7).
 
 The requests are `GET /get/…`, `POST /put/…` and `GET /offset/…`; only the first letter of the path matters. The HTTP
 status of an answer is the status code of metaq's text protocol, and the body is the body of that answer.
@@ -41,7 +41,9 @@ _Command: TypeAlias = Get | OffsetQuery | Put
 
 
 class Gateway(Resource):
-    """The plugin's only resource. Reactor thread. Puts and gets are handled like those of the text protocol."""
+    """The only HTTP resource of the gateway. Used only on the reactor thread. Puts and gets are handled like those of
+    the text protocol.
+    """
 
     isLeaf = True  # noqa: N815
 
@@ -58,7 +60,7 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve a request now, or in a later turn of its address."""
+        """Serve an HTTP request now, or in a later turn of the client address that has sent it."""
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
@@ -134,7 +136,9 @@ def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
 
 
 def _failed(failure: Failure) -> Bytes:
-    """Return the answer after a bug. The log gets the whole error, the client only the name of its type."""
+    """Return the answer to a request whose handling has failed because of a bug. The whole error is logged; the client
+    gets only the name of the error's type.
+    """
     error = failure.value
     _log.error("a request by HTTP failed", exc_info=cast(Any, error))
     return encode_result(Status.ERROR, f"internal error: {type(error).__name__}", _OPAQUE)

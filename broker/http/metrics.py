@@ -1,4 +1,4 @@
-"""The page `/metrics`: the broker's figures in Prometheus's text format. They are gathered while the page is
+"""The page `/metrics`: the broker's figures in Prometheus's text format. The figures are gathered while the page is
 written.
 """
 
@@ -44,7 +44,7 @@ class TopicTotals:
 
 
 def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTotals]]:
-    """Return the totals by topic. Other requests may be served at each `yield`."""
+    """Return the TopicTotals of each topic, by topic. Other requests may be served at each `yield`."""
     totals: defaultdict[str, TopicTotals] = defaultdict(TopicTotals)
     for number, log in enumerate(list(broker.store.logs()), 1):
         total = totals[log.topic]
@@ -58,8 +58,8 @@ def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTota
 
 
 def exposition(broker: Broker) -> Pieces:
-    """Yield the text of all metrics. Each metric has its values of the time when it is gathered. Reactor thread. The
-    time is proportional to the number of partitions and groups.
+    """Yield the text of all metrics. Each metric has the values of the moment when it is gathered. Used only on the
+    reactor thread. The run time is proportional to the number of partitions and groups.
     """
     for metric in _metrics(broker):
         if metric is None:
@@ -72,8 +72,8 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """Return a label with its value. Invalid UTF-8 is escaped, because a path in another encoding, or a name from a
-    message that an earlier version took, must not make the whole page invalid.
+    """Return a label with its value. Invalid UTF-8 is escaped. Otherwise a path in another encoding, or a name in a
+    message that an earlier version accepted, would make the whole page invalid.
     """
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -183,8 +183,8 @@ def _topics(broker: Broker) -> Metrics:
 
 
 def _replication(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker that takes part in 1.x's replication. Only an asynchronous slave has figures of
-    partitions.
+    """Yield the metrics of a broker that takes part in 1.x's replication. Only an asynchronous slave has figures about
+    single partitions.
     """
     if status.role != "sync-slave":  # it does not know whether its master is connected
         text = "1 while connected to the other broker"
@@ -205,7 +205,9 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics of the moves that this broker drives, and of those for which it has closed its partitions."""
+    """Yield the metrics of the moves of partitions that this broker drives, and of those moves for which it has closed
+    its own partitions.
+    """
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")
     states = [((*names, each.move.state.value), each.state_seconds) for names, each in named]
@@ -220,7 +222,7 @@ def _moves(moves: Sequence[MoveFigures]) -> Metrics:
 
 
 def _broker_set(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker set's node. Only the leader has figures of the other nodes."""
+    """Yield the metrics of a broker set's node. Only the leader has figures about the other nodes."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
     topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
     yield gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])

@@ -1,4 +1,6 @@
-"""Pages as data, and their output in pieces as HTML, with all texts escaped, or as JSON."""
+"""The pages of the dashboard as data, and functions that write such pages in pieces: as HTML, with all texts escaped,
+or as JSON.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ __all__ = ["Button", "Cell", "Page", "Pieces", "Table", "Text", "to_html", "to_j
 Cell: TypeAlias = str | int | float | bool | None
 
 Pieces: TypeAlias = Iterator[str | None]
-"""Yields a text in pieces, which are made while they are written. None is yielded where other requests may be
+"""Yields a text in pieces, which are made while the text is written. None is yielded where other requests may be
 served.
 """
 
@@ -61,9 +63,9 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose cells are made row by row when they are written. cells: returns the cells of a row. links: column
-    name -> prefix of the links in its cells. action: returns the button of a row, or None. HTML shows PAGE_ROWS of the
-    rows; JSON has all rows.
+    """A table whose cells are made row by row when they are written. cells: returns the cells of a row. links: for
+    columns whose cells are links, the prefix of the links by column name. action: returns the button of a row, or None
+    if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has all rows.
     """
 
     columns: Sequence[str]
@@ -76,8 +78,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A plain text. lines: the lines including their line ends; they are made when they are written, and may be None as
-    in Pieces.
+    """A plain text on a page. lines: the lines including their line ends. They are made while the page is written, and
+    an item may be None as in Pieces.
     """
 
     lines: Iterable[str | None]
@@ -86,7 +88,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page for one URL. status: the HTTP status. query: the URL's query, which links to other rows keep."""
+    """The page for one URL. status: the HTTP status. query: the parameters of the URL's query; links to other rows of a
+    table keep these parameters.
+    """
 
     title: str
     parts: Sequence[Table | Text]
@@ -97,8 +101,8 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Yield the page as one JSON object. Each key is the title of a part; a part without a title has the title of the
-    page. A table becomes a list of objects, and a text becomes a string.
+    """Yield the page as one JSON object. Each key is the title of a part of the page; for a part without a title the
+    key is the title of the page. A table becomes a list of objects, and a text becomes a string.
     """
     yield "{"
     between = ""
@@ -131,7 +135,7 @@ def _json(value: object) -> str:
 
 
 def to_html(page: Page, first: int = 0) -> Pieces:
-    """Yield the page as an HTML document. first: index of the first row that its tables show."""
+    """Yield the page as an HTML document. first: the index of the first row that the page's tables show."""
     menu = "".join(f'<a href="{path}">{name}</a>' for path, name in _MENU)
     yield (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>metaq: {escape(page.title)}</title>'
@@ -172,7 +176,7 @@ def _table(page: Page, table: Table, first: int) -> Pieces:
 
 
 def _other_rows(page: Page, count: int, first: int, shown: int) -> str:
-    """Return a note that says which of the rows are shown, with links to the previous and the next rows."""
+    """Return a note that says which rows of a table are shown, with links to the previous and the next rows."""
     links = "".join(
         f' <a href="?{escape(urlencode({**page.query, "from": start}))}">{name}</a>'
         for name, start, there in (

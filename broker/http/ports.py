@@ -1,5 +1,5 @@
-"""The HTTP ports of one broker: the dashboard's and the gateway's, each only if it is configured. The size and number
-of requests are limited.
+"""The HTTP ports of one broker: one for the dashboard and one for the gateway. Each port is opened only if it is
+configured. The size and number of requests are limited.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["GuardedSite", "HttpPorts"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60
-"""A connection is closed if it sends nothing, or receives nothing of an answer, for this many seconds."""
+"""A connection is closed if its client sends nothing, or receives nothing of an answer, for this many seconds."""
 
 _LENGTH_DIGITS = 19
-"""The most digits of a Content-Length. Python raises an error for thousands of digits, which Twisted does not
-expect.
+"""The most digits of a Content-Length. A request with more digits is refused. Python raises an error when it parses a
+number of thousands of digits, and Twisted does not expect this error.
 """
 
 _TOLD_FRAMES = 4
@@ -58,8 +58,8 @@ class _Services(Protocol):
 
 
 class _Channel(HTTPChannel):
-    """An HTTP connection. The account counts the connection and the body of its request. It is closed if its client
-    does not receive its answers.
+    """An HTTP connection. The broker's account counts the connection and the body of its request. The connection is
+    closed if its client does not receive its answers.
     """
 
     address: str
@@ -75,7 +75,9 @@ class _Channel(HTTPChannel):
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle errors here. Otherwise a peer could fill Twisted's log with tracebacks."""
+        """Handle received data, and also the errors in doing so. Otherwise a client could fill Twisted's log with
+        tracebacks.
+        """
         try:
             super().dataReceived(data)
         except Exception as error:
@@ -86,7 +88,9 @@ class _Channel(HTTPChannel):
                 self._respondToBadRequestAndDisconnect()
 
     def failed(self, error: BaseException) -> None:
-        """Log a bug in one line without a traceback, because a peer can send the same request again and again."""
+        """Log a bug in one line without a traceback, because a client can send the request that causes it again and
+        again.
+        """
         frames = reversed(traceback.extract_tb(error.__traceback__)[-_TOLD_FRAMES:])
         places = ", ".join(f"{os.path.basename(each.filename)}:{each.lineno} {each.name}" for each in frames)
         self._tell(f"failed: {type(error).__name__}: {str(error)[:_TOLD_CHARACTERS]!r} in {places}")
@@ -109,7 +113,9 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """Count the received bytes of the request's body among the unfinished requests; 0 when the request is done."""
+        """Tell the account how many bytes of the request's body were received; they count among the unfinished
+        requests. The number is 0 when the request is done.
+        """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
             self._crowded = self._crowded and body_bytes > 0
@@ -126,7 +132,7 @@ class _Channel(HTTPChannel):
             self.transport.resumeProducing()
 
     def timeoutConnection(self) -> None:  # noqa: N802
-        """End an idle connection, unless the broker itself has stopped reading it."""
+        """Close an idle connection, unless the broker itself has stopped reading from it."""
         if self._crowded:
             self.setTimeout(IDLE_SECONDS)
         else:
@@ -158,7 +164,7 @@ class _Channel(HTTPChannel):
         super().writeSequence(data)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Stop writing, because the client does not receive its answer."""
+        """Stop writing for now, because the client is not receiving its answer."""
         self._wait()
         super().pauseProducing()
 
@@ -169,8 +175,8 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close the connection when the client has received the rest, or after a time limit, because nothing reports
-        the progress.
+        """Close the connection when the client has received the rest of its answers. Close it anyway after a time
+        limit, because nothing reports how much the client has received.
         """
         self._wait()
         super().loseConnection()
@@ -190,7 +196,7 @@ class _Channel(HTTPChannel):
 
 
 class GuardedSite(Site):
-    """Serves requests of limited size, except those that a page of another site has made a browser send."""
+    """Serves requests of limited size. Refuses requests that a page of another web site has made a browser send."""
 
     noisy = False
     protocol = cast(Any, _Channel)
@@ -201,7 +207,7 @@ class GuardedSite(Site):
         self._shared = shared
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
-        """Return the protocol of a new connection, or None to close it at once."""
+        """Return the protocol object for a new connection, or None to close the connection at once."""
         address = account_address(getattr(addr, "host", "?"))
         connections = self._shared.account.http
         if not connections.take(address):
@@ -221,8 +227,8 @@ class _GuardedRequest(Request):
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        """Keep the body in memory, because the account limits its size. Twisted would store a large body in a file, and
-        nothing would count the file's descriptor.
+        """Let the request's body be kept in memory, where the account limits its size. Twisted would store a large body
+        in a file, and nothing would count the file's descriptor.
         """
         self.content = BytesIO()
         self._check(length or 0)
@@ -235,9 +241,10 @@ class _GuardedRequest(Request):
             cast(_Channel, self.channel).holds(body_bytes)
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
-        """Take parameters only from the URL. Twisted would also parse a body with the content type of a form, which
-        many programs send by default. That would take seconds for 8 MiB, and a message's content could change its
-        destination. Twisted parses the body only if the position in its file is the end, so the position is set to 0.
+        """Handle a received request, and take its parameters only from the URL. Twisted would also parse a body with
+        the content type of a form, which many programs send by default. Parsing would take seconds for 8 MiB, and the
+        content of a message could change the message's destination. Twisted parses the body only if the position in the
+        body's file object is at the end, so the position is set to 0.
         """
         cast(Any, self.content).seek(0)
         super().requestReceived(command, path, version)
@@ -272,7 +279,7 @@ class _GuardedRequest(Request):
 
 
 def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: str) -> Any:
-    """Listen, and return the port object. If that fails, raise a ConfigError that names `option`."""
+    """Listen on an HTTP port, and return the port object. If that fails, raise a ConfigError that names `option`."""
     try:
         return reactor.listenTCP(port, site, interface=interface)
     except CannotListenError as error:
@@ -282,12 +289,12 @@ def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: st
 
 
 class HttpPorts:
-    """The open HTTP ports of a broker. Reactor thread.
+    """The open HTTP ports of a broker. Used only on the reactor thread.
 
-    If the dashboard's port is in use, only one line is logged, because the broker must serve messages even without
-    pages. The gateway itself serves messages, so a ConfigError is raised if its port is in use. The dashboard can make
-    changes, so it listens where admin requests may come from. The gateway sends and reads messages like the broker's
-    own port, so it listens on the same interface.
+    If another program uses the dashboard's port, only one line is logged, because the broker must serve messages even
+    without the dashboard. The gateway itself serves messages, so a ConfigError is raised if another program uses its
+    port. The dashboard can make changes, so it listens on the interface from which admin requests may come. The gateway
+    sends and reads messages like the broker's own port, so it listens on the same interface.
     """
 
     def __init__(
@@ -303,9 +310,10 @@ class HttpPorts:
         names: Iterable[str] = (),
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """Ports: None = do not listen, 0 = choose a free port. Interfaces: numeric addresses, "" = all IPv4 addresses.
-        names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). session: as in
-        Dashboard.
+        """dashboard_port, gateway_port: None: do not listen; 0: choose a free port. dashboard_interface, interface:
+        numeric addresses; "": all IPv4 addresses.
+        names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). session: returns
+        the broker's ZooKeeper session, or None without ZooKeeper.
         """
         self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))
@@ -334,7 +342,7 @@ class HttpPorts:
         _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
-        """Stop listening. Connections still finish their present answers."""
+        """Stop listening on the HTTP ports. Open connections still finish their present answers."""
         logging.getLogger().removeHandler(self._recent)
         ports, self._ports = self._ports, []
         return gatherResults([port.stopListening() for port in ports])

@@ -1,4 +1,4 @@
-"""Write a page in turns of the reactor, not faster than its reader receives it."""
+"""Write an HTTP page in turns of the reactor, not faster than its reader receives the page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 
 class Sheet(NamedTuple):
-    """A page in the form in which it is written. status: the HTTP status."""
+    """A page in the form in which it is written to the connection. status: the HTTP status."""
 
     content_type: str
     pieces: Pieces
@@ -31,9 +31,9 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write a sheet in turns of the address that asked, and finish the request. failed: returns the sheet to show if
-    making a piece fails before anything is written. If a later piece fails, the connection is closed, so that the
-    reader does not take a part for the whole page. Reactor thread.
+    """Write a sheet in turns that count for the client address that asked, and finish the request. failed: returns the
+    sheet that is shown instead if making a piece fails before anything is written. If a later piece fails, the
+    connection is closed, so that the reader does not take a part for the whole page. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 
@@ -81,7 +81,9 @@ class _Writer:
         self._write(text, more)
 
     def _some(self) -> tuple[bytes, bool]:
-        """Make the bytes for one turn of the reactor. Return them, and whether there are more."""
+        """Make the part of the page for one turn of the reactor. Return its bytes, and whether the page has more
+        bytes.
+        """
         seconds = self._turns.seconds
         until = seconds() + tuning.TURN_SECONDS
         texts: list[str] = []
@@ -121,13 +123,13 @@ class _Writer:
             self._plan()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Stop, because the reader has left."""
+        """Stop writing, because the reader has closed the connection."""
         self._ended = True
         self._sheet = self._sheet._replace(pieces=iter(()))
 
 
 def encoded(pieces: Iterable[str | None]) -> bytes:
-    """Join and encode pieces. Characters that UTF-8 cannot encode are escaped, because a path in another encoding, or a
-    name from a message that an earlier version took, must not break the whole page.
+    """Join pieces of a page and encode them in UTF-8. Characters that UTF-8 cannot encode are escaped. Otherwise a path
+    in another encoding, or a name in a message that an earlier version accepted, would break the whole page.
     """
     return "".join(piece for piece in pieces if piece).encode("utf-8", "backslashreplace")

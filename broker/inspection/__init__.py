@@ -1,8 +1,8 @@
 """Inspect the data directory of a Java broker or of a metaq broker without running a broker. Other packages access
 these files through this package.
 
-`inspect_directory` reads everything and changes nothing. `stopped` deletes and renames partitions of a stopped broker.
-The formats of the files are known only to `store` and `transactions`.
+`inspect_directory` reads all files of a data directory and changes none of them. The module `stopped` deletes and
+renames partitions of a stopped broker. The formats of the files are known only to `store` and `transactions`.
 """
 
 from .data_directory import (

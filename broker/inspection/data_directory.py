@@ -52,7 +52,7 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """All results of an inspection. in_use: whether a metaq broker holds the lock (None: unknown)."""
+    """All results of an inspection. in_use: whether a metaq broker holds the directory's lock (None: unknown)."""
 
     path: str
     in_use: bool | None
@@ -72,7 +72,9 @@ class DirectoryReport:
 
     @property
     def damaged(self) -> bool:
-        """Whether messages are lost or cannot be read, or a broker would not start."""
+        """Whether the inspection has found that messages are lost or cannot be read, or that a broker would not
+        start.
+        """
         return any(found.level is Level.DAMAGE for found in self.all_findings)
 
 
@@ -85,11 +87,11 @@ def inspect_directory(
     total: Callable[[int], None] = lambda count: None,
     advance: Callable[[int], None] = lambda count: None,
 ) -> DirectoryReport:
-    """Inspect `path` (a dataPath) and the transaction log below `log_path` (default: the same directory). Changes
-    nothing.
+    """Inspect the data directory `path` (a dataPath) and the transaction log below `log_path` (by default also below
+    `path`). The function changes no files.
 
-    total: called once with the largest number of bytes that may be read. advance: called with numbers of bytes that
-    were read. Raises OSError if the directory itself cannot be listed.
+    total: called once with the greatest number of bytes that may be read. advance: called repeatedly with the number of
+    bytes that were read since the last call. Raises OSError if the directory itself cannot be listed.
     """
     in_use = is_in_use(path)
     findings: list[Finding] = []
@@ -130,16 +132,16 @@ def data_directories_near(path: Path) -> list[Path]:
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """Return by topic the highest partition number in `path` + 1. Raises the errors that a broker's start would
-    raise.
+    """Return for each topic in the data directory `path` the highest partition number plus one. Raises the errors that
+    a broker's start would raise.
     """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
 
 class StoredNode(NamedTuple):
-    """What a data directory says about the broker set's node that has used it. instance: the identity of its data.
-    epoch: the highest epoch that it has seen. copied: whether the directory is a copy, so that its data do not belong
-    to the instance.
+    """What a data directory says about the broker set's node that has used the directory. instance: the identity of the
+    node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a copy, so that its
+    data do not belong to the instance.
     """
 
     instance: str
@@ -159,7 +161,8 @@ def stored_node(path: Path) -> StoredNode | None:
 def is_in_use(path: Path) -> bool | None:
     """Return whether a metaq broker holds the directory's lock; None if unknown.
 
-    This takes a shared lock and releases it at once. A metaq broker holds an exclusive lock; Java brokers hold no lock.
+    The function takes a shared lock and releases it at once. A metaq broker holds an exclusive lock; Java brokers hold
+    no lock.
     """
     try:
         descriptor = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
@@ -213,7 +216,7 @@ def _java_traps(path: Path, listed: list[SegmentList], processors: int) -> Itera
 
 
 def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
-    """Check the file in which a broker set's node stores its epochs."""
+    """Check the file in which a broker set's node stores its epochs, and yield a finding for each problem."""
     file = NodeFile(files, str(path))
     if not os.path.exists(file.path):
         return
@@ -231,8 +234,8 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class JournalReport:
-    """The content of the journal. files: number of its files. returning: by partition, the bytes that the next start
-    appends after the partition's last good record.
+    """The content of the journal. files: number of the journal's files. returning: for each partition, the number of
+    bytes that the next start appends from the journal after the partition's last good record.
     """
 
     path: str
@@ -245,7 +248,9 @@ class JournalReport:
 def _inspect_journal(
     files: Files, data_path: Path, logs: Mapping[str, Sequence[SegmentFile]], *, in_use: bool
 ) -> JournalReport:
-    """Compare the journal with the partitions' own files. logs: by partition name, its segments in order."""
+    """Compare the journal with the files of the partitions. logs: the segments of each partition in order, by partition
+    name.
+    """
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:
         journal = read_journal(files, str(data_path))

@@ -14,9 +14,11 @@ class Level(StrEnum):
     DAMAGE = "damage"
     """Messages are lost or cannot be read, or a broker would not start."""
     WARNING = "warning"
-    """The next start of a broker changes something, for example it cuts a tail or writes messages again."""
+    """The next start of a broker changes data; for example, it cuts off the end of a partition or writes messages
+    again.
+    """
     NOTE = "note"
-    """Useful to know, especially before a Java broker uses the directory again."""
+    """No action is needed, but the fact is useful to know, especially before a Java broker uses the directory again."""
 
 
 class Finding(NamedTuple):

@@ -1,4 +1,4 @@
-"""Check whether a broker can read the internal logs of a data directory."""
+"""Check whether a broker could read the internal logs in a data directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def kept_logs(files: Files, data_path: str) -> Iterator[KeptLog]:
 def inspect_kept(
     files: Files, log: KeptLog, *, fast: bool, in_use: bool, advance: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read an internal log and yield a finding for each problem. The arguments are those of `inspect_partition`."""
+    """Read an internal log and yield a finding for each problem. The arguments `fast`, `in_use` and `advance` are those
+    of `inspect_partition`.
+    """
     for before, after in pairwise(log.segments):
         if before.end != after.first_offset:
             text = f"the segment before it ends at byte {before.end}: {log.kind.memory.name} are lost"

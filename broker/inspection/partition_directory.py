@@ -26,11 +26,13 @@ class SegmentList:
     """The files of one partition directory, with their sizes at the time of listing."""
 
     name: str
-    """`<topic>-<partition>`."""
+    """The partition's name `<topic>-<partition>`."""
     path: str
     segments: tuple[SegmentFile, ...]
     unsafe: int
-    """The index of the first segment that the next start checks and may cut; 0 if there are no segments."""
+    """The index in `segments` of the first segment that the next start of a broker checks and may cut; 0 if there are
+    no segments.
+    """
     archives: int
     quarantined: tuple[str, ...]
     findings: tuple[Finding, ...]
@@ -42,8 +44,8 @@ class SegmentList:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """The content of one partition. Offsets and sizes are in bytes. `records` is None if the records were not
-    counted.
+    """The result of the inspection of one partition. Offsets and sizes are in bytes. `records` is None if the records
+    were not counted.
     """
 
     name: str
@@ -136,8 +138,8 @@ def _cut(path: str, names: Sequence[str]) -> list[Finding]:
 def inspect_partition(
     files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
 ) -> PartitionReport:
-    """Read the segments of a listed partition with inspect_segment, whose arguments are the same. A file that cannot be
-    read becomes a finding.
+    """Read the segments of a listed partition with inspect_segment; the arguments with the same names are those of
+    inspect_segment. A file that cannot be read becomes a finding.
     """
     segments = listed.segments
     report = PartitionReport(
@@ -176,8 +178,8 @@ def inspect_partition(
 
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
-    """Add a segment's report to the partition's. unsafe: whether the next start checks the segment and may cut the
-    partition there.
+    """Add the report about a segment to the report about its partition. unsafe: whether the next start of a broker
+    checks this segment and may cut the partition in it.
     """
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
@@ -214,8 +216,8 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """Return the finding for bad bytes. last: whether they are in the partition's last segment. judged: whether a start
-    checks these bytes and cuts the partition there. promised: whether synced records were there.
+    """Return the finding for bad bytes. last: whether they are in the partition's last segment. judged: whether a
+    broker's start checks these bytes and cuts the partition there. promised: whether synced records were at this place.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

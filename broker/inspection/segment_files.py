@@ -1,5 +1,5 @@
-"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped, and
-reported as the recovery would judge them.
+"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped. They are
+reported in the way in which a broker's recovery would judge them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLACES = ["offset", "size"]
 
 
 class Bad(Enum):
-    """The kinds of bytes without a good record."""
+    """The kinds of bytes in a segment that do not belong to a good record."""
 
     DAMAGED = "damaged"
     """Good records follow these bytes in the segment."""
@@ -43,46 +43,50 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """The state of a segment's index. An index is derived data, so a metaq broker makes it again unless it is OK or
-    MISLEADING.
+    """The state of a segment's index. An index is derived from the records, so a metaq broker makes an index again
+    unless its state is OK or MISLEADING.
     """
 
     OK = "ok"
     BEHIND = "behind"
-    """It covers only a part of the segment, it has no checkpoint yet, or it is of a version without checksums."""
+    """The index covers only a part of the segment, has no checkpoint yet, or was written by a version without
+    checksums.
+    """
     MISSING = "missing"
     WRONG = "wrong"
-    """Its header or its end does not describe this segment."""
+    """The header or the end of the index does not describe this segment."""
     MISLEADING = "misleading"
-    """Its units are as they were written, but they do not point to the good records or have other ids."""
+    """The units of the index match their checksums. But they do not point to the good records, or have message ids
+    other than those of the records.
+    """
     DAMAGED = "damaged"
-    """A block of its units does not match its checksum."""
+    """A block of units in the index does not match its checksum."""
 
 
 @dataclass(slots=True)
 class SegmentReport:
-    """The content of one segment. Sizes are in bytes."""
+    """The result of the inspection of one segment. Sizes are in bytes."""
 
     file: SegmentFile
     checked_from: int
-    """The offset in the file from which records were checked."""
+    """The byte offset in the segment file from which records were checked."""
     index: IndexState
     index_damage: str = ""
-    """What is wrong with a DAMAGED index."""
+    """A description of the damage if the index is DAMAGED; otherwise ""."""
     records: int | None = 0
     """The number of records; None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
     largest: int = 0
     """The size of the largest record that was read, including the header."""
     oversized: int = 0
-    """The number of records that are larger than the limit."""
+    """The number of records that are larger than the `limit` of `inspect_segment`."""
     trusted_end: int = 0
-    """The byte offset up to which a start trusts the segment without reading its records."""
+    """The byte offset in the partition up to which a broker's start trusts the segment without reading its records."""
     misplaced: bool = False
     """Whether a MISLEADING index has wrong offsets or sizes, and not only wrong message ids."""
     promised_end: int = 0
-    """The end of the records that were synced according to the index. It is also set if a start does not trust the
-    index.
+    """The end offset of the records that were synced to the disk according to the index. It is set even if a broker's
+    start does not trust the index.
     """
 
 
@@ -98,8 +102,8 @@ def inspect_segment(
     """Read and check a segment and its index; change neither of them. Raises OSError.
 
     last: whether it is the partition's last segment. fast: read only the last segment, and of it only the part that no
-    checkpoint covers. limit: records with more bytes are counted as oversized. advance: called with the numbers of
-    bytes that were read.
+    checkpoint covers. limit: records with more bytes are counted as oversized. advance: called repeatedly with the
+    number of bytes that were read since the last call.
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
@@ -161,8 +165,8 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint of the part of the index that can be compared with the records; None if there is none, or
-    if a block of the index is damaged. Damage is reported.
+    """Return the checkpoint of the index. It tells up to where the index can be compared with the records. Return None
+    if no part can be compared, or if a block of the index is damaged. Damage is entered into `report`.
     """
     file = report.file
     if known is None or known.crc is None:
@@ -188,8 +192,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares the trusted units of an index with the good records that have the same offsets. Units between them
-    belong to records that were damaged later.
+    """Compares the trusted units of an index with the good records that have the same offsets. Trusted units that lie
+    between good records belong to records that were damaged later.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -197,7 +201,7 @@ class _IndexComparison:
         self._file = file
         self._known = known
         self.misplaced = False
-        """Whether some units have other offsets or sizes than the records."""
+        """Whether some units of the index have other offsets or sizes than the records."""
 
     def agrees(self, units: UnitArray) -> bool:
         """Return whether the index agrees with good records. units: the units made from adjacent records. Raises
@@ -222,16 +226,18 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """The state of a segment's key file. A key file is derived data like an index, and a metaq broker repairs it in
-    every state.
+    """The state of a segment's key file. A key file is derived from the records, like an index. A metaq broker repairs
+    a key file in every state.
     """
 
     OK = "ok"
     BEHIND = "behind"
-    """Blocks are missing at its end, or its last block is incomplete. A broker writes these blocks again."""
+    """Blocks are missing at the end of the key file, or its last block is incomplete. A broker writes these blocks
+    again.
+    """
     MISSING = "missing"
     WRONG = "wrong"
-    """Its entries do not match the keys of the records."""
+    """The entries of the key file do not match the keys of the records."""
 
 
 def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> KeysState:

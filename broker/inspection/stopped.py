@@ -31,10 +31,12 @@ class RenamedDirectory(NamedTuple):
 
 
 class DataDirectory:
-    """A dataPath. While the context is open, no metaq broker can use it.
+    """A data directory (dataPath), as a context manager. While the context is open, no metaq broker can use the
+    directory.
 
-    A Java broker takes no lock, so its operator must have stopped it. With lock=False the directory is not locked; it
-    is only checked whether a broker holds the lock. Entering raises DirectoryInUse.
+    A Java broker takes no lock, so its operator must have stopped it. With lock=False the directory is not locked;
+    entering the context only checks whether a broker holds the lock. Entering the context raises DirectoryInUse if a
+    broker holds the lock.
     """
 
     def __init__(self, path: Path, *, lock: bool) -> None:
@@ -73,8 +75,8 @@ class DataDirectory:
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
-        """Return the renames that add `offset` to the partition numbers. They are in an order in which no target is a
-        directory that still has to be renamed.
+        """Return the renames of directories that add `offset` to the partition numbers. The renames are in an order in
+        which no rename has a target that is itself still to be renamed.
 
         Raises ConfigError for partition numbers out of range, StoreError for a missing source or an existing target.
         """
@@ -91,8 +93,8 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Return the names of those partitions for which the transaction log has commits. A start would write the
-        messages of these commits again.
+        """Return the names of those partitions for which the transaction log has commits. The next start of a broker
+        would write the messages of these commits again.
         """
         log = self.path / DIRECTORY
         if not log.is_dir():
@@ -114,8 +116,8 @@ def delete_directory(path: Path) -> None:
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """Remove these partitions from the file of the broker set's node, so that its next start does not report a loss.
-    Raises StoreError.
+    """Remove these partitions from the file in which a broker set's node stores its partitions' ends, so that the
+    node's next start does not report a loss. Raises StoreError.
     """
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()
@@ -124,8 +126,8 @@ def _forget(data_path: Path, names: Sequence[str]) -> None:
 
 
 def move_directories(data_path: Path, moves: Sequence[RenamedDirectory]) -> None:
-    """Rename directories, and sync the change to the disk. If a rename fails, the finished ones are undone. Raises
-    OSError, StoreError.
+    """Rename directories, and sync the changes to the disk. If a rename fails, the renames that were already done are
+    undone. Raises OSError, StoreError.
     """
     _forget(data_path, [move.old.name for move in moves])
     done: list[RenamedDirectory] = []

@@ -22,12 +22,14 @@ from .findings import Finding, Level
 __all__ = ["PendingTransaction", "RedoReport", "RedoSummary", "inspect_redo"]
 
 SegmentsByLog = Mapping[str, Sequence[SegmentFile]]
-"""By `<topic>-<partition>`: the segments of the partition or internal log."""
+"""The segments of each partition or internal log, by its name `<topic>-<partition>`."""
 
 
 @dataclass(slots=True)
 class RedoSummary:
-    """One file redo.<n>. Sizes are in bytes. tail_bytes: size of the part after the last good record."""
+    """A summary of one file redo.<n> of the transaction log. Sizes are in bytes. tail_bytes: size of the part after the
+    last good record.
+    """
 
     path: str
     entries: int
@@ -37,8 +39,8 @@ class RedoSummary:
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """A transaction without an outcome. first: file number and byte offset of its first record. bytes: size of its
-    messages' bodies.
+    """A transaction that was neither committed nor rolled back. first: file number and byte offset of its first record.
+    bytes: total size of its messages' bodies.
     """
 
     key: str
@@ -50,10 +52,10 @@ class PendingTransaction:
 
 @dataclass(slots=True)
 class RedoReport:
-    """The content of the transaction log.
+    """The result of the inspection of a transaction log.
 
-    replay_from: where a metaq broker begins its replay, (file number, byte offset); None: at the first record.
-    checkpoint: where a Java broker begins.
+    replay_from: where a metaq broker begins to replay the log, as (file number, byte offset); None: at the first
+    record. checkpoint: where a Java broker begins to replay it, in the same form.
     """
 
     path: str
@@ -70,7 +72,7 @@ class RedoReport:
 
 
 def inspect_redo(files: Files, directory: Path, logs: SegmentsByLog, *, in_use: bool) -> RedoReport:
-    """Read all redo files. Parts that cannot be read become findings."""
+    """Read all files redo.<n> of the transaction log. Parts that cannot be read become findings."""
     report = RedoReport(str(directory))
     try:
         _Inspection(files, logs, report, in_use=in_use).run()
@@ -185,8 +187,8 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """Report a commit whose log entries are damaged and none of whose blocks is at its offset in the partitions. A
-        start also looks for single messages.
+        """Report a commit whose entries in the transaction log are damaged and whose messages are not in the partitions
+        at the offsets that the log names. At its start a broker also looks for the single messages.
         """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"
@@ -208,8 +210,8 @@ class _Inspection:
             self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _is_written(self, location: Location) -> bool:
-        """Return whether the messages at this location are in the partition. Messages that retention has removed count
-        as written.
+        """Return whether the partition has the messages that the transaction log names, at this location. Messages that
+        retention has removed count as written.
         """
         segments = self._logs.get(location.store, ())
         if segments and location.offset < segments[0].first_offset:
@@ -260,5 +262,5 @@ class _Inspection:
 
 
 def _place(position: RedoPosition) -> tuple[int, int]:
-    """Return a position as a pair (file number, byte offset), as the report has it."""
+    """Return a position in the transaction log in the form that the report uses: (file number, byte offset)."""
     return position.number, position.offset

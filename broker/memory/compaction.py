@@ -1,5 +1,5 @@
-"""Keep the internal logs of one kind of message short: rewrite at the log's end what is still needed, and drop the
-segments before.
+"""Keep the internal logs of one kind of message short: rewrite the records that are still needed at the log's end, and
+drop the segments before them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """What the compaction needs from the memory whose logs it keeps short."""
+    """The methods that the compaction needs from the memory whose logs it keeps short."""
 
     @property
     def topic(self) -> str:
-        """The internal topic."""
+        """The internal topic of the logs."""
 
     def most_bytes(self, log: PartitionLog) -> int:
         """Return the log's maximum length in bytes."""
@@ -37,16 +37,18 @@ class Kept(Protocol):
         """Return the byte offset before which nothing in the log is needed, even without a rewrite."""
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append again what is needed of the log's first part, with pauses for other work. Return the byte offset
-        before which nothing is needed when the appended records are on the disk. Raises OSError, MetaqError.
+        """Append the still needed content of the log's first part again, with pauses for other work. Return a byte
+        offset. When the appended records are on the disk, nothing before this offset is needed any more. Raises
+        OSError, MetaqError.
         """
 
 
 class Compaction:
-    """Compacts the logs of one internal topic while this node leads. Reactor thread.
+    """Compacts the logs of one internal topic while this node leads. Used only on the reactor thread.
 
-    Segments in which nothing is needed are dropped. If a log is still too long, what is needed of its first part is
-    rewritten at its end, one log at a time. The segments before are dropped when the rewritten records are on the disk.
+    Segments in which nothing is needed are dropped. If a log is still too long, the needed content of its first part is
+    rewritten at its end; only one log is rewritten at a time. The segments before the rewritten records are dropped
+    when these records are on the disk.
     """
 
     def __init__(self, store: Store, kept: Kept, reactor: ReactorTime) -> None:
@@ -61,7 +63,7 @@ class Compaction:
         self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """Drop segments in which nothing is needed, or begin to rewrite."""
+        """Drop segments in which nothing is needed, or begin to rewrite a log that is too long."""
         for log in self._store.internal_logs(self._kept.topic):
             if self._job is not None or log.read_only is not None:
                 continue
@@ -89,7 +91,7 @@ class Compaction:
         return self._job is not None
 
     async def pause(self) -> None:
-        """Let other work run if the time of this slice of `write_anew` is over."""
+        """Let other work run if the time of the present slice of `write_anew` is over."""
         if self._reactor.seconds() >= self._slice_ends:
             await deferLater(cast(Any, self._reactor), 0)
             self._slice_ends = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS

@@ -1,8 +1,8 @@
-"""The records of the internal logs of delayed messages (store/internal_logs.py; broker/delays): waiting messages, and
-marks about them.
+"""The records of the internal logs of delayed messages (store/internal_logs.py; broker/delays). A record is a waiting
+message, or it contains marks about such messages.
 
-The hash of a record's attribute is in its index unit (record.tag_hash_of_body). So the index units alone tell which
-messages were stored, when each is due, and for which partition.
+Each record has an index unit with the hash of the record's attribute (record.tag_hash_of_body). So the index units
+alone tell which messages were stored, when each is due, and for which partition.
 
     a waiting one    header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
     written anew     the same with a `/` in front of the topic: it replaces the older record with its id
@@ -10,16 +10,17 @@ messages were stored, when each is due, and for which partition.
     a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
                      count × size u32                                                                   all big-endian
 
-"Written anew" is a rewritten record. The id in the header of a waiting message's record is its pending id
-(protocol/delays.py). taken: the ordinary id that the message got when it arrived; this id includes the time of arrival.
-flag, checksum and body: as the producer sent them.
+"Written anew" denotes a rewritten record. The id in the header of a waiting message's record is its pending id
+(protocol/delays.py). taken: the ordinary message id that the message got when it arrived; this id includes the time of
+arrival. flag, checksum and body have the values that the producer has sent.
 
 A group of `/delivered` says that these pending messages were appended to the partition from byte `base` on, with these
 sizes; the first of them got the id `first id`. The group is written before the messages, so it counts only for messages
 that the partition really has. A group of `/cancelled` says that the messages will not be delivered. A group of
-`/returned` says that an earlier delivery of them did not happen, so they wait again. Base and first id are 0 in both. A
-group of `/asked` is about half messages: producers were asked for the outcome of each, `size` times so far, the last
-time at `base` (Unix ms). settled: the deliveries of all marks before this byte offset of the log have happened.
+`/returned` says that an earlier delivery of the messages did not happen, so that they wait again. In groups of
+`/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages: `size` tells how
+often producers were asked for the outcome of each message, and `base` is the time of the last question (Unix ms).
+settled: a byte offset in the log; the deliveries of all marks before it have happened.
 """
 
 from __future__ import annotations
@@ -72,14 +73,14 @@ _IDS, _SIZES = np.dtype(">i8"), np.dtype(">u4")
 _TAKEN = Struct(">q")
 
 DelayTarget = tuple[str, int]
-"""Topic and partition."""
+"""The topic and the partition to which a delayed message will be delivered."""
 
 Ids = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int64]
 
 
 class MarkKind(StrEnum):
-    """The kinds of marks. No topic begins with `/`."""
+    """The kinds of marks. Each value begins with `/`, as no name of a topic does."""
 
     DELIVERED = "/delivered"
     CANCELLED = "/cancelled"
@@ -88,8 +89,8 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of marks, by the hash that their index units have as a tag. By chance, a partition's name may have the same
-hash; then only the record tells whether it is a mark.
+"""The kinds of marks, by the tag hash in the index units of their records. By chance, a partition's name may have the
+same hash; then only the record itself tells whether it contains marks.
 """
 
 
@@ -97,7 +98,9 @@ hash; then only the record tells whether it is a mark.
 
 
 class Pending(NamedTuple):
-    """A waiting message, decoded from its record. body: as the producer sent it, including the attribute."""
+    """A waiting message, decoded from its record. body: the body that the producer has sent, including the
+    attribute.
+    """
 
     id: int
     place: DelayTarget
@@ -109,7 +112,9 @@ class Pending(NamedTuple):
 
 @lru_cache(1 << 14)
 def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
-    """Return the bytes between the header and `taken`, their CRC-32, and the hash of the attribute."""
+    """Return the bytes between a record's header and its field `taken`, the CRC-32 of these bytes, and the hash of the
+    record's attribute.
+    """
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
     front = _LENGTH.pack(len(encoded)) + encoded
@@ -122,8 +127,8 @@ def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """Return the partition for which a record waits, and whether it is a rewritten record. record: its first bytes
-    suffice. Raises StoreError.
+    """Return the partition for which a record waits, and whether it is a rewritten record. record: the record, or only
+    its first bytes. Raises StoreError.
     """
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -136,7 +141,9 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """Return how many bytes a record for this partition is larger in the internal log than in the partition."""
+    """Return by how many bytes the record of a message for this partition is larger in the internal log than in the
+    partition.
+    """
     return len(_front(place)[0]) + _HEAD.size
 
 
@@ -168,7 +175,9 @@ def encode_pending(
 
 
 def decode_pending(record: bytes) -> Pending | None:
-    """Decode a whole record. Return None if it is damaged or is not a waiting message."""
+    """Decode the whole record of a waiting message. Return None if the record is damaged or is not a waiting
+    message.
+    """
     length, crc, pending_id, flag = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or flag != ATTRIBUTE_FLAG or checksum(record[HEADER_BYTES:]) != crc:
         return None
@@ -190,13 +199,13 @@ def _place_named(name: bytes) -> DelayTarget:
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""This many first bytes of a record always include `taken`, because a partition's name is not longer than the name of a
-directory may be.
+"""The first bytes of a record, in this number, always include the field `taken`, because a partition's name is not
+longer than the name of a directory may be.
 """
 
 
 def taken_at(record: Buffer) -> int | None:
-    """Return `taken` of a record; None if `record` has too few bytes."""
+    """Return the field `taken` of a record; None if `record` has too few bytes."""
     if len(record) < HEADER_BYTES + _LENGTH.size:
         return None
     (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -211,8 +220,8 @@ def taken_at(record: Buffer) -> int | None:
 
 
 class Group(NamedTuple):
-    """Pending messages of one partition, as a mark names them. sizes: of their records in the partition, including the
-    header.
+    """Pending messages of one partition, as a mark names them. sizes: the sizes of the messages' records in the
+    partition, including the header.
     """
 
     place: DelayTarget
@@ -228,7 +237,7 @@ class Group(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """A record with marks: groups of messages for which the same has happened."""
+    """The content of a record with marks. All groups in it have the same kind of mark."""
 
     kind: MarkKind
     settled: int
@@ -236,7 +245,7 @@ class Marks(NamedTuple):
 
 
 def encode_marks(marks: Marks, now_ms: int, offset: int) -> tuple[bytes, bytes]:
-    """Return the record and its index unit, to be appended at byte `offset` of the log."""
+    """Return the record with these marks and its index unit, to be appended at byte `offset` of the internal log."""
     kind = marks.kind
     body = b"".join([_LENGTH.pack(len(kind)), kind.encode(), *_body(marks)])
     record_id = max(0, now_ms - EPOCH_MS) << TIME_SHIFT
@@ -254,8 +263,8 @@ def _body(marks: Marks) -> Iterator[bytes]:
 
 
 def decode_marks(record: bytes) -> Marks | None:
-    """Decode a whole record. Return None if its attribute is not that of a mark. Raises StoreError if it is damaged or
-    if a newer broker has written it.
+    """Decode a whole record with marks. Return None if the record's attribute is not that of a mark. Raises StoreError
+    if the record is damaged or a newer version of the broker has written it.
     """
     length, crc, _, _ = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or checksum(record[HEADER_BYTES:]) != crc:

@@ -1,4 +1,4 @@
-"""The figures that the broker shows of itself: lines of `stats`, and metrics for Prometheus."""
+"""The types of the figures that the broker shows about itself: lines of `stats`, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Lines: TypeAlias = Iterator[str | None]
 
 
 class Metric(NamedTuple):
-    """One metric of Prometheus with its samples. kind: `gauge` or `counter`. text: its help text. labels: names of the
-    labels. samples: the values of the labels, and the metric's value for them.
+    """One metric for Prometheus with its samples. kind: `gauge` or `counter`. text: the metric's help text. labels:
+    names of the labels. samples: pairs of the labels' values and the metric's value for them.
     """
 
     name: str

@@ -1,7 +1,9 @@
-"""A broker's memory of one kind of message: tables that it builds from the kind's internal logs.
+"""A broker's memory of one kind of message, such as delayed messages. It consists of tables that are built from the
+kind's internal logs.
 
 `assembly/kinds.py` has one row for each kind. The broker, its node of a set, `stats`, `/metrics`, moves of partitions
-and `metaq check` iterate over these rows and have no code for a single kind. CONTRIBUTING.md says how to add a kind.
+and `metaq check` iterate over these rows and contain no code for any single kind. CONTRIBUTING.md says how to add a
+kind.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ R = TypeVar("R", bound=LogReader)
 
 
 class Memory(ABC, Generic[R]):
-    """The memory of one kind of message. Reactor thread. On a single broker it leads from the start; on a set's node it
-    follows until the node leads.
+    """The memory of one kind of message. Used only on the reactor thread. On a single broker the memory leads from the
+    start; on a node of a broker set it follows until the node leads.
     """
 
     topic: str
-    """The internal topic, such as `/delayed`."""
+    """The kind's internal topic, such as `/delayed`."""
     name: str
-    """The name of the kind in the broker's log, such as `delayed messages`."""
+    """The name of the kind in log lines of the broker, such as `delayed messages`."""
     item: str | None = None
     """The item of `stats` that shows `lines`; None: there is no such item."""
     followed: int
-    """How much of a log a follower reads at once, in the units of `LogReader.read_on`."""
+    """How much of an internal log a follower reads at once, in the units of `LogReader.read_on`."""
 
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
         """store: an open store. clock: returns seconds since 1970."""
         self.enabled = False
-        """Whether this node leads, so that it serves requests and writes."""
+        """Whether this node leads. Only then does the memory serve requests and write to its logs."""
         self.store = store
         self._clock = clock
         self._logs: dict[PartitionLog, R] = {}
@@ -50,17 +52,17 @@ class Memory(ABC, Generic[R]):
 
     @abstractmethod
     def _reader(self, log: PartitionLog) -> R:
-        """Return a new, empty table for one log."""
+        """Return a new, empty table for one internal log."""
 
     @staticmethod
     @abstractmethod
     def check_record(record: bytes) -> None:
-        """Raise StoreError if a broker could not read this record. The record is whole, and its checksum is right.
-        `metaq check` calls this.
+        """Raise StoreError if a broker could not read this record of an internal log. The record is whole, and its
+        checksum is right. `metaq check` calls this method.
         """
 
     def _of(self, log: PartitionLog) -> R:
-        """Return the table of one log; create it if there is none."""
+        """Return the table of one internal log; create the table if it does not exist."""
         found = self._logs.get(log)
         if found is None:
             found = self._logs[log] = self._reader(log)
@@ -71,7 +73,9 @@ class Memory(ABC, Generic[R]):
         return int(self._clock() * 1000)
 
     def _write(self, log: PartitionLog, body: bytes) -> None:
-        """Append a record without waiting until it is safe. Raises StoreError."""
+        """Append a record with this body to an internal log, without waiting until the record is safe. Raises
+        StoreError.
+        """
         data, unit = internal_record(body, record_id_at(self._clock() * 1000), log.end_offset)
         append = Append(log, (data,), unit)
         self.store.append_many((append,))
@@ -81,17 +85,23 @@ class Memory(ABC, Generic[R]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
-        """Read the logs to their ends before this node leads, so that it has less to read then. Raises StoreError."""
+        """Read the internal logs to their ends before this node leads, so that `lead` has less to read. Raises
+        StoreError.
+        """
         for log in self.store.internal_logs(self.topic):
             self._of(log).read_on()
 
     def lead(self) -> None:
-        """Begin to lead: read the logs to their ends; from then on serve and write. Raises StoreError."""
+        """Begin to lead: read the internal logs to their ends, and serve requests and write from then on. Raises
+        StoreError.
+        """
         self.read_ahead()
         self.enabled = True
 
     def follow(self) -> None:
-        """Stop serving and writing, because another node leads. From now on, read what that node writes."""
+        """Stop serving requests and writing, because another node leads. From now on, read the records that the other
+        node writes.
+        """
         if self.enabled:
             self.enabled = False
             self._compaction.clear()
@@ -101,8 +111,8 @@ class Memory(ABC, Generic[R]):
         """Drop the state that only a leader has."""
 
     def tick(self) -> None:
-        """As a leader, keep the logs short; as a follower, read what the leader has written. Called about once a
-        second.
+        """As a leader, keep the internal logs short; as a follower, read the records that the leader has written.
+        Called about once a second.
         """
         if self.enabled:
             self._compaction.tick()
@@ -121,8 +131,9 @@ class Memory(ABC, Generic[R]):
         return log.first_offset
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append again what is needed of the log's first part, with pauses for other work. Return the byte offset
-        before which nothing is needed when the appended records are on the disk. Raises OSError, StoreError.
+        """Append the still needed content of the log's first part again, with pauses for other work. Return a byte
+        offset. When the appended records are on the disk, nothing before this offset is needed any more. Raises
+        OSError, StoreError.
         """
         log.roll()
         start = log.end_offset
@@ -148,8 +159,8 @@ class Memory(ABC, Generic[R]):
         yield from ()
 
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
-        """Return why these partitions cannot move to another broker yet; None if they can. The memory's state would
-        stay on this broker. When this is called, clients can no longer begin anything new for these partitions
-        (Partitions.is_leaving).
+        """Return why these partitions cannot move to another broker yet; None if they can. A partition cannot move
+        while this memory has state about it, because that state would stay on this broker. When this is called, clients
+        can no longer begin anything new for these partitions (Partitions.is_leaving).
         """
         return None

@@ -10,10 +10,10 @@ __all__ = ["LogReader"]
 
 
 class LogReader(ABC):
-    """The state that is read from one internal log. Reactor thread.
+    """A state that is built by reading one internal log. Used only on the reactor thread.
 
-    The log is read again from its beginning if its end was cut off, or if parts of it were removed before they were
-    read.
+    The log is read again from its beginning if its end was cut off, or if parts of the log were removed before they
+    were read.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -23,7 +23,7 @@ class LogReader(ABC):
 
     @property
     def unread_bytes(self) -> int:
-        """How many bytes of the log `read_on` would read."""
+        """The number of bytes of the log that the next `read_on` would read."""
         return self.log.end_offset - (self.log.first_offset if self._is_other else self._read_to)
 
     @property
@@ -32,13 +32,15 @@ class LogReader(ABC):
         return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
 
     def read_on(self, most: int | None = None) -> None:
-        """Read on to the log's end. most: read only about this much, in the units of `_read`. Raises StoreError."""
+        """Read the log on to its end, and update the state. most: how much to read at most, approximately, in the units
+        of `_read`; None: no limit. Raises StoreError.
+        """
         if self._is_other:
             self.forget()
         self._read(most)
 
     def forget(self) -> None:
-        """Drop the state; the next `read_on` reads the whole log."""
+        """Drop the state, so that the next `read_on` reads the whole log."""
         self._renewals, self._read_to = self.log.renewals, self.log.first_offset
         self._clear()
 
@@ -48,4 +50,4 @@ class LogReader(ABC):
 
     @abstractmethod
     def _read(self, most: int | None) -> None:
-        """Read from byte `_read_to` on, and advance `_read_to`."""
+        """Read the log from byte `_read_to` on, update the state, and advance `_read_to`."""

@@ -1,5 +1,5 @@
-"""Make the records of an internal log, and split a log into its records. Each kind of message defines the bodies of its
-records.
+"""Make the records of an internal log, and split such a log into its records. Each kind of message defines the content
+of its records' bodies.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _READ_BYTES = 4 << 20
 
 
 def record_id_at(time_ms: float) -> int:
-    """Return the id for a record that is written at this time, Unix ms."""
+    """Return the id for a record of an internal log that is written at this time (Unix ms)."""
     return max(0, int(time_ms) - EPOCH_MS) << TIME_SHIFT
 
 
 def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, bytes]:
-    """Return a whole record and its index unit, to be appended at byte `offset`. record_id: the result of
-    `record_id_at`, which includes the time.
+    """Return a whole record and its index unit, to be appended at byte `offset` of an internal log. record_id: the
+    result of `record_id_at`, which includes the time.
     """
     size = HEADER_BYTES + len(body)
     unit = UNIT.pack(offset, record_id, (record_id >> TIME_SHIFT) + EPOCH_MS, size, 0)
@@ -34,8 +34,9 @@ def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, by
 def read_cut(
     snapshot: Snapshot, first_offset: int, most_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes, Sequence[tuple[int, int]]]]:
-    """Yield pieces of an internal log in order: the piece's byte offset, its bytes, and where in these bytes the body
-    of each record begins and ends. Stops after about `most_bytes` bytes, at the end of a record. Raises StoreError.
+    """Yield the pieces of an internal log in order. Each item has the piece's byte offset, its bytes, and where in
+    these bytes the body of each record begins and ends. The iteration stops after about `most_bytes` bytes, at the end
+    of a record. Raises StoreError.
     """
     last = None if most_bytes is None else first_offset + most_bytes
     size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)
@@ -59,7 +60,7 @@ def read_cut(
 
 
 def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the end offset and the body of each record. The arguments are those of `read_cut`."""
+    """Yield the end offset and the body of each record of an internal log. The arguments are those of `read_cut`."""
     for base, data, bodies in read_cut(snapshot, first_offset, most_bytes):
         for start, end in bodies:
             yield base + end, data[start:end]

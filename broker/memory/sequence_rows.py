@@ -1,4 +1,5 @@
-"""The stored state of numbered writes, as rows in internal logs (store/internal_logs.py).
+"""The stored state of numbered writes, which are writes with a producer's sequence number. This state consists of rows
+in internal logs (store/internal_logs.py).
 
 A producer that repeats a send whose answer was lost uses the same sequence number again. Then the broker must know
 whether it has stored the first send (broker/writing/sequences.py). So before it appends numbered writes, it appends one
@@ -8,13 +9,14 @@ record to an internal log; partitions with group commit and other partitions hav
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
                        number of the topic u32                                                       all big-endian
 
-[base, end): the byte offsets that the records get if their append succeeds. The partition shows whether it did succeed:
-a row counts if the message at `base` has the row's first id. A row with 0 records cancels earlier rows of the same
-producer and partition. A row of producer 0 is not about a producer: the time in its first id says up to when producers
-were forgotten because there was no space for them.
+[base, end): the byte offsets in the partition that the records get if their append succeeds. The partition shows
+whether the append has succeeded: a row counts only if the message at `base` has the row's first id. A row with 0
+records cancels earlier rows of the same producer and partition. A row of producer 0 is not about a single producer. The
+time in its first id says up to when producers were forgotten because there was no space for them.
 
 The high bits of `records` mark a row about delayed or half messages. Base and end of such a row are byte offsets in an
-internal log of these messages (delayed_records.py), and its first id is the field `taken` of the first record there.
+internal log of these messages (delayed_records.py), and its first id is the field `taken` of the record at `base` in
+that log.
 """
 
 from __future__ import annotations
@@ -79,25 +81,27 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer number of a row that says up to when producers were forgotten. Older brokers ignore such rows."""
+"""The producer number of a row that says up to when producers were forgotten. Older versions of the broker ignore such
+rows.
+"""
 
 DELAYED_ROW = 1 << 31
-"""Bit of `records`: the messages are delayed or half messages."""
+"""This bit of `records` says that the row's messages are delayed or half messages."""
 
 WAITING_ROW = 1 << 30
-"""Bit of `records`, only together with DELAYED_ROW: the messages are in the internal log for partitions with group
-commit.
+"""This bit of `records` is used only together with DELAYED_ROW. It says that the row's messages are in the internal log
+for partitions with group commit.
 """
 
 HALF_ROW = 1 << 29
-"""Bit of `records`, only together with DELAYED_ROW: the messages are half messages, which wait for the outcome of a
-transaction.
+"""This bit of `records` is used only together with DELAYED_ROW. It says that the row's messages are half messages,
+which wait for the outcome of a transaction.
 """
 
 
 class SequenceRow(NamedTuple):
-    """A row; the module's docstring describes the fields. records: 0 = this producer is no longer known for this
-    partition.
+    """One row about a numbered write; the module's docstring describes the fields. records: 0 means that this producer
+    is no longer known for this partition.
     """
 
     producer: int
@@ -117,13 +121,15 @@ class SequenceRow(NamedTuple):
 
 @lru_cache
 def encode_head(topics: tuple[str, ...]) -> bytes:
-    """Return the part of a record's body that precedes the rows."""
+    """Encode the part of a record's body that precedes the rows, and return it."""
     names = [topic.encode("utf-8") for topic in topics]
     return _HEAD.pack(_VERSION, len(names)) + b"".join([_LENGTH.pack(len(name)) + name for name in names])
 
 
 encode_row = _ROW.pack
-"""encode_row(the fields of SequenceRow, but instead of the topic its index in the topics of `encode_head`)"""
+"""encode_row(fields) returns an encoded row. The arguments are the fields of SequenceRow, but in place of the topic
+they have its index in the topics of `encode_head`.
+"""
 
 
 def row_bits(topic: str, group_commit: bool) -> int:
@@ -135,19 +141,21 @@ def row_bits(topic: str, group_commit: bool) -> int:
 
 def pending_log(records: int) -> tuple[str, bool]:
     """Return the internal log with the messages of a row that has DELAYED_ROW: its internal topic, and whether it is
-    the log for partitions with group commit. records: the row's field.
+    the log for partitions with group commit. records: the field `records` of the row.
     """
     return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
 
 
 def first_bytes(records: int) -> int:
-    """Return how many bytes at the beginning of a row's first record include the first id. records: the row's field."""
+    """Return how many bytes to read from the beginning of a row's first record in order to get its first id. records:
+    the field `records` of the row.
+    """
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """Return the first id in the first record of a row. begun: the beginning of the record; records: the row's field.
-    None if `begun` is too short.
+    """Return the first id, read from the first record of a row; None if `begun` is too short. begun: the beginning of
+    this record. records: the field `records` of the row.
     """
     if records & DELAYED_ROW:
         return taken_at(begun)
@@ -190,13 +198,13 @@ class RowTable(NamedTuple):
     names: Sequence[str]
 
     def row(self, number: int) -> SequenceRow:
-        """Return one row."""
+        """Return the row with this index."""
         return SequenceRow._make((*self.rows[number].tolist()[:7], self.names[self.topics[number]]))
 
 
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
-    """Like read_rows, but three times as fast, for callers that need not look at each row. Stops after about
-    `most_bytes` bytes, at the end of a record.
+    """Like read_rows, but yield tables of rows, which is three times as fast. It is for callers that need not look at
+    each row. Stops after about `most_bytes` bytes, at the end of a record.
     """
     heads: dict[bytes, tuple[int, int]] = {}  # by head: where its names begin in `names`, and their number
     names: list[str] = []
@@ -231,7 +239,8 @@ def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: 
 def cut_torn_writes(
     files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
 ) -> None:
-    """Cut off an incomplete write at the end of each partition, which the process left when it died during the write.
+    """At the end of each partition, cut off an incomplete write that the broker process has left there by dying during
+    the write.
 
     Such a write was never acknowledged, and its producer will repeat all of it. (When a process is killed, a large
     write can end between two pages.) directories: the directories of all partitions, by `<topic>-<partition>`, before

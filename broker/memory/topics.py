@@ -1,5 +1,5 @@
-"""The names of the internal topics. Clients cannot use these names, because the name of a topic must not contain
-`/`.
+"""The names of the internal topics, which only the broker uses. Clients cannot use these names, because the name of a
+topic must not contain `/`.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 __all__ = ["DELAYED_TOPIC", "HALVES_TOPIC", "SEQUENCES_TOPIC", "SHARED_TOPIC"]
 
 SEQUENCES_TOPIC = "/sequences"
-"""The internal topic for rows about numbered sends (sequence_rows.py)."""
+"""The internal topic for rows about sends that have a producer's sequence number (sequence_rows.py)."""
 
 DELAYED_TOPIC = "/delayed"
 """The internal topic for delayed messages (delayed_records.py)."""

@@ -1,4 +1,4 @@
-"""Protocols for what the moving of partitions needs from its broker."""
+"""Protocols that describe the attributes and methods of a broker that the moving of partitions uses."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Leadership(Protocol):
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node has been elected until now."""
+        """Whether it is certain that no other node of the set has been elected until now."""
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
         """Call `done` when the in-sync nodes have all data that were appended before this call."""
 
 
 class SetPart(Protocol):
-    """The broker set's node that this broker is (sets/node.py)."""
+    """This broker's role as a node of a broker set (sets/node.py)."""
 
     @property
     def leader(self) -> Leadership | None:
-        """The leadership while this node leads; otherwise None."""
+        """The Leadership object while this node leads; otherwise None."""
 
     def refusal(self) -> NotLeader | None:
-        """Return the error with which clients are refused now; None if they are served."""
+        """Return the error with which the node refuses clients' requests now; None if the node serves clients."""
 
 
 class MovingHost(CopyHost, Protocol):
@@ -56,4 +56,4 @@ class MovingHost(CopyHost, Protocol):
     def transactions(self) -> Transactions: ...
     @property
     def member(self) -> SetPart | None:
-        """The broker's node of its set; None for a single broker."""
+        """This broker's node in its broker set; None for a single broker."""

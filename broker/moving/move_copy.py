@@ -1,5 +1,5 @@
-"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. Reactor
-thread.
+"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. This runs on
+the reactor thread.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ GROUP = "metaq-move"
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""The least size of a fetch. The size of fetches depends on the rate, so that they do not load the source's disk and
-network in bursts. But even a slow copy need not fetch each message separately.
+"""The smallest number of bytes to fetch at once. This number depends on the move's rate, so that the fetches do not
+load the source's disk and network in bursts. But even a slow copy need not fetch each message separately.
 """
 
 _PAUSE_SECONDS = 0.02
 _TURN_SECONDS = 0.1
-"""A copy that waits because of its rate checks after this many seconds whether to go on."""
+"""While a copy waits because of its rate limit, it checks at intervals of this many seconds whether it should go on."""
 _DISK_SECONDS = 0.05
 
 
 class MoveCopy:
-    """Copies the partitions of one move. The object exists as long as the move is driven."""
+    """Copies the partitions of one move. The object exists as long as this broker drives the move."""
 
     def __init__(self, broker: MovingHost, move: Move) -> None:
         self._broker = broker
@@ -73,7 +73,7 @@ class MoveCopy:
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy the partitions one after the other, each up to the end that the source has then. Stop when `goes_on`
+        """Copy the partitions one after the other, each up to its present end on the source. Stop when `goes_on`
         returns false. Raises MetaqError.
         """
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
@@ -90,7 +90,7 @@ class MoveCopy:
                 await self.committed()
 
     async def _has_turn(self, goes_on: Callable[[], bool]) -> bool:
-        """Wait until the rate allows the next fetch. Return whether to go on."""
+        """Wait until the move's rate allows the next fetch. Return whether copying should go on."""
         self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # unused time does not count later
         while goes_on() and (pause := self._free_at - self._reactor.seconds()) > 0:
             await deferLater(self._reactor, min(pause, _TURN_SECONDS))
@@ -111,7 +111,7 @@ class MoveCopy:
                 )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Copy each partition up to exactly these end offsets. Wait until all data are on this broker's disk and
+        """Copy each partition up to exactly its end offset in `ends`. Wait until all data are on this broker's disk and
         committed in its broker set. Raises MetaqError.
         """
         await self.go_through(peer, goes_on)
@@ -145,8 +145,8 @@ class MoveCopy:
             await deferred
 
     def _check(self) -> Leadership | None:
-        """Return the leadership of the broker set's node; None for a single broker. Raises MetaqError if nothing may be
-        appended here now.
+        """Return the Leadership of this broker set's node; None for a single broker. Raises MetaqError if this broker
+        may append no data now.
         """
         member = self._broker.member
         if member is None:

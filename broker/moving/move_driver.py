@@ -1,8 +1,8 @@
-"""Drive one move: the target broker takes it from each state in ZooKeeper to the next, until it is done. Reactor
-thread.
+"""Drive one move of partitions: the target broker changes the move's state in ZooKeeper step by step, until the move is
+done. This runs on the reactor thread.
 
-Every step can be repeated, so that another node of the target's broker set can continue from the state in ZooKeeper
-when it becomes the leader.
+Every step can be repeated. So when another node of the target's broker set becomes the leader, it can continue from the
+state in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
-"""The source's partitions are closed when the last pass has copied no more than _LITTLE_BYTES, and no more than can be
-copied in this many seconds at the move's rate.
+"""The source's partitions are closed when the last pass over them has copied only little: at most _LITTLE_BYTES, and at
+most as many bytes as can be copied in this many seconds at the move's rate.
 """
 
 _LOOK_SECONDS = 0.1
@@ -51,16 +51,18 @@ _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""Seconds for which the claims on the groups' partitions stay after the move, because a member may still act on its
-former view of the cluster.
+"""For this many seconds after the move, the consumer groups' partitions stay claimed in ZooKeeper, because a group's
+member may still act on its former view of the cluster.
 """
 
 _PATIENCE_SECONDS = 10.0
-"""Members may take this many seconds to release partitions before the log names them; status() names them at once."""
+"""Members of consumer groups may take this many seconds to release partitions. After that the log names them; status()
+names them at once.
+"""
 
 
 class MovesHere(Protocol):
-    """What a driver needs from the object with its broker's moves (moves.py)."""
+    """The methods and attributes of BrokerMoves (moves.py) that a driver uses."""
 
     broker: MovingHost
     session: ZkSession
@@ -84,7 +86,7 @@ class MoveDriver:
         self.found = found
         self.active = True
         self.waits_for = ""
-        """The reason why the move does not go on now; "" if there is none."""
+        """The reason why the move makes no progress now; "" if there is no such reason."""
         self._here = here
         self._broker = here.broker
         self._reactor: Any = here.broker.reactor
@@ -119,12 +121,12 @@ class MoveDriver:
         )
 
     def stop(self) -> None:
-        """Stop driving. Another node may continue from the state in ZooKeeper."""
+        """Stop driving the move. Another node may continue from the state in ZooKeeper."""
         self.active = False
         self._hang_up()
 
     def status(self) -> dict[str, Any]:
-        """Return the content of the answer to MOVE."""
+        """Return the content of the answer to a MOVE request for this move."""
         copy = self._copy
         return {
             "state": self.move.state.value,
@@ -166,7 +168,7 @@ class MoveDriver:
             self.waits_for = text
 
     async def _look(self) -> None:
-        """Read the move's present state from ZooKeeper. If it does not answer, keep the known state."""
+        """Read the move's present state from ZooKeeper. If ZooKeeper does not answer, keep the known state."""
         try:
             found = await self._here.in_thread(partial(self._here.moves.read, self.move.topic, self.move.name))
         except CoordinationError as error:
@@ -180,7 +182,7 @@ class MoveDriver:
             self.take(found)
 
     def take(self, found: FoundMove) -> None:
-        """Continue from this state, unless a newer one is known."""
+        """Continue the move from this state, unless a newer state is known."""
         if found.zxid > self.found.zxid:
             self._went_on_at = self._reactor.seconds()
             self.found = found
@@ -200,8 +202,8 @@ class MoveDriver:
     # --- asked --------------------------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
-        """Choose the numbers that the partitions get on this broker, and begin to copy; or cancel the move with a
-        reason.
+        """Choose the numbers that the partitions get on this broker, and let copying begin. If the move is not
+        possible, cancel it with the reason.
         """
         await self._here.look_at_all()
         self._copy = None  # it may belong to an earlier move of the same name, with another rate
@@ -337,7 +339,7 @@ class MoveDriver:
             _log.warning("the claims of %s end later: %s", self.move, error)
 
     async def _end(self) -> None:
-        """Log the final state, and tell it to the source."""
+        """Log the move's final state, and tell the source broker about it."""
         if self.move.state is MoveState.DONE:
             _log.warning("moved %s", self.move)
             await self._here.offer(self.move.topic)
@@ -351,7 +353,7 @@ class MoveDriver:
     # --- the source ---------------------------------------------------------------------------------------------------
 
     async def _source(self) -> Peer:
-        """Return a connection to the source's leading process. Raises MetaqError."""
+        """Return a connection to the broker process that leads the source. Raises MetaqError."""
         if self._peer is not None and self._peer.lost is None:
             return self._peer
         view = ClusterView(self._here.session)
@@ -373,7 +375,9 @@ class MoveDriver:
             peer.close()
 
     async def _ask(self, peer: Peer) -> dict[str, Any]:
-        """Send MOVE to the source, so that it reads the move's state; return its answer. Raises MetaqError."""
+        """Send MOVE to the source broker, so that the source reads the move's state. Return the source's answer. Raises
+        MetaqError.
+        """
         request = MoveRequest(self.move.topic, self.move.source, self.move.first)
         frame = await peer.frame(RequestCode.MOVE, request.to_ext(), _ASK_SECONDS)
         if frame.code != ResponseCode.SUCCESS:
@@ -382,7 +386,9 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Ask the source to act on this state. Raises MetaqError if it does not do so yet."""
+        """Ask the source broker to act according to this state of the move. Raises MetaqError if the source does not do
+        so yet.
+        """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):
             raise MetaqError(str(waits_for))

@@ -1,8 +1,9 @@
-"""A broker's part in moves of partitions: it shows clients the right partitions, answers MOVE, and drives the moves to
-itself.
+"""A broker's part in moves of partitions. The broker shows clients the right partitions, answers MOVE, and drives the
+moves whose target it is.
 
-Reactor thread; worker threads ask ZooKeeper. The states of moves are stored only in ZooKeeper. A broker reads them
-before it serves, and reads one again whenever a MOVE request names it.
+This module runs on the reactor thread; separate threads ask ZooKeeper. The states of moves are stored only in
+ZooKeeper. A broker reads all states before it serves clients, and reads the state of a move again whenever a MOVE
+request names this move.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ __all__ = ["BrokerMoves", "MoveFigures"]
 _log = logging.getLogger(__name__)
 
 _Key = tuple[str, str]
-"""The topic of a move, and the move's name."""
+"""Identifies a move: its topic, and its name."""
 
 
 class MoveFigures(NamedTuple):
     """The figures of an active move, for metrics. state_seconds: seconds since its state changed, by the clocks of this
-    broker and of ZooKeeper. Only the broker that drives the move knows the other figures: idle_seconds, which is the
-    time since it last made progress, and the bytes copied and left.
+    broker and of ZooKeeper. The other figures are known only to the broker that drives the move. idle_seconds: seconds
+    since the move last made progress. copied: number of bytes copied. left: number of bytes left to copy.
     """
 
     move: Move
@@ -50,8 +51,8 @@ class MoveFigures(NamedTuple):
 
 
 class BrokerMoves:
-    """The moves of a broker that registers in ZooKeeper. Before `read`, the broker serves no partition. Between `start`
-    and `stop` it drives moves.
+    """The moves of a broker that registers in ZooKeeper. Before `read` is called, the broker serves no partition.
+    Between `start` and `stop` the broker drives moves.
     """
 
     def __init__(self, broker: MovingHost, session: ZkSession, registration: Registration) -> None:
@@ -69,8 +70,8 @@ class BrokerMoves:
     # --- knowing ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read all moves before anything is served. Repeat this until ZooKeeper answers. Also wait while an entry is
-        damaged, because it is then unknown which partitions the broker may serve.
+        """Read all moves from ZooKeeper before any partition is served. Try again until ZooKeeper answers, and also
+        while the entry of a move is damaged, because it is then unknown which partitions the broker may serve.
         """
         pauses = Backoff(0.05, 2.0)
         told = ""
@@ -96,7 +97,9 @@ class BrokerMoves:
         self._use()
 
     async def clean_up(self, found: FoundMove) -> None:
-        """Delete a cancelled move from ZooKeeper if the directories with its copies were deleted."""
+        """Delete a cancelled move to this broker from ZooKeeper, if the directories with the copied partitions were
+        deleted.
+        """
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
             return
@@ -113,7 +116,7 @@ class BrokerMoves:
             _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
 
     def learn(self, found: FoundMove) -> None:
-        """Act on a move's state from now on, unless a newer state is known."""
+        """From now on act according to this state of a move, unless a newer state is known."""
         key = found.move.topic, found.move.name
         known = self._found.get(key)
         if known is None or found.zxid >= known.zxid:
@@ -121,7 +124,7 @@ class BrokerMoves:
             self._use()
 
     def unlearn(self, found: FoundMove) -> None:
-        """Forget a deleted move."""
+        """Forget a move that was deleted from ZooKeeper."""
         if self._found.pop((found.move.topic, found.move.name), None) is not None:
             self._use()
 
@@ -150,7 +153,7 @@ class BrokerMoves:
     # --- ZooKeeper comes back with less than it had -----------------------------------------------------------------
 
     def _session_changed(self, event: SessionEvent) -> None:
-        """Handle an event of the ZooKeeper session. Called on the thread for events."""
+        """Handle an event of the ZooKeeper session. Called on the thread that delivers these events."""
         if event is SessionEvent.CONNECTED:
             self._reactor.callFromThread(self._connected_anew)
 
@@ -170,8 +173,9 @@ class BrokerMoves:
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:
-        """If ZooKeeper has lost moves of this broker or has an older state of them, write them again. For all other
-        moves, act on the state that ZooKeeper has. Raises CoordinationError; then this may be called again.
+        """If ZooKeeper has lost moves of this broker, or has older states of them than this broker, write the known
+        states again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError; then this method
+        may be called again.
 
         From the state `copying` on, only the target changes a move, so the target knows the newest state. A finished
         move never changes.
@@ -205,7 +209,7 @@ class BrokerMoves:
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to drive the moves to this broker, because it serves now."""
+        """Begin to drive the moves whose target is this broker. Called when the broker serves clients."""
         self._driving = True
         self._set_backs = self.session.set_backs
         self.session.on_session(self._session_changed)
@@ -213,7 +217,7 @@ class BrokerMoves:
             self._drive(found)
 
     def stop(self) -> None:
-        """Stop driving moves, because the broker no longer serves or no longer leads its set."""
+        """Stop driving moves. Called when the broker no longer serves clients or no longer leads its set."""
         self._driving = False
         self.session.off_session(self._session_changed)
         for driver in self._drivers.values():
@@ -234,8 +238,8 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return the figures of the moves that this broker drives, and of the known moves because of which it refuses
-        messages.
+        """Return the figures of the moves that this broker drives, and of the known moves for which it has closed its
+        own partitions, so that it refuses messages for them.
         """
         if not self._driving:
             return []
@@ -285,10 +289,10 @@ class BrokerMoves:
         return answer
 
     def _ends(self, move: Move) -> dict[str, Any]:
-        """Return the final end offsets of the partitions, or why these are not known yet.
+        """Return the final end offsets of the move's partitions, or the reason why these offsets are not known yet.
 
-        This is called after the broker has read the state and acts on it. If a set's node still leads now, it was not
-        replaced before, so a later leader will read this state, too.
+        This is called when the broker has already read the move's state and acts according to it. If this node of a
+        broker set still leads now, no other node led before this call. So a later leader will read this state, too.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
@@ -310,7 +314,7 @@ class BrokerMoves:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
-        """Run a function in a separate thread, because ZooKeeper may answer slowly, and the threads of the pool are for
-        the disk.
+        """Run a function that asks ZooKeeper in a separate thread. The threads of the pool are not used, because
+        ZooKeeper may answer slowly, and the disk needs these threads.
         """
         return in_own_thread(self._reactor, "moves", function)

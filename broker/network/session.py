@@ -1,13 +1,13 @@
-"""One connection: it receives requests and sends answers within memory limits. It contains no business logic (see
-requests/gate.py) and does not handle the port (see server.py).
+"""One connection of a client. A session receives requests and sends answers within memory limits. It does not decide
+how a request is served (see requests/gate.py), and does not handle the port (see server.py).
 
 - All requests of one read are served together, and their answers are sent in one write.
 - Answers to text commands are sent in the order of the commands, even if an earlier answer must wait for the disk.
   Answers to frames contain the request's opaque, so they are sent as soon as they are ready.
-- A connection works in turns. When the requests of a turn have taken a few milliseconds together, the rest waits for a
-  later turn of the connection. A single long request is handled in slices, and later requests wait for its end. One
-  turn decodes a limited number of requests of one read. All connections together get a limited part of each iteration
-  of the reactor (runtime/turns.py).
+- A connection works in turns. When the requests of a turn together have taken a few milliseconds, the remaining
+  requests wait for a later turn of the connection. A single long request is handled in slices, and later requests of
+  the connection wait until it is done. One turn decodes a limited number of requests of one read. All connections
+  together get a limited part of each iteration of the reactor (runtime/turns.py).
 - A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its pending answers; then
   the connection is closed. A parked pull is answered as if its waiting time were over. Its client may still read that
   answer, and otherwise the connection would stay open until the end of the pull's waiting time.
@@ -59,12 +59,14 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""A connection is not read while more bytes than this of its requests are pending: puts that wait for a sync, and data
-that are being read from the disk.
+"""A connection is not read while more than this many bytes of its requests are pending. Pending bytes are puts that
+wait for a sync, and data that are being read from the disk.
 """
 
 MAX_PARKED_PULLS = 16_384
-"""The most waiting pulls of one connection: one for each of 10,000 partitions, and some more."""
+"""The most waiting pulls of one connection. This is enough for one pull for each of 10,000 partitions, and some
+more.
+"""
 
 
 class SessionServices(Interface):
@@ -88,8 +90,9 @@ class Successor(Interface):
 
 
 class _Slot:
-    """The place of an answer in the order of answers. answer: None until it is known. held: bytes that count as pending
-    until the answer is known. put: how many of these bytes also count among the broker's pending puts.
+    """The place of an answer among the answers of a connection. answer: None until the answer is known. held: the
+    number of bytes that count as pending until the answer is known. put: how many of these bytes also count among the
+    broker's pending puts.
     """
 
     __slots__ = ("answer", "held", "put")
@@ -101,8 +104,8 @@ class _Slot:
 
 
 def _memory(request: WireRequest) -> int:
-    """Return how many bytes a request keeps in memory: those of the buffer that contains its frame, or those of a put
-    run.
+    """Return how many bytes a request keeps in memory: the size of the buffer that contains its frame, or the size of
+    the bodies of a put run.
     """
     if type(request) is Frame:
         return memoryview(request.body.obj).nbytes
@@ -120,16 +123,16 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""Kinds that do not pass the gate: requests under way, which were admitted before, and `quit`, which only ends its own
-connection.
+"""The kinds of requests that do not pass the gate: requests under way, which were admitted before, and `quit`, which
+only ends its own connection.
 """
 
 P = ParamSpec("P")
 
 
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Decorator: close the connection if the method raises, because no caller would notice the exception and the
-    connection would hang forever.
+    """Decorate a method so that the connection is closed if the method raises. Otherwise no caller would notice the
+    exception, and the connection would hang forever.
     """
 
     @wraps(step)
@@ -144,7 +147,7 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 @implementer(IHalfCloseableProtocol)
 class Session(Protocol):
-    """The Twisted protocol of one connection, which is also the producer of its output."""
+    """The Twisted protocol of one connection. It is also the producer of the connection's output."""
 
     def __init__(
         self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
@@ -152,7 +155,7 @@ class Session(Protocol):
         self.host = "?"
         """The numeric address of the client."""
         self.last_active = shared.reactor.seconds()
-        """The time of the last activity in seconds of the reactor's clock."""
+        """The time when data last arrived on the connection, in seconds of the reactor's clock."""
         self._gate = gate
         self._reactor = shared.reactor
         self._turns = shared.turns
@@ -198,7 +201,7 @@ class Session(Protocol):
         self.address = account_address(self.host)
 
     def refuse(self, error: MetaqError) -> None:
-        """Refuse all requests of this connection with this error."""
+        """From now on refuse all requests of this connection with this error."""
         self._gate = self._gate.refusing(error)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
@@ -232,7 +235,7 @@ class Session(Protocol):
 
     def reads_later(self) -> bool:
         """Return whether the transport must not fill `space` now, because this iteration of the reactor has enough
-        work. If so, this connection reads in its next turn.
+        work. If the method returns True, this connection reads in its next turn.
         """
         if self._yielding or not self._turns.defers(self._busy):
             return False
@@ -242,7 +245,9 @@ class Session(Protocol):
         return True
 
     def received(self, count: int, since: float | None = None) -> None:
-        """Handle `count` bytes that were received into `space`. since: when the transport began to receive them."""
+        """Handle `count` bytes that the transport has received into `space`. since: when the transport began to receive
+        them.
+        """
         self.last_active = now = self.seconds()
         self._received_bytes += count
         self._reader.fill(count)
@@ -268,8 +273,8 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Note that the decoded requests were taken. If the read contains more requests, they are decoded in a later
-        turn, after the other connections.
+        """Finish the decoding of one part of a read. If the read contains more requests, they are decoded in a later
+        turn of this connection, after the turns of other connections.
         """
         if self._reader.more and not self._yielding:
             self._yield_turn()
@@ -306,8 +311,8 @@ class Session(Protocol):
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """Abort the connection and return True. If its bytes wait for this broker and not for its client, do nothing
-        and return False.
+        """Abort the connection and return True. If its unserved bytes wait for this broker and not for its client, do
+        nothing and return False.
         """
         slow = self._reading and self._work is None and not self._lost
         if slow:
@@ -320,9 +325,7 @@ class Session(Protocol):
         self._update_reading()
 
     def readConnectionLost(self) -> None:  # noqa: N802
-        """Note that the client sends nothing more, so the transport reads nothing more. Close the connection when
-        everything is answered.
-        """
+        """Twisted calls this when the client sends nothing more. Close the connection when all requests are answered."""
         self._half_closed = True
         if not self._closing:
             self._all_parked.wake(self._parked)
@@ -335,7 +338,9 @@ class Session(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """As in Caller."""
+        """Whether the client has closed the connection or its sending half, or the connection is lost (as in
+        Caller).
+        """
         return self._half_closed or self._lost
 
     def writeConnectionLost(self) -> None:  # noqa: N802
@@ -355,19 +360,19 @@ class Session(Protocol):
         self._on_lost(self)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Note that the transport's buffer is full."""
+        """Twisted calls this when the transport's buffer is full. Stop reading and serving requests."""
         self._full = True
         self._update_reading()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """Note that the transport's buffer is empty."""
+        """Twisted calls this when the transport's buffer is empty. Read and serve requests again."""
         self._full = False
         self._account.unsent.taken(self)
         self.last_active = self.seconds()
         self._resume()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Do nothing: the connection is lost, and connectionLost follows."""
+        """Do nothing. Twisted calls this when the connection is lost, and calls connectionLost afterwards."""
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
@@ -463,7 +468,7 @@ class Session(Protocol):
         self._resume()
 
     def _yield_turn(self) -> None:
-        """Leave the rest for a later turn, because there is more work than this turn may do."""
+        """Leave the remaining requests for a later turn, because there is more work than this turn may do."""
         self._busy = tuning.BUSY_READS
         self._wait_turn()
 
@@ -473,7 +478,7 @@ class Session(Protocol):
 
     @_or_close
     def _go_on(self) -> None:
-        """Continue in this connection's next turn, after the other connections."""
+        """Continue the work of this connection in its next turn. The turns of other connections have come before."""
         self._yielding = False
         if self._reads_later:
             self._reads_later = False
@@ -512,8 +517,8 @@ class Session(Protocol):
         self._yield_turn()
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
-        """Return the places that limit how many requests of this kind are handled at once; None if it is not
-        limited.
+        """Return the WorkPlaces that limit how many requests of this kind are handled at the same time; None if this
+        number is not limited.
         """
         if verb.lists:
             return self._turns.listing
@@ -576,7 +581,7 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """Advance a pull that was woken or whose deadline has come."""
+        """Continue a parked pull that was woken or whose deadline has come."""
         if pull in self._parked:
             self._waits_no_more(pull)
         if self._closing:
@@ -608,7 +613,7 @@ class Session(Protocol):
             self._answer_later(answer, verb.held(request), ordered=ordered, put=verb.stores)
 
     def _answer_later(self, answer: Deferred[Bytes], held: int, *, ordered: bool, put: bool = False) -> None:
-        """Send the answer when it is known. held: bytes that are kept in memory until then. put: whether they are the
+        """Send the answer when it is known. held: bytes that are kept in memory until then. put: whether these are the
         bytes of a put.
         """
         slot = _Slot(held, put=held if put else 0)
@@ -639,8 +644,8 @@ class Session(Protocol):
         self._resume()
 
     def _broken(self, error: BaseException) -> None:
-        """End the connection after a bug. The right answer is unknown, and the request may or may not have been done.
-        Twisted, too, ends a connection when the handling of its data raises an exception.
+        """End the connection after a bug in the handling of a request. The right answer is unknown, and the request may
+        or may not have been done. Twisted, too, ends a connection when the handling of its data raises an exception.
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
@@ -676,13 +681,13 @@ class Session(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """As in Receiver."""
+        """The number of bytes of buffered answers that the socket has taken (as in Receiver)."""
         return self._transport.sent_bytes
 
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Try to serve requests that were put off, because the reason may no longer exist."""
+        """Try to serve requests that were put off, because the reason for putting them off may no longer exist."""
         if self._serving:  # the caller that is serving continues, and ends the turn
             return
         if not self._may_go_on:
@@ -751,8 +756,8 @@ class Session(Protocol):
             self._transport.loseConnection()
 
     def become(self, protocol: Successor) -> None:
-        """Hand the connection over to another protocol. This is for a request that has no answer, on a connection
-        without other requests. The connection still counts among those of its address.
+        """Hand the connection over to another protocol. This is used for a request that has no answer, on a connection
+        without other requests. The account still counts the connection among the connections of its address.
         """
         self._closing = self._closed = True
         self._queue.clear()
@@ -771,7 +776,7 @@ class Session(Protocol):
         return f"{self.host}:{getattr(self._transport.getPeer(), 'port', '?')}"
 
     def abort(self, why: str) -> None:
-        """Close the connection at once. Data that are not sent yet are lost."""
+        """Close the connection at once. Data that are not sent yet are lost. why: the reason, for the log."""
         self._log_end(why)
         self._transport.abortConnection()
 

@@ -1,7 +1,8 @@
 """TLS on the broker's port. The first byte of a connection shows whether the connection uses TLS.
 
 `Certificates` has the SSL contexts for new connections, and makes new contexts when the files change.
-`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. Reactor thread.
+`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. Both are used only on the reactor
+thread.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class CertificateState(NamedTuple):
 
 
 class Certificates:
-    """The SSL contexts for new TLS connections, from clients and to other brokers. The next `look` notices a change of
-    the files; open connections keep their context.
+    """The SSL contexts for new TLS connections, from clients and to other brokers. The next call of `look` notices a
+    change of the certificate files; open connections keep their context.
     """
 
     def __init__(self, security: Security) -> None:
-        """Raises ConfigError."""
+        """security: the settings in security.ini. Raises ConfigError if the certificate files cannot be used."""
         self._security = security
         self._seen = self._stamps()  # before reading, so that the next look notices a change in between
         self.context, self._to_brokers = self._load()
         self.state = self._state()
         self.failure: MetaqError | None = None
-        """Why the present files cannot be used; None if they are in use."""
+        """The reason why the present certificate files cannot be used; None if they are in use."""
 
     @property
     def plain(self) -> Plain:
@@ -84,7 +85,9 @@ class Certificates:
         return type("SecureConnection", (SecureConnection,), {"certificates": self, "refused": refused})
 
     def look(self) -> None:
-        """Read the files again if they have changed. Never raises; if the files cannot be used, this is logged."""
+        """Read the certificate files again if they have changed. Never raises; if the files cannot be used, the reason
+        is logged, and the former certificate stays in use.
+        """
         stamps = self._stamps()
         if stamps == self._seen:
             return
@@ -106,11 +109,15 @@ class Certificates:
 
     @property
     def to_brokers(self) -> Callable[[], ssl.SSLContext] | None:
-        """Returns the context for a connection to another broker; None: those are without TLS."""
+        """A function that returns the SSL context for a connection to another broker; None if connections to other
+        brokers do not use TLS.
+        """
         return None if self._security.brokers == "plain" else (lambda: self._to_brokers)
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Return the contexts for connections from clients and to brokers."""
+        """Read the certificate files. Return the SSL context for connections from clients and that for connections to
+        other brokers.
+        """
         files = self._security.files
         served = files.server_context(self._security.client_certificates)
         return served, served if self._security.brokers == "plain" else files.client_context()
@@ -154,7 +161,7 @@ class SecureConnection(FastConnection):
     refused: ClassVar[FewLines]
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
-        """Takes the arguments that Twisted passes."""
+        """Accepts the arguments that Twisted passes to a connection."""
         super().__init__(sock, *others)
         self._stream: TlsStream | None = None
         self._is_known = False  # whether it is known if this is TLS

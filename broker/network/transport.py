@@ -1,12 +1,12 @@
-"""The transport of a connection. It is Twisted's transport with the three changes that speed up a request-reply
-protocol most.
+"""The transport of a connection. It is Twisted's transport with three changes, which are those that speed up a
+request-reply protocol most.
 
 - `write` passes the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
   the reactor, which costs a blocking sender two epoll_ctl calls and one more epoll_wait for each message.
 - Buffered data are sent without a copy. Twisted joins all buffered data each time it writes.
-- The size of reads fits the traffic. Single requests are read into a small buffer, because a large buffer would cost
-  more than the request. While requests come in bulk, a larger buffer is used. The rest of a large frame is received
-  directly into the frame's buffer.
+- The size of the read buffer depends on the traffic. Single requests are read into a small buffer, because allocating a
+  large buffer would take longer than handling the request. While many requests arrive together, a larger buffer is
+  used. The rest of a large frame is received directly into the frame's buffer.
 
 The benchmark for all three changes is `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario
 consume`.
@@ -64,7 +64,7 @@ class PlainConnection(tcp.Server):
     """An accepted connection that uses only Twisted's public interface."""
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
-        """Takes the arguments that Twisted passes."""
+        """Accepts the arguments that Twisted passes to a connection."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if _may_receive():
@@ -85,7 +85,7 @@ class PlainConnection(tcp.Server):
         return sent
 
     def write(self, data: Buffer) -> None:
-        """Write data. They are converted to bytes, because Twisted accepts nothing else."""
+        """Write data to the connection. They are converted to bytes, because Twisted accepts nothing else."""
         super().write(bytes(data))  # type: ignore[no-untyped-call]
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
@@ -100,14 +100,16 @@ class FastConnection(PlainConnection):
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Receive once and have the data served, or leave this to the connection's next turn."""
+        """Receive data once and pass them to the session, or leave this to the connection's next turn."""
         session: Session = self.protocol  # `cast` is a call, and shows in bench blocking-1
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
-        """Receive once now, and have the data served. After the end of the connection, return the reason again."""
+        """Receive data once now, and pass them to the session. If the connection has already ended, return the reason
+        of its end again.
+        """
         session: Session = self.protocol
         space = session.space if session.large else None
         try:
@@ -132,11 +134,11 @@ class FastConnection(PlainConnection):
         return None
 
     def _fit_reads(self, count: int) -> None:
-        """Choose the size of the next read. count: number of bytes that this read has received."""
+        """Choose the size of the next read. count: number of bytes that the present read has received."""
         self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
 
     def write(self, data: Buffer) -> None:
-        """Send as much as the socket takes now, and buffer the rest."""
+        """Write data to the connection: send as much as the socket takes now, and buffer the rest."""
         if self._nothing_buffered:
             try:
                 sent = self.socket.send(data)
@@ -161,7 +163,7 @@ class FastConnection(PlainConnection):
         self._buffer(buffers)
 
     def doWrite(self) -> Any:  # noqa: N802
-        """Send buffered data. If none are left, do what Twisted does then."""
+        """Send buffered data. If no data are left, do what Twisted does in this case."""
         buffers = cast(list[Buffer], self._tempDataBuffer)
         if buffers:
             try:
@@ -204,7 +206,7 @@ def _may_receive() -> bool:
 
 
 def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
-    """Return what is left of the buffers after the first `sent` bytes."""
+    """Return the content of the buffers without their first `sent` bytes."""
     for number, data in enumerate(buffers):
         if sent < len(data):
             return [memoryview(data)[sent:], *buffers[number + 1 :]]

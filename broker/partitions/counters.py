@@ -1,4 +1,4 @@
-"""The counters that `stats` shows (wire.md §4). They count as in metaq 1.x."""
+"""The counters that `stats` shows (wire.md §4). The broker counts in the same way as metaq 1.x."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 __all__ = ["KINDS", "OTHERS", "Counter", "Metrics", "format_number"]
 
 KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
-"""The kinds of realtime counters, in the order in which they are printed. message_size sums the bytes of bodies, the
-others count 1 for each message or request.
+"""The kinds of realtime counters, in the order in which they are printed. `message_size` is the sum of the bodies'
+bytes; each other counter is increased by 1 for each message or request.
 """
 
 OTHERS = "*"
-"""The name for all groups or topics together that have no separate figures. No real name contains this character."""
+"""The name under which all groups or topics without separate figures are counted together. No real name contains this
+character.
+"""
 
 RESET_SECONDS = 30 * 60
 """Realtime counters start again at 0 after this many seconds, as in 1.x."""
@@ -24,7 +26,7 @@ def format_number(value: float) -> str:
 
 
 class Counter:
-    """The number of counted values, and their sum."""
+    """A counter: the number of counted values, and their sum."""
 
     __slots__ = ("count", "value")
 
@@ -74,7 +76,7 @@ class Metrics:
         return int(self._seconds() - self._started)
 
     def put(self, topic: str, count: int, body_bytes: int) -> None:
-        """Count requested puts, whether they succeed or not."""
+        """Count `count` puts that clients have requested, whether they succeed or not."""
         self.cmd_put += count
         self.put_bytes += body_bytes
         if self._has_stat(topic):
@@ -82,7 +84,9 @@ class Metrics:
             self._count("message_size", topic, count, body_bytes)
 
     def put_refused(self, topic: str, count: int = 1) -> None:
-        """Count puts that are answered with 500. Refusals because of a closed partition are not counted, as in 1.x."""
+        """Count `count` puts that are answered with status 500. Refusals because of a closed partition are not counted,
+        as in 1.x.
+        """
         self.put_failed += count
         if self._has_stat(topic):
             self._count("put_failed", topic, count, count)
@@ -93,14 +97,14 @@ class Metrics:
             self._count("get", topic, 1, 1)
 
     def get_missed(self, topic: str) -> None:
-        """Count a get that is answered with 404 or 301."""
+        """Count a get that is answered with status 404 or 301."""
         self.get_miss += 1
         if self._has_stat(topic):
             self._count("get_miss", topic, 1, 1)
 
     def damaged(self, size: int, new_range: bool) -> None:
-        """Count bytes that were newly found to be damaged. new_range: whether they are a new damaged range, and not
-        more bytes of a known one.
+        """Count bytes that were newly found to be damaged. new_range: whether these bytes are a new damaged range, and
+        not an extension of a known range.
         """
         self.damaged_ranges += new_range
         self.damaged_bytes += size

@@ -14,13 +14,13 @@ class MessageIds:
     """The message ids of one broker (protocol/message_id.py). Lives on the reactor thread.
 
     The counter follows the wall clock but never decreases. When the clock is set back, or when more than 4,096 ids are
-    needed in a millisecond, it counts on from its last value. After a restart it begins above `floor_id`, the largest
-    id in the store. All ids are positive: the counter does not follow a clock that is beyond the largest possible id,
-    and it does not follow foreign ids.
+    needed in a millisecond, the counter is increased from its last value. After a restart the counter begins above
+    `floor_id`, the largest id in the store. All ids are positive: the counter does not follow a clock that is beyond
+    the largest possible id, and it does not follow foreign ids.
     """
 
     def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:
-        """clock: returns seconds since 1970. floor_id: 0 if the store is empty."""
+        """clock: returns seconds since 1970. floor_id: the largest id in the store; 0 if the store is empty."""
         if not 0 <= broker_id <= MAX_BROKER_ID:
             raise ValueError(f"broker id {broker_id} is not in 0 … {MAX_BROKER_ID}")
         self._broker_id = broker_id
@@ -31,12 +31,16 @@ class MessageIds:
         self.begin_above(floor_id)
 
     def begin_above(self, floor_id: int) -> None:
-        """From now on assign only ids above this one. A floor_id of 0 or less, or a foreign id, has no effect."""
+        """From now on assign only ids that are larger than `floor_id`. A floor_id of 0 or less, or a foreign id, has no
+        effect.
+        """
         if 0 < floor_id < foreign_from(int(self._clock() * 1000)):
             self._next = max(self._next, counter_of(floor_id) + 1)
 
     def next(self, count: int = 1) -> int:
-        """Return the first of `count` new ids with consecutive counter values; message_ids_from gives all of them."""
+        """Assign `count` new ids with consecutive counter values, and return the first id; message_ids_from computes
+        all of them from it.
+        """
         counter = counter_at(int(self._clock() * 1000))
         if counter < self._next or counter > LAST_COUNTER:
             counter = self._next

@@ -1,10 +1,10 @@
-"""Computes what the moves in a cluster mean for one broker: how many partitions it offers, and which of them take no
-messages. No I/O.
+"""Compute what the moves of partitions in a cluster mean for one broker: how many partitions the broker offers, and
+which of them take no messages. This module does no I/O.
 
-As in metaq 1.x, a broker registers only its number of partitions. So only the last partitions of the source can leave,
-and arriving partitions get the next numbers of the target. Producers see the target's partitions before they stop
-seeing the source's partitions. For consumers it is the other way round: first they stop seeing the source's partitions,
-then their offsets are moved, and then they see the target's partitions.
+As in metaq 1.x, a broker registers only its number of partitions. So only the partitions with the highest numbers can
+leave the source broker, and arriving partitions get the next free numbers on the target broker. Producers see the
+target's partitions before they stop seeing the source's partitions. Consumers first stop seeing the source's
+partitions, then their offsets are moved, and then they see the target's partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MoveTable:
     """The moves in which one broker takes part. The table is immutable."""
 
     def __init__(self, broker_id: int, moves: Iterable[Move] = (), *, known: bool = True) -> None:
-        """known: False until the moves were read. Until then no partition may take messages."""
+        """known: whether the moves were read from ZooKeeper. While it is False, no partition may take messages."""
         self.known = known
         self._broker_id = broker_id
         self._out: dict[str, list[Move]] = {}
@@ -46,12 +46,12 @@ class MoveTable:
                 self._in.setdefault(move.topic, []).append(move)
 
     def concerns(self, topic: str) -> bool:
-        """Return whether any of the moves is a move of this topic."""
+        """Return whether any of the moves moves partitions of this topic."""
         return topic in self._out or topic in self._in
 
     def counts(self, topic: str, natural: int) -> Counts:
-        """Return the numbers of partitions to offer. natural: the number of partitions according to settings and
-        directories.
+        """Return how many partitions of a topic to offer to producers and to consumers. natural: the number of the
+        topic's partitions without any move, according to settings and data directories.
         """
         least, most_published, most_subscribed = 0, 1 << 30, 1 << 30
         for move in self._out.get(topic, ()):
@@ -86,8 +86,8 @@ class MoveTable:
         )
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """Return whether the partition will move or has moved to another broker. If so, no message may begin to wait
-        for it on this broker.
+        """Return whether the partition will move or has moved to another broker. If so, no delayed or half message for
+        this partition may begin to wait on this broker.
         """
         return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
 
@@ -100,8 +100,8 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, offset) for each partition that has arrived and that producers may see. offset:
-        where its log begins if it has none yet.
+        """Yield (topic, partition, offset) for each partition that has arrived and that producers may see. offset: the
+        offset at which the partition's log begins if the log does not exist yet.
         """
         for topic, moves in self._in.items():
             for move in moves:

@@ -1,4 +1,4 @@
-"""A broker's partitions: which exist, which accept puts and gets, and their logs."""
+"""The partitions of a broker: which partitions exist, which of them accept puts and gets, and their logs."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Partitions:
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
     (protocol/own_topics.py). A node of a broker set also accepts each topic that has data, because another node, with
     another server.ini, has acknowledged these data. A topic always has at least as many partitions as the data
-    directories contain, even if fewer are configured. Otherwise consumers would not see the messages of the other
-    partitions, which 1.x hides. Which partitions are closed is stored only in memory (storage.md §6).
+    directories contain, even if fewer are configured. Otherwise consumers would not see the messages of the remaining
+    partitions, as in 1.x. The list of closed partitions is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Partitions:
         self._closed: dict[str, set[int]] = {}
         self._moves = NO_MOVES
         self.takes_puts = True
-        """False for a slave. Must be set before the first put."""
+        """Whether clients' puts are accepted; False for an asynchronous slave. It must be set before the first put."""
         for log in store.logs():
             self._learn(log)
 
@@ -100,7 +100,7 @@ class Partitions:
 
     def settings(self, topic: str) -> TopicConfig:
         """Return the settings of a topic that has a log. A topic that is only on the disk has the settings of [system].
-        This takes microseconds, so callers with thousands of topics work in slices.
+        A call takes some microseconds, so callers with thousands of topics work in slices.
         """
         return self._settings(topic)
 
@@ -131,8 +131,8 @@ class Partitions:
                 raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
-        """Return the topics with a log that nothing in server.ini accepts, sorted. They have the settings of
-        [system].
+        """Return, sorted, the topics that have a log but that no section of server.ini accepts. These topics have the
+        settings of [system].
         """
         return sorted(name for name in self._stored if self._config.topic(name) is None)
 
@@ -176,7 +176,7 @@ class Partitions:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
-        """Return a random partition of the topic for a put to ANY."""
+        """Return the number of a random partition of the topic, for a put with the partition number ANY."""
         count = self._moves.open_count(topic, self._settings(topic).partitions)
         return self._rng.randrange(count) if count else 0  # partition 0 is then refused
 
@@ -196,7 +196,7 @@ class Partitions:
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
         """Return the result of `for_put` for each topic and partition. Return None if that would create more new logs
-        than one turn of the reactor may create. Raises the error of the first refused one.
+        than one turn of the reactor may create. Raises the error of the first refused put.
         """
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
@@ -208,7 +208,7 @@ class Partitions:
         return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """Return a partition's log; create it if there is none. The configuration does not matter, because committed
+        """Return a partition's log; create it if there is none. The configuration is ignored, because committed
         messages must be stored.
 
         Raises InvalidName, StoreError.
@@ -218,9 +218,9 @@ class Partitions:
         return log
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition for which messages wait; None if its topic is no longer accepted. A missing log
-        is created. It may be missing because nodes do not copy a partition before it has a message, or because a power
-        failure has removed an empty log.
+        """Return the log of a partition for which delayed or half messages wait; None if its topic is no longer
+        accepted. A missing log is created. It may be missing because nodes do not copy a partition before it has a
+        message, or because a power failure has removed an empty log.
 
         Raises StoreError.
         """
@@ -266,7 +266,7 @@ class Partitions:
         """Return the log to which a slave copies its master's partition. A missing log is created and begins at
         `first_offset`.
 
-        The slave's own configuration of the topic does not matter. Raises InvalidName, StoreError.
+        The slave's own configuration of the topic is ignored. Raises InvalidName, StoreError.
         """
         check_topic(topic)
         if first_offset > MAX_OFFSET:
@@ -291,8 +291,8 @@ class Partitions:
         return log
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
-        """Create a log. Also raises AccountSpent if this would create a new topic and the client has created too
-        many.
+        """Create the log of a partition. Also raises AccountSpent if this would create a new topic and the requesting
+        client has created too many topics.
         """
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:
@@ -316,8 +316,8 @@ class Partitions:
     # --- moving -------------------------------------------------------------------------------------------------------
 
     def use_moves(self, moves: MoveTable) -> None:
-        """Use these moves from now on to decide which partitions are offered and take messages. Raises StoreError if
-        the log of an arrived partition is missing and cannot be created.
+        """From now on use these moves to decide which partitions are offered to clients and which take messages. Raises
+        StoreError if the log of an arrived partition is missing and cannot be created.
         """
         self._moves = moves
         self._writable.clear()
@@ -326,7 +326,7 @@ class Partitions:
                 self.for_replica(topic, partition, end)
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """Return the result of MoveTable.is_leaving."""
+        """Return whether the partition will move or has moved to another broker (MoveTable.is_leaving)."""
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:

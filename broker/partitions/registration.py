@@ -1,8 +1,9 @@
-"""The broker's registration in ZooKeeper. The broker registers after its port listens, adds topics when they appear,
-and unregisters before the port is closed.
+"""The broker's registration in ZooKeeper. The broker registers after its port listens, adds a topic when the topic gets
+its first message, and unregisters before the port is closed.
 
-kazoo's calls wait for the network, so none is made on the reactor thread. They run in daemon threads, so a broker that
-stops while ZooKeeper cannot be reached does not wait for it. Its znodes then disappear with its session.
+Calls of kazoo wait for the network, so no such call is made on the reactor thread. These calls run in daemon threads,
+so a broker that stops while ZooKeeper cannot be reached does not wait for it. The broker's znodes then disappear with
+its session.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 
 
 def _can_be_registered(topic: str) -> bool:
-    """Return whether the topic's name can be the name of a znode. Earlier brokers stored topics with other names, too;
-    these topics are still served.
+    """Return whether the topic's name can be the name of a znode. Earlier versions of the broker also stored topics
+    whose names cannot; such topics are still served.
     """
     try:
         check_znode("topic", topic)
@@ -98,23 +99,25 @@ class Registration:
         return self._registration is not None and self._registration.registered
 
     def connect(self) -> Deferred[None]:
-        """Start the session; must be called before `start`. Fails with CoordinationError, CoordinationUnavailable."""
+        """Start the ZooKeeper session. This must be called before `start`. Fails with CoordinationError,
+        CoordinationUnavailable.
+        """
         start = partial(self._session.start, self._connect_seconds, wait_for_servers=True, create_chroot=True)
         return self._queue(start)
 
     def start(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
-        """Register the broker with `topics`. Fails with CoordinationError, CoordinationUnavailable."""
+        """Register the broker and `topics` in ZooKeeper. Fails with CoordinationError, CoordinationUnavailable."""
         return self._queue(self._new_registration(port, topics))
 
     def withdraw(self) -> Deferred[None]:
-        """Remove the znodes for some time. The Deferred fires when this is done, or when it is certain that the end of
-        the session will remove them.
+        """Remove the broker's znodes until `come_back` is called. The Deferred fires when the znodes are removed, or
+        when it is certain that the end of the session will remove them.
         """
         registration, self._registration = self._registration, None
         return succeed(None) if registration is None else self._queue(registration.unregister)
 
     def come_back(self, port: int, topics: Mapping[str, TopicConfig]) -> Deferred[None]:
-        """Register again after `withdraw`. Fails with the errors of `start`."""
+        """Register the broker again after `withdraw`. Fails with the errors of `start`."""
         return self._queue(self._new_registration(port, topics))
 
     def _new_registration(self, port: int, topics: Mapping[str, TopicConfig]) -> Callable[[], None]:
@@ -130,8 +133,8 @@ class Registration:
         return partial(self._register, partial(registration.register, _described(topics)))
 
     def _register(self, register: Callable[[], None]) -> None:
-        """Register. If ZooKeeper has become unavailable since the first connection, for example during its leader
-        election, try again for some time.
+        """Register the broker in ZooKeeper. If ZooKeeper has become unavailable since the first connection, for example
+        during its leader election, try again for some time.
         """
         give_up = time.monotonic() + self._connect_seconds
         pauses = Backoff()
@@ -151,8 +154,8 @@ class Registration:
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:
-        """Register a topic that has appeared with its first put. Failures are logged; the topic is then registered with
-        the next session.
+        """Register a topic that has appeared with its first put. A failure is logged; the topic is then registered when
+        the next ZooKeeper session begins.
         """
         registration = self._registration
         if registration is None or not _can_be_registered(name):
@@ -169,8 +172,8 @@ class Registration:
         self._tasks.put(add)
 
     def offer(self, name: str, topic: TopicConfig) -> Deferred[None]:
-        """Register a topic with these settings. Fails with CoordinationError, also if the broker is not registered, and
-        with InvalidName.
+        """Register a topic with these settings. Fails with CoordinationError (also if the broker is not registered) or
+        InvalidName.
         """
         registration = self._registration
 
@@ -204,12 +207,14 @@ class Registration:
         return self._queue(update)
 
     def stop_serving(self) -> Deferred[None]:
-        """Remove the znodes. The Deferred fires after at most 5 s, even if ZooKeeper does not answer."""
+        """Remove the broker's znodes, because the broker stops. The Deferred fires after at most 5 s, even if ZooKeeper
+        does not answer.
+        """
         registration = self._registration
         return self._in_own_thread((lambda: None) if registration is None else registration.unregister)
 
     def close(self) -> Deferred[None]:
-        """Close the session, unless another object owns it. The Deferred fires after at most 5 s."""
+        """Close the ZooKeeper session, unless another object owns it. The Deferred fires after at most 5 s."""
         if self._elected:
             return succeed(None)
         return self._in_own_thread(self._session.close)

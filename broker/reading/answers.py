@@ -1,4 +1,6 @@
-"""The types of answers, and the encoders of replies and errors, also in the words of metaq 1.x."""
+"""The types of answers, and the functions that encode replies and errors. Answers to text commands have the texts of
+metaq 1.x.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ Answer: TypeAlias = Bytes | Deferred[Bytes] | None
 """The answer's bytes, a Deferred of them, or None for no answer."""
 
 Work: TypeAlias = Generator[None, None, Answer]
-"""The work on a long request. It takes a few milliseconds up to each `yield`, where other requests may be served, and
-returns the answer.
+"""The work on a long request, as a generator that returns the answer. The work takes a few milliseconds up to each
+`yield`, where other requests may be served.
 """
 
 
@@ -84,17 +86,17 @@ def answer_frame(
 
 
 def reply_frame(opaque: int, reply: ReplyFields) -> bytes:
-    """Return a successful answer with only extFields."""
+    """Return the frame of a successful answer that has only extFields and no body."""
     return encode_frame(ResponseCode.SUCCESS, opaque, reply.to_ext(), flag=RESPONSE)
 
 
 def body_frame(opaque: int, body: Buffer) -> Bytes:
-    """Return a successful answer with only a body."""
+    """Return the frame of a successful answer that has only a body and no extFields."""
     return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def json_frame(opaque: int, value: Any) -> Bytes:
-    """Return a successful answer whose body is `value` as JSON (UTF-8)."""
+    """Return the frame of a successful answer whose body is `value` as JSON (UTF-8)."""
     return body_frame(opaque, encode_json(value))
 
 
@@ -123,15 +125,15 @@ def error_result(opaque: int, error: MetaqError) -> bytes:
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
     """Return the text with which metaq 1.x answers a failed put, and a get whose group's filter failed.
 
-    capital: whether the text about a closed partition begins with a capital letter, as 1.x's slave writes it here, too.
+    capital: whether the text about a closed partition begins with a capital letter, as in the answers of 1.x's slave.
     """
     detail = _with_capital(error) if capital else str(error)
     return f"Put message to [broker '{url}'] [partition '{topic}-{partition}'] failed.Detail:{detail}"
 
 
 def _with_capital(error: MetaqError) -> str:
-    """Return an error's text. The text about a closed partition begins with a capital letter, as in 1.x if no prefix
-    precedes it.
+    """Return an error's text. The text about a closed partition begins with a capital letter, as in those answers of
+    1.x in which no prefix precedes this text.
     """
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

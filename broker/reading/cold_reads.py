@@ -1,5 +1,5 @@
-"""Reads that may wait for the disk. They run in separate threads, the groups take turns, and they do not slow down
-other work.
+"""Reads that may wait for the disk (cold reads). They run in separate threads, in which the consumer groups take turns.
+So cold reads do not slow down other work.
 
 Data in the page cache are read at once, on the reactor thread. When a consumer needs data that are not in the page
 cache, worker threads read sequentially for it (store/sequential.py) until it has caught up with the end of the
@@ -58,7 +58,7 @@ class ColdReads:
         reactor: ReactorTime,
         pace: Pace,
     ) -> None:
-        """run_in_thread: runs only these reads, so that no sync waits for them."""
+        """run_in_thread: runs a function in a thread that does only cold reads, so that no sync waits for them."""
         self._files = files
         self.cached_only = cached_only
         self._pace = pace
@@ -98,8 +98,8 @@ class ColdReads:
     def run(
         self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
     ) -> Deferred[T]:
-        """Run a function that reads cold data in a worker thread when it is the group's turn. The Deferred gets its
-        result.
+        """Run a function that reads cold data in a worker thread when it is the group's turn. The Deferred gets the
+        function's result.
 
         before: called with the result or the error just before the Deferred fires.
         """
@@ -120,7 +120,8 @@ class ColdReads:
         """Return the result of a function that reads index files: directly if these are in the page cache, otherwise a
         Deferred.
 
-        The function is called again each time a missing piece was loaded, so it must not change anything.
+        The function is called again each time a missing piece of the index files was loaded, so it must not change
+        anything.
         """
         loaded: dict[tuple[str, int], int] = {}
 
@@ -145,7 +146,7 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """Examines offsets at which readers find no record. It does so in worker threads, once for each offset.
+    """Examines offsets at which readers find no record. Worker threads examine each offset once.
 
     Lives on the reactor thread. The log stores and reports the damage that is found (`Segments.report_damage`).
     """
@@ -157,8 +158,8 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """Give what is at a readable `offset`, or the error that prevents an answer; the Deferred never fails. Callers
-        that ask for the same offset meanwhile get the same answer.
+        """Find out what is at a readable `offset`. The Deferred gets the result, or the error that prevents a result;
+        it never fails. Callers that ask about the same offset during the examination get the same result.
 
         question: the result of log.lookup.examination(offset), if the caller already has it.
         """

@@ -1,5 +1,5 @@
-"""Pulls that wait for data. They are woken when a partition shows more data, at their deadline, or when their
-connection ends.
+"""Pulls that wait for data. A pull is woken when its partition shows more data, at its deadline, or when its connection
+ends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""The most entries that are dropped at once, which takes less than a millisecond."""
+"""The most entries of the list of deadlines that are dropped at once. Dropping this many takes less than a
+millisecond.
+"""
 
 
 class ParkedRequest(Protocol):
-    """A request that can be parked. `key` names what it waits for: (topic, partition) for a pull, (group, topic,
-    partition) for a shared group. `deadline` is a time in seconds of the reactor's clock.
+    """A request that can be parked. `key` names what the request waits for: (topic, partition) for a pull, (group,
+    topic, partition) for a shared group. `deadline` is a time in seconds of the reactor's clock.
     """
 
     key: Hashable
@@ -99,7 +101,7 @@ class ParkedPulls:
             self._wake_soon()
 
     def wake(self, waiters: Iterable[ParkedRequest]) -> None:
-        """Resume soon, and in this order, those of these requests that are parked."""
+        """Soon resume those of the given requests that are parked, in the given order."""
         self._woken.extend(waiters)
         if self._woken:
             self._wake_soon()
@@ -111,8 +113,9 @@ class ParkedPulls:
     def wake_some(
         self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
     ) -> Sequence[ParkedRequest]:
-        """Resume the requests that wait for `key` now, in the order in which they were parked, as long as `wanted`
-        returns true. Return the rest. among: consider only these requests; None: all.
+        """Immediately resume requests that wait for `key`, in the order in which they were parked, as long as `wanted`
+        returns true. Return the requests that were not considered. among: the only requests to consider; None: all
+        requests that wait for `key`.
         """
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):
@@ -155,8 +158,8 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """Yield the requests to resume until there are none left. Some of them may no longer wait. None is yielded for
-        a request that is not parked.
+        """Yield the parked requests that are to be resumed, until there are none left. Some of them may no longer wait.
+        None is yielded in place of a request that is not parked.
         """
         while True:
             if self._woken:
@@ -189,7 +192,7 @@ class ParkedPulls:
         resume()
 
     def _set_timer(self, at: float) -> None:
-        """Set the timer for this deadline, unless it already fires earlier."""
+        """Set the timer for the deadline `at`, unless the timer already fires earlier."""
         if at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()

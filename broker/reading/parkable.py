@@ -1,4 +1,5 @@
-"""A request that `step` advances until it has an answer. It may have to wait for data that do not exist yet.
+"""A request that `step` advances until it has an answer. Such a request may have to wait for data that do not exist
+yet.
 
 The result of `step` decides when `step` is called again. After WAIT the session parks the request. After AGAIN it
 continues the request as soon as other work was done.
@@ -28,25 +29,27 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """The step needs data that are not in memory or that must be searched for. It must be repeated when `done` fires;
-    `done` never fails.
+    """The step needs data that are not in memory or that must be searched for. The step must be repeated when `done`
+    fires; `done` never fails.
     """
 
     done: Deferred[None]
 
 
 class Parkable:
-    """Such a request while it is being served. Lives on the reactor thread. It is not an ABC, because `isinstance`,
-    which is called for every answer, would be several times as slow.
+    """A request that `step` advances, while it is being served. Lives on the reactor thread. It is not an ABC, because
+    `isinstance`, which is called for every answer, would be several times as slow.
 
-    opaque: that of its frame. key: names what it waits for (long_poll.py). deadline: when its wait ends, in seconds of
-    the reactor's clock. held_bytes: the memory that it takes while it waits.
+    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: when its
+    wait ends, in seconds of the reactor's clock. held_bytes: the bytes of memory that it takes while it waits.
     """
 
     __slots__ = ()
 
     repeatable = True
-    """As in Verb.repeatable."""
+    """Whether a large answer may be refused, because a repeated request gets the same or newer data (as in
+    Verb.repeatable).
+    """
 
     opaque: int
     key: Hashable
@@ -75,11 +78,11 @@ class Parkable:
         """Advance the request. Return the answer, or the reason why there is none yet. Raises MetaqError."""
 
     def put_aside(self) -> bool:
-        """Free data that can be read again, because other requests of the connection are served first. Return whether
-        the request already has data for an answer; then the caller should answer with `nothing`.
+        """Free the data that can be read again. Called when other requests of the connection are served first. Return
+        whether the request already has data for an answer; then the caller should answer with `nothing`.
         """
         return False
 
     @abstractmethod
     def nothing(self) -> Bytes:
-        """Return the answer for the end of the wait. Raises MetaqError."""
+        """Return the answer for a request whose wait has ended. Raises MetaqError."""

@@ -1,4 +1,4 @@
-"""What `get` and PULL need to read: logs, cold reads, filters, and the limits of answers."""
+"""The objects that `get` and PULL need for reading: logs, cold reads, filters, and the limits of answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reading:
         self.cold_reads = cold_reads
         self.examinations = Examinations(cold_reads)
         self.filters = filters
-        """Replaced when the configuration is read again."""
+        """The table of filters. It is replaced when the configuration is read again."""
         self.places = RememberedPlaces()
         self.metrics = metrics
         self.where_time = TurnTime(reactor)
@@ -61,7 +61,7 @@ class Reading:
         self.max_transfer_bytes = config.max_transfer_size
         """The most bytes of data in one answer, according to the configuration."""
         self.moves_past_end = config.move_consumers_past_end
-        """Whether a `get` beyond the end is answered with the end offset."""
+        """Whether a `get` beyond the end of a partition is answered with the partition's end offset."""
         self.url = url
         self._account = account
         self._in_filter_thread = in_filter_thread
@@ -69,15 +69,15 @@ class Reading:
 
     @property
     def max_answer_bytes(self) -> int:
-        """The most bytes of data in one answer now. It is smaller while consumers at the asking address receive their
-        answers too slowly.
+        """The most bytes of data in one answer now. The number is smaller while consumers at the client address of the
+        present request receive their answers too slowly.
         """
         return self._answer_bytes(self.max_transfer_bytes)
 
     @property
     def max_pull_bytes(self) -> int:
-        """The most bytes of data in one answer to a PULL now. It is larger than for `get`, because bulk readers may ask
-        for more.
+        """The most bytes of data in one answer to a PULL now. The number is larger than for `get`, because consumers
+        that read much data at once may ask for more.
         """
         return self._answer_bytes(max(self.max_transfer_bytes, MAX_PULL_BYTES))
 
@@ -85,7 +85,7 @@ class Reading:
         return self._account.unsent.data_bytes(self._account.asker, limit)
 
     def why_no_answer(self, size: int, address: str) -> str | None:
-        """Return why this address cannot get an answer of this size now; None if it can."""
+        """Return why clients at this address cannot get an answer of this size now; None if they can."""
         return self._account.unsent.why_not(address, size)
 
     def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:

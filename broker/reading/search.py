@@ -1,7 +1,7 @@
 """VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: find messages by their id or by a key, in one or all partitions of a topic.
 
-A limited number of searches run at the same time, in steps in worker threads. Other searches wait; the asking addresses
-take turns.
+A limited number of searches run at the same time, in steps in worker threads. Other searches wait; the client addresses
+that ask for searches take turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ from .answers import Bytes, answer_frame
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
 
 MAX_RUNNING_SEARCHES = 2
-"""The most searches that run at the same time. Each occupies a worker thread and reads up to MAX_SEARCH_BYTES."""
+"""The most searches that run at the same time. Each search occupies a worker thread and reads up to
+MAX_SEARCH_BYTES.
+"""
 
 _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FOUND_ROW_BYTES
 """The most bytes of records in one answer, even if the configured maxTransferSize is larger."""
@@ -97,8 +99,8 @@ class Searches:
         return self._start(request.topic, request.partition, search, choice)
 
     def by_key(self, request: QueryMessageRequest) -> Deferred[SearchResult]:
-        """Find the messages with a key; the newest or the oldest of all searched partitions come first. Raises the
-        errors of `by_id`.
+        """Find the messages with a key; the newest or the oldest messages of all searched partitions come first. Raises
+        the errors of `by_id`.
         """
         query = KeyQuery(request.key, request.max_messages, request.begin_ms, request.end_ms, request.oldest_first)
 
@@ -138,8 +140,8 @@ class Searches:
         return logs
 
     def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
-        """Return the readable ones of these logs, and the number of bytes in logs of closed partitions. Deleted
-        partitions count for neither.
+        """Return the readable ones of these logs, and the number of bytes in logs of closed partitions. Logs of deleted
+        partitions are not returned, and their bytes are not counted.
         """
         found, closed_bytes = [], 0
         for log in logs:
@@ -180,7 +182,7 @@ class _Choice:
         self._unique = unique
 
     def add(self, found: FoundMatches) -> bool:
-        """Add matches. Return whether no better matches are possible."""
+        """Add matches. Return True if a search of further logs cannot find better matches."""
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit
         self.matches = matches[: self._limit]

@@ -1,8 +1,8 @@
 """Apply filters by content (docs/filters.md), step by step, to the records that a pull looks at.
 
-A step reads a limited stretch of records and judges it in slices until its time is over. Chosen records are kept until
-there are enough for an answer. So with a filter that rejects most records, the client does not need a request for each
-stretch.
+Each step reads a limited range of records, which is called a stretch. It applies the filter to the stretch in slices,
+until the step's time is over. Chosen records are kept until there are enough of them for an answer. So with a filter
+that rejects most records, the client does not need a separate request for each stretch.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ByteSpan(NamedTuple):
 
 
 class TurnTime:
-    """Limits the time that the filters of all readers together use in one turn of the reactor. Lives on the reactor
-    thread.
+    """Limits the time that the filters by content of all readers together use in one turn of the reactor. Lives on the
+    reactor thread.
 
     When the time is over, readers wait for a later turn, in the order in which they have asked. So with any number of
     readers, a turn takes at most one slice longer than its time, and each reader makes progress.
@@ -60,12 +60,12 @@ class TurnTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether a reader that wants to judge records has to wait."""
+        """Whether a reader that wants to apply its filter to records has to wait."""
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
     def turn(self) -> Deferred[None] | None:
         """Return None if the caller may judge now; it must then judge at least one slice. Otherwise return a Deferred;
-        the caller must judge a slice when it fires.
+        the caller must judge a slice when the Deferred fires.
         """
         if not self.is_over:
             return None
@@ -74,7 +74,7 @@ class TurnTime:
         return waiting
 
     def deadline(self) -> float:
-        """Return the time, by `seconds`, until which the caller may judge records."""
+        """Return the time until which the caller may judge records. It is a time of the clock that `seconds` reads."""
         if not self._is_used:
             self._is_used = True
             self._reactor.callLater(0, self._next_turn)
@@ -85,7 +85,9 @@ class TurnTime:
         return self._reactor.seconds()
 
     def used_until(self, deadline: float) -> None:
-        """Note that the caller has finished the work with this deadline."""
+        """Record that the caller has finished judging. The time that is left before `deadline` remains for the other
+        readers of this turn.
+        """
         self._left = max(0.0, deadline - self._reactor.seconds())
 
     def _next_turn(self) -> None:
@@ -105,14 +107,16 @@ class TurnTime:
 
 
 class Slice(NamedTuple):
-    """The most records and bytes that a filter judges at once. It always judges at least one record."""
+    """The most records and bytes that a filter judges at once. A filter always judges at least one record."""
 
     records: int
     size: int
 
 
 def slice_of(where: Where) -> Slice:
-    """Return the slice for a filter. It is smaller for a filter that takes more time for each record or each byte."""
+    """Return how much a filter judges at once (its Slice). The slice is smaller for a filter that takes more time for
+    each record or each byte.
+    """
     conditions = max(1, where.conditions)
     return Slice(
         max(tuning.WHERE_LEAST_SLICE, tuning.WHERE_SLICE_RECORDS // conditions),
@@ -121,8 +125,8 @@ def slice_of(where: Where) -> Slice:
 
 
 class Stretch(NamedTuple):
-    """Records to judge. starts: where each record begins in `data`. next_offset: byte offset after the records and
-    after the following records that the pull's tags exclude.
+    """Records to judge. starts: where each record begins in `data`. next_offset: the byte offset in the partition at
+    which to continue. It lies after these records and after the following records that the pull's tags exclude.
     """
 
     units: UnitArray
@@ -174,7 +178,7 @@ class ChosenRecords:
         self.size = 0
 
     def add(self, offset: int, records: Buffer) -> None:
-        """Add adjacent records that lie after all others."""
+        """Add records that are adjacent to each other. They must lie after all records that were added before."""
         end = offset + len(records)
         if self.runs and self.runs[-1].end == offset:
             self.runs[-1] = ByteSpan(self.runs[-1].start, end)
@@ -188,7 +192,7 @@ class Selection:
     """The filter of one pull, and the records that it has chosen. Lives on the reactor thread."""
 
     def __init__(self, where: str, time: TurnTime) -> None:
-        """Raises InvalidWhere."""
+        """where: the text of the filter. Raises InvalidWhere if it is invalid."""
         self.chosen = ChosenRecords()
         self._text = where
         self._time = time
@@ -196,8 +200,8 @@ class Selection:
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
-        """Judge the records of a stretch: at least one slice, then as many as this turn's time and the limit of
-        `max_bytes` of chosen records allow. Return the offset at which to continue.
+        """Apply the filter to the records of a stretch: to at least one slice, and then to more slices until this
+        turn's time is over or `max_bytes` of records are chosen. Return the offset at which to continue.
         """
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)
@@ -224,8 +228,8 @@ class Selection:
     def _choose(
         self, stretch: Stretch, wanted: npt.NDArray[np.intp], sizes: npt.NDArray[np.int64], max_bytes: int
     ) -> int:
-        """Keep as many of the wanted records as the answer has room for, and return their number. The first record of
-        an answer always fits.
+        """Keep as many of the wanted records as fit into the answer, and return their number. The first record of an
+        answer always fits.
         """
         if not len(wanted):
             return 0
@@ -259,8 +263,8 @@ def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """Return which records to choose: those that match the filter, those that would take too long to judge, and damaged
-    ones. Damaged records are chosen because only the reader's check reports damage, and no reader must miss a message
-    because of it.
+    ones. Damaged records are chosen because only the reader's check reports damage, and no reader may miss a message
+    because of damage.
     """
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)

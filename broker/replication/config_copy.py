@@ -46,7 +46,9 @@ def _sections(source: bytes) -> list[tuple[bytes, bytes]]:
 
 
 class ConfigCopy:
-    """Copies the master's topics into the slave's file. Reactor thread; worker threads read and write files."""
+    """Copies the master's topics into the slave's file. Used on the reactor thread; worker threads read and write the
+    files.
+    """
 
     def __init__(self, broker: ReplicationHost, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
         """path: path of the slave's server.ini. reload: makes the broker read this file again."""

@@ -1,4 +1,4 @@
-"""Protocols for what replication needs from its broker."""
+"""Protocols that describe the attributes and methods of a broker that replication uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CopyHost", "ReplicationHost", "ReplicationPart"]
 
 
 class ReplicationPart(Protocol):
-    """A broker's part in replication, as far as operators use it."""
+    """The methods of a broker's replication that operators use."""
 
     def status(self) -> ReplicationStatus: ...
     def restart(self) -> None: ...
@@ -35,7 +35,9 @@ class CopyHost(Host, Protocol):
 
 
 class ReplicationHost(CopyHost, Protocol):
-    """A broker that takes part in 1.x's replication. replication: its part in it; None for a plain master."""
+    """A broker that takes part in 1.x's replication. replication: the object that does the broker's part of
+    replication; None for a plain master.
+    """
 
     replication: ReplicationPart | None
 

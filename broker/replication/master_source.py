@@ -33,10 +33,10 @@ class MasterBounds(NamedTuple):
 class Fetched(NamedTuple):
     """Bytes of the log from the requested offset on; b"" if there are none now.
 
-    moved_to: the offset to continue at, set if the master does not have the requested offset. end, behind: the master's
-    readable end, and the number of messages after these bytes, if the answer contains them. waited: whether the master
-    delays answers until there are data, so that no pause is needed. damaged: a range [start, end) of the master's bytes
-    at this offset that contains no good record.
+    moved_to: the offset at which to continue; set only if the master does not have the requested offset. end: the end
+    offset of the master's readable data. behind: the number of the master's messages after these bytes. Both are None
+    if the answer does not tell them. waited: whether the master delays answers until there are data, so that no pause
+    is needed. damaged: a range [start, end) of the master's bytes at this offset that contains no good record.
     """
 
     data: bytes | memoryview = b""
@@ -69,8 +69,8 @@ class MasterSource(Protocol):
 
 
 def source_of(peer: Peer, group: str) -> MasterSource:
-    """Return the source for the broker at the other end of the connection. group: consumer group that requests name,
-    for the master's statistics.
+    """Return a source that reads from the broker at the other end of the connection. group: the consumer group that the
+    requests name, for the master's statistics.
     """
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 

@@ -1,5 +1,5 @@
-"""Copy one partition from a master. The copy has the same bytes at the same offsets; if this is impossible, it stops
-with the reason.
+"""Copy one partition from a master. The copy has the same bytes at the same offsets. If this is impossible, copying
+stops, and the status shows the reason.
 """
 
 from __future__ import annotations
@@ -34,25 +34,27 @@ FETCH_BYTES = 1 << 20
 MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
-"""How many bytes at the slave's end are compared with the master before the copy continues. The next size is used only
-if a record is larger.
+"""How many bytes at the slave's end are compared with the master before the copy continues. The next larger size is
+used only if a record is larger than the previous size.
 """
 
 AHEAD_SECONDS = 30.0
-"""A Java master's end may stay below the slave's end for this many seconds. It does not include unsynced data, and the
-unflushInterval in 1.x's sample file is 10 s.
+"""A Java master's end may stay below the slave's end for this many seconds. The end that a Java master reports does not
+include unsynced data, and the unflushInterval in 1.x's sample file is 10 s.
 """
 
 _END_SECONDS = 1.0
-"""Seconds between two requests for the end, while copying from a master that does not send it with the data."""
+"""Seconds between two requests for the master's end offset. Such requests are made only to a master that does not send
+its end offset with the data.
+"""
 
 _TROUBLE_SECONDS = (0.5, 5.0)
 """The first and the longest pause after a failed attempt."""
 
 
 class PartitionCopy:
-    """Copies one partition. `run` is called for each connection and copies as long as the connection exists. Reactor
-    thread.
+    """Copies one partition. `run` is called for each connection and copies as long as the connection exists. Used only
+    on the reactor thread.
     """
 
     def __init__(
@@ -65,9 +67,9 @@ class PartitionCopy:
         target: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
-        """max_delay_seconds: the longest pause when a master that cannot delay its answers has nothing new. target: the
-        number of this broker's partition that gets the copy; None: the same number. fetch_bytes: bytes that are
-        requested at once.
+        """max_delay_seconds: the longest pause between two requests to a master that has no new data and cannot delay
+        its answers. target: the number of this broker's partition that gets the copy; None: the same number.
+        fetch_bytes: bytes that are requested at once.
         """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
@@ -162,7 +164,9 @@ class PartitionCopy:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
 
     async def _last_records(self, log: PartitionLog, first: int) -> int | None:
-        """Return the offset at which the records to compare begin; None if there are none."""
+        """Return the offset of the first of the slave's last records, which are compared with the master's; None if
+        there are no records to compare.
+        """
         end = log.visible_end
         if first >= end:
             return None
@@ -179,8 +183,8 @@ class PartitionCopy:
     # --- copying ------------------------------------------------------------------------------------------------------
 
     async def step(self, source: MasterSource) -> None:
-        """Request data once, and append what the answer has. `begin` must have returned True before. Raises
-        MetaqError.
+        """Request data from the master once, and append the data of the answer to the slave's log. `begin` must have
+        returned True before. Raises MetaqError.
         """
         status = self.status
         verify = self._suspect == status.offset
@@ -211,7 +215,7 @@ class PartitionCopy:
             await self._sleep(self._delay)
 
     async def _append(self, fetched: Fetched) -> None:
-        """Append the whole records of an answer at once, and wait until they are safe."""
+        """Append all whole records of an answer together, and wait until they are safe on the disk."""
         status = self.status
         data = bytes(fetched.data)
         scan = scan_bytes(data, status.offset)
@@ -236,8 +240,8 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Request more bytes next time, because the data contain no whole record. Raises MetaqError if this cannot
-        help.
+        """Request more bytes next time, because the data contain no whole record. Raises MetaqError if a larger request
+        cannot help.
         """
         if self._damaged(data, 0):
             raise self._bad_record()
@@ -268,7 +272,9 @@ class PartitionCopy:
 
     @staticmethod
     def _damaged(data: bytes, position: int) -> bool:
-        """Return whether the scan stopped at a whole record with a wrong checksum, and not at an incomplete record."""
+        """Return whether the scan of `data` stopped at `position` because of a whole record with a wrong checksum, and
+        not because of an incomplete record.
+        """
         if len(data) - position < HEADER_BYTES:
             return False
         length: int = HEADER.unpack_from(data, position)[0]
@@ -325,7 +331,7 @@ class PartitionCopy:
 
 
 def _safe(log: PartitionLog) -> Deferred[None]:
-    """Return a Deferred that fires when everything that was appended is safe. Fails with LogReadOnly."""
+    """Return a Deferred that fires when all appended records are safe. Fails with LogReadOnly."""
     deferred: Deferred[None] = Deferred()
 
     def done(error: MetaqError | None) -> None:

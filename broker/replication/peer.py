@@ -1,6 +1,7 @@
-"""A connection from a slave to its master, or from a synchronous master to its slave. Reactor thread.
+"""A connection from a slave to its master, or from a synchronous master to its slave. Used only on the reactor thread.
 
-It drives a ClientStream with Twisted. client/transport/connection.py does the same for blocking threads.
+A ClientStream encodes and decodes the data, and Twisted sends and receives them. client/transport/connection.py does
+the same for blocking threads.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ __all__ = ["CONNECT_SECONDS", "KeptPeer", "OnReply", "Peer", "connect"]
 _log = logging.getLogger(__name__)
 
 OnReply = Callable[[Reply | None, MetaqError | None], None]
-"""done(reply, None), or done(None, PeerLost or PeerTimedOut)."""
+"""Called with the outcome of a request: done(reply, None), or done(None, error). The error is PeerLost or
+PeerTimedOut.
+"""
 
 CONNECT_SECONDS = 5.0
-"""Time limit in seconds for making a connection, and again for the first answer on it."""
+"""Time limit in seconds for making a connection. The same limit applies again to the first answer on the connection."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -53,8 +56,8 @@ class _Asked(NamedTuple):
 
 
 class Peer(Protocol):
-    """One open connection. It uses the text protocol until `agree` is called. It is lost when the other side is gone or
-    sends malformed data.
+    """One open connection. It uses the text protocol until `agree` is called. The connection is lost when the other
+    side is gone or sends malformed data.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
@@ -120,7 +123,7 @@ class Peer(Protocol):
         return len(self._stream.pending)
 
     def close(self) -> None:
-        """Close the connection; waiting calls get PeerLost."""
+        """Close the connection. Requests that still wait for an answer fail with PeerLost."""
         self._lose(PeerLost(f"the connection to {self.name} was closed"))
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -204,8 +207,8 @@ Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
 
 
 class KeptPeer:
-    """Keeps a connection to one other broker. When it is lost or refused, it is made again, with growing pauses and
-    without a limit of attempts.
+    """Keeps a connection to one other broker. When the connection is lost or refused, it is opened again, with growing
+    pauses and without a limit of attempts.
     """
 
     def __init__(self, broker: Host, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
@@ -227,8 +230,8 @@ class KeptPeer:
     async def keep(
         self, where: Callable[[], Awaitable[tuple[str, int] | None]], serve: Serve, tried: Callable[[], None]
     ) -> None:
-        """Keep the connection until `stop`. where: gives host and port to connect to; None: call it again. tried:
-        called after a failed attempt.
+        """Keep the connection until `stop` is called. where: returns the host and port to connect to; if it returns
+        None, it is called again. tried: called after a failed attempt to connect.
         """
         while not self.stopped:
             address = await where()
@@ -263,12 +266,12 @@ class KeptPeer:
             self.trouble(str(peer.lost))
 
     def stop(self) -> None:
-        """Close the connection, and make no new one."""
+        """Close the connection to the other broker, and make no new one."""
         self.stopped = True
         self.restart()
 
     def restart(self) -> None:
-        """Close the connection, so that a new one is made."""
+        """Close the connection to the other broker, so that a new one is made."""
         if self.peer is not None:
             self.peer.close()
 

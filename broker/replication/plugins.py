@@ -32,8 +32,8 @@ _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class MetaslavePlugin:
-    """The plugin metaslave: an asynchronous slave. group: the consumer group that it names when it reads from its
-    master.
+    """The settings of the plugin metaslave, which makes the broker an asynchronous slave. group: the consumer group
+    that the slave names when it reads from its master.
     """
 
     slave_id: int
@@ -46,13 +46,15 @@ class MetaslavePlugin:
 
 @dataclass(frozen=True, slots=True)
 class SamsaPlugin:
-    """The plugin samsa: a synchronous master. host, port: where its slave listens; an IPv6 address has no brackets."""
+    """The settings of the plugin samsa, which makes the broker a synchronous master. host, port: where the slave
+    listens; an IPv6 address has no brackets.
+    """
 
     host: str
     port: int
     recover_offset: bool = False
-    """recoverOffset: whether to convert the offsets of all groups to this broker's own positions before it serves,
-    because it was a slave before.
+    """recoverOffset: whether the broker converts the offsets of all groups to its own positions before it serves
+    clients. An operator sets this for a broker that was a slave before.
     """
     send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
@@ -63,8 +65,8 @@ class SamsaPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins with which a broker was started. A broker without any is a plain master. gregor: whether it is a
-    synchronous slave.
+    """The plugins with which a broker was started. A broker without plugins is a plain master. gregor: whether the
+    broker is a synchronous slave.
 
     gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
     """
@@ -107,7 +109,9 @@ def _unknown_plugin(name: str, path: str) -> ConfigError:
 
 
 class _Values:
-    """Typed access to one properties file. Blank values count as unset, as in 1.x."""
+    """Methods that read the values of one properties file with their types. A blank value counts as unset, as in
+    1.x.
+    """
 
     def __init__(self, plugin: str, path: str) -> None:
         self._path = path
@@ -118,7 +122,7 @@ class _Values:
             raise ConfigError(f"-F{plugin}", path, f"cannot be read ({error.strerror}): give a file") from error
 
     def only(self, *keys: str) -> None:
-        """Raise ConfigError if the file has any other key."""
+        """Raise ConfigError if the file has a key that is not among `keys`."""
         for found in self._found.values():
             if found.key not in keys:
                 close = difflib.get_close_matches(found.key, keys, 1, 0.6)
@@ -231,7 +235,7 @@ _ESCAPED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class Property(NamedTuple):
-    """A property. line: number of the line where it begins; the first line is 1."""
+    """A property in a properties file. line: number of the line where the property begins; the first line is 1."""
 
     key: str
     value: str

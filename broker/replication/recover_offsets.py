@@ -30,8 +30,8 @@ _BLOCK_RECORDS = 1 << 16
 
 
 def recover_offsets(config: BrokerConfig, store: Store) -> int:
-    """Rewrite the offsets in ZooKeeper, and return how many were changed. Blocks. Must be called before the broker
-    listens.
+    """Rewrite the consumer groups' offsets in ZooKeeper, and return the number of changed offsets. The call blocks, and
+    must be made before the broker listens.
 
     As in 1.x, only offsets with a positive message id are rewritten; the ids of Java masters on Linux are negative.
     Raises CoordinationUnavailable, StoreError.

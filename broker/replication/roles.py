@@ -1,4 +1,6 @@
-"""The role that a broker has according to its plugin options: which parts it runs, and what it registers."""
+"""The role that a broker has according to its plugin options. The role decides which parts of replication the broker
+runs, and what it registers in ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def _check_node(node: str, plugins: Plugins, config: BrokerConfig) -> None:
 
 
 def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
-    """Return the configuration for the role. A synchronous slave has an additional topic, for its master's probes."""
+    """Return the broker's configuration, adapted to its role. A synchronous slave has an additional topic, for its
+    master's probes.
+    """
     if not plugins.gregor:
         return config
     probes = replace(config.system, name=SLAVE_STATUS_TOPIC, partitions=1)
@@ -70,8 +74,8 @@ def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
 
 
 class Roles:
-    """Runs the parts of the broker's role. Reactor thread. Created before the port listens, started when the broker is
-    registered.
+    """Runs the parts of replication that the broker's role needs. Used only on the reactor thread. The object is
+    created before the port listens, and is started when the broker is registered.
     """
 
     def __init__(
@@ -103,13 +107,13 @@ class Roles:
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
     async def before_registration(self) -> None:
-        """Prepare for the first client: a synchronous master connects to its slave."""
+        """Prepare the broker for its first client: if the broker is a synchronous master, connect to its slave."""
         if self._sync_master is not None:
             await self._sync_master.start()
 
     def start(self, registration: Registration | None) -> None:
-        """Start the role's parts; called when the broker serves and is registered. registration: None if it registers
-        nothing.
+        """Start the role's parts; called when the broker serves and is registered. registration: None if the broker
+        registers nothing.
         """
         self._registration = registration
         plugin = self._plugins.metaslave
@@ -138,8 +142,8 @@ class Roles:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Register the master's topics with the master's numbers of partitions. The slave's own file does not
-        matter.
+        """Register the master's topics with the master's numbers of partitions. The numbers of partitions in the
+        slave's own server.ini are ignored.
         """
         assert self._registration is not None
         for name, partitions in topics.items():

@@ -1,4 +1,6 @@
-"""An asynchronous slave (metaslave): it finds its master in ZooKeeper, and copies every partition of it (§5)."""
+"""An asynchronous slave (metaslave) finds its master in ZooKeeper, and copies every partition of the master
+(semantics.md §5).
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ _BACKOFF_SECONDS = (0.2, 5.0)
 """The first and the longest pause after a refused connection."""
 
 OnTopics = Callable[[Mapping[str, int]], None]
-"""on_topics(number of partitions by topic): called with the master's topics."""
+"""on_topics(topics): called with the master's topics; `topics` has the number of partitions for each topic."""
 
 
 class AsyncSlave:
-    """An asynchronous slave. Reactor thread. `start` is called when ZooKeeper is connected."""
+    """The replication of an asynchronous slave. Used only on the reactor thread. `start` is called when the broker is
+    connected to ZooKeeper.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,8 @@ class AsyncSlave:
         on_topics: OnTopics,
         config_copy: ConfigCopy | None = None,
     ) -> None:
-        """config_copy: copies the topics for autoSyncMasterConfig; None without this option. on_topics: called whenever
-        the master's topics have changed.
+        """config_copy: copies the master's topics into the slave's server.ini; None if the option autoSyncMasterConfig
+        is not set. on_topics: called whenever the master's topics have changed.
         """
         self._broker = broker
         self._plugin = plugin
@@ -62,7 +66,7 @@ class AsyncSlave:
         self._checksum: str | None = None
 
     def start(self, session: ZkSession) -> None:
-        """Begin to follow the master, even if it is not registered now."""
+        """Begin to follow the master, even if the master is not registered in ZooKeeper now."""
         reactor: Any = self._broker.reactor
 
         def seen(view: MasterView) -> None:
@@ -86,7 +90,7 @@ class AsyncSlave:
         self._wake()
 
     def status(self) -> ReplicationStatus:
-        """Return the whole status, with the partitions sorted."""
+        """Return the status of replication for operators. Its partitions are sorted by topic and number."""
         partitions = [self._copies[key].status for key in sorted(self._copies)]
         address, peer = self._view.address, self._link.peer
         stopped = sum(each.state is CopyState.STOPPED for each in partitions)
@@ -108,7 +112,7 @@ class AsyncSlave:
     # --- what ZooKeeper shows -----------------------------------------------------------------------------------------
 
     def follow(self, view: MasterView) -> None:
-        """Handle a change of the master or of its topics."""
+        """Handle a change of the master's address or topics in ZooKeeper."""
         before, self._view = self._view, view
         self._seen = True
         if view.topics and view.topics != before.topics:

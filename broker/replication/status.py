@@ -14,25 +14,25 @@ class CopyState(Enum):
     """The state of the copy of one partition."""
 
     CONNECTING = "connecting"
-    """The partition was not requested yet on this connection."""
+    """The slave has not requested data of the partition on this connection yet."""
     EMPTY = "empty"
     """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
-    """The last request found no missing data."""
+    """The slave's last request has found no data that the slave does not have."""
     TROUBLED = "troubled"
-    """The last attempt has failed; the copy continues."""
+    """The last attempt to copy has failed; the slave tries again."""
     STOPPED = "stopped"
     """The copy continues only after an operator has acted (docs/replication.md)."""
 
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """The status of one partition of a slave. Offsets are in bytes. since_ms: when `state` was entered, by the wall
-    clock.
+    """The status of one partition of a slave. Offsets are in bytes. since_ms: when the copy has entered `state`, by the
+    wall clock.
 
-    master_end: the master's end, as far as known. behind: number of messages not copied yet; None if the master does
-    not tell it.
+    master_end: the end offset of the master's partition, as far as known. behind: number of messages not copied yet;
+    None if the master does not tell it.
     """
 
     topic: str
@@ -66,10 +66,10 @@ class PartitionStatus:
 @dataclass(slots=True)
 class NodeStatus:
     """The status of another node of a broker set, as the leader sees it. live: whether the node gets every block of
-    data as soon as it is made.
+    data as soon as the leader has made the block.
 
     lag_bytes, lag_seconds: the size and age of the data that the node has not acknowledged; None (unknown) if it is not
-    live. since_ms: when one of the flags last changed, by the wall clock.
+    live. since_ms: when one of the flags `in_sync`, `connected` and `live` last changed, by the wall clock.
     """
 
     name: str
@@ -94,7 +94,7 @@ class NodeStatus:
         }
 
     def line(self) -> str:
-        """Return the node's line of `stats replication`."""
+        """Return the line about this node in the text of `stats replication`."""
         seconds = "unknown" if self.lag_seconds is None else f"{self.lag_seconds:.3f}"
         error = f" error {_one_line(self.error)}" if self.error else ""
         return (
@@ -106,7 +106,7 @@ class NodeStatus:
 
 @dataclass(slots=True)
 class ReplicationStatus:
-    """The status of a broker's replication. peer: the other broker, or "".
+    """The status of a broker's replication. peer: the broker at the other end of the connection; "" if there is none.
 
     role: master, slave, sync-master or sync-slave. For the roles of a broker set's node see sets/status.py.
     """
@@ -118,7 +118,7 @@ class ReplicationStatus:
     since_ms: int = 0
     """When the connection was made or lost, by the wall clock in ms; 0 if never."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
-    """Additional figures of this role."""
+    """Additional figures that only this role has, by name."""
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
     """The followers of a broker set's leader; None on all other brokers."""
@@ -139,7 +139,7 @@ class ReplicationStatus:
         }
 
     def lines(self) -> list[str]:
-        """Return the lines of `stats replication` between STATS and END."""
+        """Return the lines that `stats replication` shows between its first line STATS and its last line END."""
         found = [
             f"role {self.role}",
             f"peer {self.peer or 'none'}",
@@ -179,7 +179,7 @@ def _one_line(text: str) -> str:
 
 
 class SyncSlave:
-    """The part of a synchronous slave in replication. It opens no connection, because its master connects to it."""
+    """The replication of a synchronous slave. The slave opens no connection, because its master connects to it."""
 
     def status(self) -> ReplicationStatus:
         return ReplicationStatus("sync-slave")

@@ -1,5 +1,5 @@
-"""A synchronous master (samsa): it sends every message also to its slave, and answers the producer when both have it
-(§5).
+"""A synchronous master (samsa) sends every message also to its slave, and answers the producer when both brokers have
+the message (semantics.md §5).
 
 The master writes a message, and immediately sends it to its slave, so both copies become safe at about the same time. A
 message that the master cannot write is never sent to the slave. Requests are pipelined on one connection, so the slave
@@ -42,7 +42,7 @@ _PROBE = b"test"
 
 
 class SyncMaster:
-    """A synchronous master. Reactor thread."""
+    """The replication of a synchronous master. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -52,7 +52,9 @@ class SyncMaster:
         unregister: Callable[[], Awaitable[None]],
         register: Callable[[], Awaitable[None]],
     ) -> None:
-        """unregister, register: remove the broker from ZooKeeper while its slave fails, and register it again."""
+        """unregister: removes the broker from ZooKeeper when its slave fails. register: registers the broker again when
+        the slave works again.
+        """
         self._broker = broker
         self._plugin = plugin
         self._unregister = unregister
@@ -67,24 +69,25 @@ class SyncMaster:
         self._sent = self._failed = 0
 
     def start(self) -> Deferred[None]:
-        """Keep a connection to the slave from now on. The Deferred fires when the first attempt has ended, so that the
-        broker does not at first refuse messages although its slave is available.
+        """Open a connection to the slave, and open it again whenever it is lost. The Deferred fires when the first
+        attempt to connect has ended. The broker waits for it, because it would otherwise refuse the first messages
+        although its slave is available.
         """
         address = self._plugin.host, self._plugin.port
         ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
         return self._first
 
     def stop(self) -> None:
-        """Close the connection, and make no new one."""
+        """Close the connection to the slave, and open no new one."""
         self._link.stop()
 
     def restart(self) -> None:
-        """Close the connection, so that a new one is made."""
+        """Close the connection to the slave, so that a new one is opened."""
         self._link.restart()
 
     def status(self) -> ReplicationStatus:
-        """Return the status. It has no partitions, because the slave has its own offsets, which the master does not
-        know.
+        """Return the status of replication for operators. It lists no partitions, because the slave has its own
+        offsets, which the master does not know.
         """
         return ReplicationStatus(
             "sync-master",
@@ -104,13 +107,15 @@ class SyncMaster:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection. As in 1.x, no message should be stored then."""
+        """Raise SlaveDisconnected if there is no connection to the slave. As in 1.x, the broker should store no message
+        then.
+        """
         if self._link.peer is None:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send whole records with their ids to the slave. `done` is called once, when each record has been answered or
-        has timed out.
+        """Send whole records with their ids to the slave. `done` is called once, when the slave has answered for each
+        record or the time limit for its answer has passed.
         """
         topic, partition = log.topic, log.partition
         data = memoryview(records)
@@ -169,7 +174,9 @@ class SyncMaster:
     # --- a slave that fails -------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
-        """Unregister from ZooKeeper until the slave again stores a message of the status topic."""
+        """Unregister the broker from ZooKeeper, and register it again when the slave stores a probe message of the
+        status topic.
+        """
         _log.error(
             "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",
             self._url,

@@ -1,4 +1,4 @@
-"""ACQUIRE and SETTLE, the requests of shared consumers, and their answers."""
+"""Serve ACQUIRE and SETTLE, the requests of shared consumers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ describe the records.
 
 
 class Acquire(Parkable):
-    """One ACQUIRE that is being served. Lives on the reactor thread.
+    """One ACQUIRE request that is being served. Lives on the reactor thread.
 
-    If a member's connection has ended before the answer, the leased messages go to other members at once. Otherwise
-    other members would get them only after the lease has expired, and as suspects.
+    If the connection of the group's member has ended before the answer, the leased messages go to other members at
+    once. Otherwise other members would get them only after the lease has expired, and as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
@@ -75,7 +75,9 @@ class Acquire(Parkable):
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step:
-        """As in Parkable. Raises SharedRefused, StoreError, and the errors of Partitions.find."""
+        """Advance the request as Parkable.step describes. Raises SharedRefused, StoreError, and the errors of
+        Partitions.find.
+        """
         request = self._request
         if not request.max_records:
             self._groups.withdraw(self.key, self._is_of_the_same)
@@ -132,8 +134,9 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
-    """Settle the rows slice by slice. If any row cannot be read, nothing is done. Otherwise each row is settled
-    independently of the others; if one slice is refused or its outcome is unknown, the answer is this error.
+    """Settle the rows of a SETTLE request slice by slice. If any row cannot be decoded, no row is settled. Otherwise
+    each row is settled independently of the others. If a slice is refused or its outcome is unknown, the answer is the
+    error of this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB

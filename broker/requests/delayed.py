@@ -1,4 +1,4 @@
-"""LIST_DELAYED: tell how many delayed messages wait, and list them."""
+"""Serve LIST_DELAYED: count and list the delayed messages that wait."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from ..store.worker_turns import Turns
 __all__ = ["Batch", "Listings", "Slices", "following", "list_delayed", "read_pendings"]
 
 Batch = tuple[Snapshot, Ids, Ids]
-"""A snapshot of an internal log, sorted ids, and the offsets of their records in it."""
+"""A snapshot of an internal log, sorted message ids, and the byte offsets of these messages' records in the log."""
 
 _MOST_BYTES = 4 << 20
-"""The most bytes of records that are read at once."""
+"""The most bytes of records that are read from the log at once."""
 
 
 class Slices:
-    """Makes a worker thread pause, so that other threads get the interpreter."""
+    """Makes a worker thread pause after a certain amount of work, so that other threads can run Python code."""
 
     def __init__(self, pause: Callable[[float], None]) -> None:
         """pause(seconds): sleeps in the worker thread."""
@@ -43,7 +43,9 @@ class Slices:
         self._done = 0
 
     def worked(self, size: int) -> None:
-        """Note that `size` bytes of a record were read or made. Pause if enough work was done since the last pause."""
+        """Count `size` bytes of a record that were read or encoded. Pause if enough work was done since the last
+        pause.
+        """
         self._done += size + tuning.LISTING_RECORD_BYTES
         if self._done >= tuning.LISTING_BYTES:
             self._done = 0
@@ -51,15 +53,15 @@ class Slices:
 
 
 class Listings:
-    """Makes the lists of a broker's waiting messages, one list at a time. The asking addresses take turns. Reactor
-    thread.
+    """Makes the lists of a broker's waiting messages, one list at a time. The client addresses that ask for lists take
+    turns. Used only on the reactor thread.
 
-    A worker thread does the costly part. With many lists at the same time, the worker threads would leave the reactor
-    thread little time of the interpreter.
+    A worker thread does the costly part. If many lists were made at the same time, the worker threads would leave the
+    reactor thread little time to run Python code.
     """
 
     def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:
-        """pause(seconds): called by the worker thread."""
+        """pause(seconds): sleeps in the worker thread that makes a list."""
         self._account = account
         self._pause = pause
         self._turns = Turns(run_coroutine, 1, pause=self._pause_between, call_later=reactor.callLater)
@@ -68,8 +70,8 @@ class Listings:
     def encoded(
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
-        """Give the coroutine's result as JSON. A worker thread encodes it if it has items. items: key of the list of
-        items. Raises AccountSpent.
+        """Run the coroutine that `begin` returns; the Deferred gets the coroutine's result as JSON. A worker thread
+        encodes the result if it has items. items: the key of the list of items in the result. Raises AccountSpent.
         """
         slices = Slices(self._pause)
 
@@ -99,7 +101,7 @@ class Listings:
 
 
 def _encode(answer: dict[str, Any], items: str, slices: Slices) -> bytes:
-    """Encode an answer as JSON. The `body` of an item is encoded as base64. Worker thread."""
+    """Encode an answer as JSON. The `body` of an item is encoded as base64. Runs in a worker thread."""
     others = {name: value for name, value in answer.items() if name != items}
     parts = [encode_json(others)[:-1], b", ", encode_json(items), b": ["]
     for number, item in enumerate(answer[items]):
@@ -125,7 +127,7 @@ def _base64(body: bytes, slices: Slices) -> Iterator[bytes]:
 
 
 def list_delayed(listings: Listings, delays: Delays, request: ListDelayedRequest) -> Deferred[bytes]:
-    """Return the answer to LIST_DELAYED as JSON."""
+    """Return a Deferred that gets the answer to LIST_DELAYED as JSON."""
     return listings.encoded(delays, partial(_list, delays, request), "messages", request.limit)
 
 
@@ -168,8 +170,8 @@ async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> 
 
 
 def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
-    """Return the next ids after `after`, at most `most` of them: as batches with the offsets of their records, and all
-    together as a sorted list.
+    """Return the next message ids after the id `after`, at most `most` ids. The first result has them in batches with
+    the offsets of their records; the second result is one sorted list of all these ids.
     """
     batches: list[Batch] = []
     for contents in delays.contents():
@@ -200,7 +202,9 @@ def _describe(batches: Sequence[Batch], slices: Slices) -> list[dict[str, Any]]:
 
 
 def read_pendings(batches: Sequence[Batch], slices: Slices) -> Iterator[Pending]:
-    """Yield the decoded messages of these batches. Records that were removed meanwhile are left out. Worker thread."""
+    """Yield the decoded messages of these batches. Records that were removed meanwhile are left out. Runs in a worker
+    thread.
+    """
     for snapshot, ids, offsets in batches:
         start = 0
         while start < len(ids):

@@ -1,9 +1,10 @@
-"""The gate. Every request passes `Gate.admit` once, before anything is done for it, and gets the verb (a row of the
-table in verbs.py) that serves it.
+"""The gate checks every request before the broker does anything for it. `Gate.admit` is called once for each request,
+and returns the verb that serves the request. A verb is a row of the table in verbs.py.
 
-The gate checks requests of both protocols, of the HTTP gateway, and for the dashboard's pages. A request that waits
-afterwards keeps its verb (session.py), and a pull under way was admitted before. Only `quit` does not pass the gate,
-because it ends only its own connection. `serve` and the similar methods turn every error into an answer.
+The gate checks requests of both protocols, requests of the HTTP gateway, and requests for the dashboard's pages. A
+request that has to wait after the check keeps its verb (session.py). A pull that resumes was admitted before. Only
+`quit` does not pass the gate, because it ends only its own connection. The methods that serve requests turn every error
+into an answer.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, u
 
 
 class Caller(Protocol):
-    """The sender of requests: one object for all requests of a connection. Local transactions belong to their
-    caller.
+    """The sender of requests. All requests of one connection have the same caller object. A local transaction belongs
+    to the caller that has begun it.
     """
 
     @property
@@ -63,14 +64,16 @@ class Caller(Protocol):
 
 
 Served: TypeAlias = Answer | Work | Parkable
-"""An answer, work that is done in slices, or a request to advance with `step`."""
+"""The result of serving a request: an answer, work that is done in slices, or a request that must be advanced with
+`step`.
+"""
 
 _UNDER_WAY = (Parkable, GeneratorType)
 
 
 class HttpPeer(NamedTuple):
-    """The sender of an HTTP request. HTTP requests have no common state, so verbs do not get this object as their
-    caller.
+    """The sender of an HTTP request. HTTP requests share no state with each other, so a verb does not get this object
+    as its caller.
     """
 
     host: str
@@ -100,7 +103,7 @@ class PageRequest(NamedTuple):
     """Whether the request is a POST."""
     topic: str | None
     show: Callable[[], Any]
-    """Makes the page, after doing what a POST asks for."""
+    """Returns the content of the page. For a POST it first does what the request asks for."""
 
 
 def _named_topic(request: Any) -> tuple[str | None, ...]:
@@ -117,13 +120,13 @@ class Nodes(Enum):
 
 
 class Verb(NamedTuple):
-    """A row of the table: `serve`, which combines a decoder, an action and an encoder, and what the gate needs to
-    know.
+    """A row of the table of verbs. `serve` combines a decoder, an action and an encoder. The other fields tell the gate
+    how to treat such requests.
     """
 
     serve: Callable[[Any, Caller | None], Served]
-    """serve(request, caller). Raises MetaqError, or its Deferred fails with it. caller: None for a client that sends a
-    single request.
+    """serve(request, caller) serves a request. It raises MetaqError, or returns a Deferred that fails with MetaqError.
+    caller: None for a client that sends a single request.
     """
     held: Callable[[Any], int] = lambda request: 0
     """Returns how many bytes a request keeps in memory until it is answered."""
@@ -138,7 +141,9 @@ class Verb(NamedTuple):
     admin: bool = False
     """Whether the request is only for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
-    """Returns the topics that a request names, each once; if it names none, only None."""
+    """Returns the topics that a request names, without repetitions. For a request that names no topic, the only item is
+    None.
+    """
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
     """The verb that serves the request instead if it has the key of a transaction."""
@@ -147,9 +152,9 @@ class Verb(NamedTuple):
 Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
 """check(verb, request, topic, peer): raises MetaqError to refuse a request; the answer then has this error.
 
-It is called for each topic of a request (once with None if there is none), and any refusal refuses the whole request.
-The puts of a run are separate requests: for a run it is called once for each topic, and a refusal refuses only the puts
-of this topic.
+`check` is called for each topic of a request (once with None if the request names no topic). If it refuses one topic,
+the whole request is refused. The puts of a PutRun are separate requests. For a PutRun, `check` is called once for each
+topic, and a refusal refuses only the puts of this topic.
 """
 
 
@@ -168,19 +173,20 @@ class Gate:
         unsent: Unsent,
         check: Check | None = None,
     ) -> None:
-        """texts: verbs by the type of the command, including PageRequest. frames: verbs by code. admits(host): whether
-        operators' requests are accepted from this address. connection_lost: drops the state of a caller. unsent: tells
-        whether there is memory for an answer.
+        """texts: the verbs of text commands and of PageRequest, by the type of the request. frames: the verbs of
+        frames, by request code. admits(host): whether operators' requests are accepted from this address.
+        connection_lost: drops the state of a caller whose connection is lost. unsent: tells whether there is memory for
+        an answer.
         """
         self.texts = texts
         self.frames = frames
         self._admits = admits
         self._unsent = unsent
         self.check = check
-        """Called for every request; None: all requests are permitted."""
+        """The function that is called for every request and may refuse it; None: all requests are permitted."""
         self.check_pull: Callable[[Parkable], None] | None = None
-        """Called each time a pull resumes, because it might not be admitted any more; None: no check. Raises
-        MetaqError.
+        """The function that is called each time a pull resumes, because the pull might not be permitted any more. It
+        raises MetaqError to refuse the pull. None: no check.
         """
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""
@@ -233,7 +239,7 @@ class Gate:
         return answer_one_by_one(partial(self.new_group, caller), run, add)
 
     def serve(self, verb: Verb, request: WireRequest, caller: Caller | None) -> Served:
-        """Serve a request. verb: the result of `admit` for it."""
+        """Serve a request. verb: what `admit` has returned for this request."""
         try:
             served = verb.serve(request, caller)
         except Exception as error:
@@ -253,7 +259,7 @@ class Gate:
         return work
 
     def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """Advance a pull. If it has to wait, the caller decides whether it may."""
+        """Advance a pull by one step. If the pull has to wait, the session decides whether it may wait."""
         try:
             if self.check_pull is not None:
                 self.check_pull(pull)
@@ -272,14 +278,14 @@ class Gate:
             return _failed(pull, error)
 
     def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
-        """Return the answer to a pull that would have to wait although too many others already wait."""
+        """Return the answer to a pull that would have to wait although too many other pulls already wait."""
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """Return the answer. Return a refusal instead if the answer is large and the address already has too many bytes
-        of unread answers.
+        """Return the answer. Return a refusal instead if the answer is large and clients at this address already have
+        too many bytes of unread answers.
         """
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
@@ -290,7 +296,9 @@ class Gate:
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:
-    """Make a verb's answer complete: if it is a Deferred that fails, the failure becomes an answer, too."""
+    """Make a verb's answer complete: if the answer is a Deferred that fails, its failure is turned into an error
+    answer.
+    """
     if type(answer) is Deferred:
         answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))
     return _unless_one_way(request, answer)
@@ -321,8 +329,8 @@ def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:
 
 
 def _failed(request: WireRequest | Parkable, error: BaseException) -> bytes:
-    """Return the answer to a failed request. An error that is not a MetaqError is a bug; the log gets all of it, the
-    client only the name of its type.
+    """Return the answer to a failed request. An error that is not a MetaqError is a bug; it is logged with its
+    traceback, and the client gets only the name of its type.
     """
     framed = isinstance(request, Frame | Parkable)
     opaque: int = getattr(request, "opaque", NO_OPAQUE)

@@ -1,8 +1,8 @@
-"""`get`: read bytes of a partition from an offset on (wire.md §4).
+"""Serve `get`: read bytes of a partition from an offset on (wire.md §4).
 
-A group with a filter gets only the accepted records of a stretch. A 1.x client adds only the bytes that it received to
-its offset, so its next offset means another offset of the log. filters/remembered_places.py remembers this offset, and
-explains why no message is lost.
+A consumer group with a filter gets only those of the read records that the filter accepts. A 1.x client adds only the
+number of received bytes to its offset, so its next request names a smaller offset than the true one in the log.
+filters/remembered_places.py remembers the true offset, and explains why no message is lost.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def _is_slave_group(group: str) -> bool:
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Answer with data, with the offset at which to continue, or that there are no data yet. Raises PartitionClosed,
-    PartitionNotFound, StoreError, and CompressionNotAccepted if the topic may have compressed messages and the client
-    cannot read them.
+    """Answer a `get` with data, with the offset at which the client must continue, or with a text that says that there
+    are no data yet. Raises PartitionClosed, PartitionNotFound, StoreError, and CompressionNotAccepted if the topic may
+    have compressed messages and the client cannot read them.
 
-    connection: identifies the client, for which earlier answers are remembered; None for a client that sends a single
-    request.
+    connection: identifies the client, because the broker remembers its earlier answers to this client; None for a
+    client that sends a single request.
     """
     reading.metrics.get(get.topic)
     try:
@@ -77,8 +77,8 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
 
 
 def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer with data. If the broker's limit `size` cuts the first record, return the whole record, provided that the
-    client asks for that many bytes.
+    """Answer a `get` with data. If the broker's limit `size` has cut off the end of the first record, return this whole
+    record instead, provided that the client asks for that many bytes.
     """
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
@@ -89,11 +89,11 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
 
 
 def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer with the bytes unchanged, even if they begin in the middle of a record, as in 1.x.
+    """Answer a `get` with the bytes `data` unchanged, even if they begin in the middle of a record, as in 1.x.
 
     If the group has had a filter since the broker's start, the answer sends the client to the start of the record
-    instead. Otherwise a Java client may take other bytes for a record, and wait forever for its end. Damaged data are
-    returned, too; the client must notice the damage.
+    instead. Otherwise a Java client may take these bytes for the beginning of a record, and wait forever for the
+    record's end. Damaged data are returned, too; the client must notice the damage.
     """
     if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
@@ -120,7 +120,9 @@ def _value(get: Get, data: Buffer) -> Bytes:
 
 
 class _Filtered(NamedTuple):
-    """A `get` of a group that has or had a filter. found: the request's offset and the stored offset that it means."""
+    """A `get` of a consumer group that has or had a filter. found: the offset in the request, and the stored offset in
+    the log that the client means.
+    """
 
     reading: Reading
     log: PartitionLog
@@ -172,7 +174,9 @@ def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferr
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
-    """Answer a request with an unknown offset. start: where the record at this offset begins."""
+    """Answer a request whose offset none of the remembered answers explains. start: where the record that contains this
+    offset begins.
+    """
     if start != request.get.offset:
         return request.move(start)
     return _choose(request, filter_)
@@ -205,8 +209,8 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """Answer a client that sends a single request: with the accepted records before the first rejected one, or else
-    with the offset of the first accepted record.
+    """Answer a client that sends a single request. The answer has the accepted records before the first rejected one;
+    if there are none, it has the offset of the first accepted record.
     """
     stored = request.found.stored
     if leading := chosen.leading:
@@ -222,7 +226,7 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return 1.x's answer to a failed get, which has the text of a failed put."""
+    """Return the answer that 1.x sends when a `get` fails. Its text is the one for a failed put."""
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

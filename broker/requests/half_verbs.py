@@ -1,5 +1,5 @@
-"""END_HALVES; the answer to CHECK_HALVES; and LIST_HALVES, which tells how many half messages wait for their outcome,
-and lists them.
+"""Serve END_HALVES and LIST_HALVES, and encode the answer to CHECK_HALVES. LIST_HALVES counts and lists the half
+messages that wait for their outcome.
 """
 
 from __future__ import annotations
@@ -36,25 +36,27 @@ __all__ = ["checked_frame", "end_halves", "ended_frame", "list_halves"]
 
 
 def end_halves(halves: Halves, frame: Frame) -> Deferred[list[EndHalfReply]]:
-    """Commit or roll back half messages, and give the outcome of each. Raises RemoteProtocolError."""
+    """Commit or roll back half messages. The Deferred gets the outcome of each half message. Raises
+    RemoteProtocolError.
+    """
     request = EndHalvesRequest.from_ext(frame.ext)
     return halves.end_many((request.topic, request.partition), decode_ends(frame.body))
 
 
 def ended_frame(opaque: int, replies: Sequence[EndHalfReply]) -> Bytes:
-    """Return the answer frame with these outcomes."""
+    """Return the frame that answers END_HALVES with these outcomes."""
     body = encode_ended(replies)
     return [answer_frame(opaque, {}, body=len(body)), body]
 
 
 def checked_frame(opaque: int, halves: Sequence[CheckedHalf]) -> Bytes:
-    """Return the answer frame with these half messages."""
+    """Return the frame that answers CHECK_HALVES with these half messages."""
     body = encode_checked(halves)
     return [answer_frame(opaque, {}, body=sum(map(len, body))), *body]
 
 
 def list_halves(listings: Listings, halves: Halves, request: ListHalvesRequest) -> Deferred[bytes]:
-    """Return the answer to LIST_HALVES as JSON."""
+    """Return a Deferred that gets the answer to LIST_HALVES as JSON."""
     return listings.encoded(halves, partial(_list, halves, request), "halves", request.limit)
 
 
@@ -90,7 +92,7 @@ async def _list(halves: Halves, request: ListHalvesRequest, slices: Slices) -> d
 
 
 def _describe(batches: Sequence[Batch], whole: bool, slices: Slices) -> dict[int, dict[str, Any]]:
-    """Return descriptions of the half messages by id. Worker thread."""
+    """Return a description of each half message, by message id. Runs in a worker thread."""
     return {pending.id: _said(pending, whole) for pending in read_pendings(batches, slices)}
 
 
@@ -112,8 +114,8 @@ def _said(pending: Pending, whole: bool) -> dict[str, Any]:
 def _with_state(
     halves: Halves, half_id: int, said: dict[str, Any], request: ListHalvesRequest
 ) -> dict[str, Any] | None:
-    """Add the half message's state to its description `said` and return it; None if topic, group or state are not those
-    that the request asks for.
+    """Add the half message's state to its description `said`, and return the description. Return None if the message's
+    topic, group or state is not the one that the request asks for.
     """
     state, half = halves.state(half_id)
     wanted = {"topic": request.topic, "group": request.group, "state": request.state}

@@ -1,4 +1,5 @@
-"""Requests about offsets: `offset`, MIN_OFFSET, MAX_OFFSET, the searches by time and by count, and MESSAGE_COUNTS.
+"""Serve the requests about offsets: `offset`, MIN_OFFSET, MAX_OFFSET, the searches by time and by count, and
+MESSAGE_COUNTS.
 
 In answers to frames, a configured partition without data begins and ends at offset 0.
 """
@@ -34,8 +35,8 @@ T = TypeVar("T")
 
 
 class Lookups:
-    """The actions of these requests. Each method raises PartitionClosed, TopicNotAccepted, InvalidName,
-    WrongPartition.
+    """The actions that serve the requests about offsets. Each method except `nearest` raises PartitionClosed,
+    TopicNotAccepted, InvalidName, WrongPartition.
     """
 
     def __init__(self, reading: Reading) -> None:
@@ -76,10 +77,10 @@ class Lookups:
         return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
-        """Answer `offset` with the nearest earlier offset at which a record certainly begins, which is the start of the
-        segment (wire.md §4).
+        """Answer an `offset` command with the nearest earlier offset at which a record certainly begins. This is the
+        start of the segment (wire.md §4).
 
-        Closed partitions are answered, too. Raises only PartitionNotFound.
+        A request about a closed partition is answered, too. Raises only PartitionNotFound.
         """
         reading = self._reading
         reading.metrics.offset(query.topic)
@@ -94,8 +95,8 @@ class Lookups:
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """Return the number of messages before the offset, and the id of the last of them if it differs from the id in the
-    request.
+    """Return the number of messages before the request's offset. Also return the id of the last of these messages, if
+    this id differs from the one in the request.
     """
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)

@@ -1,7 +1,7 @@
-"""PULL: read whole records from an offset on. They are filtered by tag, by content and by the group's filter. The
-request may wait for new records.
+"""Serve PULL: read whole records from an offset on. The broker filters these records by tag, by content and with the
+consumer group's filter. The request may wait for new records.
 
-A `Pull` is advanced by `step` until it has an answer (reading/parkable.py).
+The session calls `step` of a `Pull` until the `Pull` has an answer (reading/parkable.py).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ..store.segments import Snapshot
 __all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if the request asks for more. The rest of a frame has room for the
-table of record sizes, even for the smallest records.
+"""The most bytes of records in one answer, even if the request asks for more. The rest of the frame is large enough for
+the table of record sizes, even if all records have the smallest size.
 """
 
 
 class Pull(Parkable):
-    """One PULL that is being served. Lives on the reactor thread."""
+    """One PULL request that is being served. Lives on the reactor thread."""
 
     key: tuple[str, int]
 
@@ -94,21 +94,23 @@ class Pull(Parkable):
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """As in Parkable; the byte offset is that of the next record to look at."""
+        """The place that Parkable.follower_place describes. Its byte offset is that of the next record to examine."""
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
     def expired(self) -> bool:
-        """As Parkable."""
+        """Whether the pull's wait is over."""
         return self._reading.seconds() >= (self.deadline if self._scans_until is None else self._scans_until)
 
     @property
     def max_bytes(self) -> int:
-        """As Parkable."""
+        """The most bytes of data that an answer may carry; a single record may be larger."""
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """As in Parkable. Raises StoreError, FilterUnavailable, and the errors of Partitions.find."""
+        """Advance the pull as Parkable.step describes. Raises StoreError, FilterUnavailable, and the errors of
+        Partitions.find.
+        """
         try:
             with self._reading.cold_reads.cached_only:
                 return self._step()
@@ -150,14 +152,16 @@ class Pull(Parkable):
         return self._step_filtered(log, filter_)
 
     def put_aside(self) -> bool:
-        """As in Parkable. Data are freed because any number of pulls may wait in this way."""
+        """Free the records that were read for the next step, as Parkable.put_aside describes. The memory is freed
+        because any number of pulls may wait in this way.
+        """
         self._stretch = None
         self._was_loaded = False
         return self._selection is not None and bool(self._selection.chosen.runs)
 
     def nothing(self) -> Bytes:
-        """Return the answer for the end of the wait: the records that a filter by content has chosen so far. If there
-        are none, the answer has the offset up to which records need not be looked at again.
+        """Return the answer that is sent when the pull's wait ends: the records that a filter by content has chosen so
+        far. If there are none, the answer has the offset before which the client need not look at records again.
         """
         if self._selection is not None and self._selection.chosen.runs:
             return self._given()
@@ -195,12 +199,14 @@ class Pull(Parkable):
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
     def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
-        """Tell the client to continue after the damage, and which bytes it has missed."""
+        """Return an answer that tells the client to continue after the damage, and which bytes it misses because of the
+        damage.
+        """
         return self._moved_to(log, damaged.end, damaged.start)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        """Answer a pull at an offset at which no index unit begins. The offset is inside a record or inside damage, or
-        its record has no unit yet.
+        """Answer a pull at an offset for which the segment's index has no unit. The offset is inside a record or inside
+        damage, or the record at this offset has no index unit yet.
         """
         place = self._place
         if not isinstance(place, Sound):
@@ -214,7 +220,7 @@ class Pull(Parkable):
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
-        """Let a worker thread examine what is at the offset. The step is repeated afterwards."""
+        """Let a worker thread examine the bytes at the pull's offset. The step is repeated afterwards."""
         question = log.lookup.examination(self._offset)
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
@@ -281,7 +287,9 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _passed(self, log: PartitionLog, offset: int) -> Bytes | Step:
-        """Note that all records before `offset` were looked at. Return an answer, or make the pull wait or continue."""
+        """Mark all records before `offset` as examined. Return an answer, or a Step that makes the pull wait or
+        continue.
+        """
         self._offset = offset
         self._place = None
         if offset == log.visible_end:
@@ -301,8 +309,8 @@ class Pull(Parkable):
         return accepted.addCallbacks(partial(self._accepted, log), self._gone)
 
     def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
-        """Answer with the records that the group's filter has accepted. If there are none, tell the client the offset
-        at which to continue.
+        """Answer a pull with the records that the consumer group's filter has accepted. If there are none, tell the
+        client the offset at which to continue.
         """
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
@@ -315,8 +323,8 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
-        """Answer a pull whose filter has reached a record with a wrong checksum. place: what is at this record's
-        offset.
+        """Answer a pull whose filter has reached a record with a wrong checksum. place: what an examination has found
+        at this record's offset, or the error that prevented the examination.
         """
         if isinstance(place, BaseException):
             raise place
@@ -334,8 +342,8 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Return whether there are records to look at after the chosen ones. If not, the pull is answered with the
-        chosen ones, and the next pull finds out what is there.
+        """Return whether the log has readable records after those that were examined. If it has none, this pull is
+        answered with the chosen records, and the client's next pull finds out what is at the next offset.
         """
         return (
             log is not None
@@ -368,8 +376,8 @@ class Pull(Parkable):
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
     def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
-        """Return the records that the step looks at. If they are not in memory, return Loading; they are in memory when
-        the step is repeated.
+        """Return the records that this step examines. If these records are not in memory, return Loading; they are in
+        memory when the step is repeated.
         """
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
@@ -418,7 +426,9 @@ class _Accepted(NamedTuple):
 
 
 def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
-    """Read the records of `runs`, and return the accepted ones, as far as the judge's time allows. Worker thread."""
+    """Read the records of `runs`, and return those that the filter accepts. Stop at a damaged record, or when the
+    judge's time limit has passed. Runs in a worker thread.
+    """
     accepted: list[ByteSpan] = []
     parts: list[Buffer] = []
     for run, data in zip(runs, _read_blocking(log, runs), strict=True):
@@ -433,7 +443,9 @@ def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offse
 
 
 def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer) -> None:
-    """Add a record: to the last run if it is adjacent, otherwise as a new run."""
+    """Add a record's bytes to `parts` and its span to `runs`. If the record is adjacent to the last run, extend that
+    run; otherwise begin a new run.
+    """
     parts.append(data)
     if runs and runs[-1].end == start:
         runs[-1] = ByteSpan(runs[-1].start, start + len(data))
@@ -442,10 +454,10 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Return the found records that fit into max_bytes, as runs of adjacent records, and the offset at which to
-    continue. The first record always fits.
+    """Return the records in `found` that fit into max_bytes, as runs of adjacent records, and the offset at which to
+    continue. The first record is always returned.
 
-    units: index units of all records that were looked at, without gaps.
+    units: the index units of all records that were examined, without gaps between them.
     """
     starts = found["offset"]
     ends = starts + found["size"]

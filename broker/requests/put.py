@@ -1,9 +1,9 @@
 """`put` and SEND: store the puts of one read together, and answer them in their order. Also `sync`, which stores a
 synchronous master's copies.
 
-broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts in columns
-(protocol/put_run.py), which are stored all at once. Its benchmark is `python -m bench --system mixed --scenario
-pipelined`.
+broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts whose fields are kept in
+columns (protocol/put_run.py), so that they can be stored all at once. The benchmark for runs is `python -m bench
+--system mixed --scenario pipelined`.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class PutAnswers:
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """Count a put that is not stored or not safe, and return its answer. partition: the put's partition, which the
-        broker has chosen if the client left the choice to it.
+        """Count a put that could not be stored or made safe, and return its answer. partition: the put's partition,
+        which the broker has chosen if the client left the choice to it.
         """
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
@@ -79,7 +79,7 @@ class PutAnswers:
         return encode_result(error.status, put_failure(self._url(), put.topic, partition, error), put.opaque)
 
     def refused_copy(self, sync: Sync, error: MetaqError) -> bytes:
-        """Count a synchronous master's message that is not stored or not safe, and return its answer."""
+        """Count a message from a synchronous master that could not be stored or made safe, and return its answer."""
         self._writing.refused(sync.topic, error)
         text = put_failure(self._url(), sync.topic, sync.partition, error, capital=True)
         return encode_result(error.status, text, sync.opaque)
@@ -90,8 +90,8 @@ class PutAnswers:
         return self.refused(put, put.partition, MessageTooLarge(put.body_bytes, MAX_BODY_BYTES))
 
     def lost(self, log: PartitionLog, error: MetaqError) -> MetaqError:
-        """Return the error that the client gets for a failed write. In the error of a synchronous master, as in 1.x,
-        the master names itself.
+        """Return the error that the client gets for a failed write. If this broker is a synchronous master, the error
+        contains its own name, as in 1.x.
         """
         if self._writing.slave is None:
             return error
@@ -99,7 +99,9 @@ class PutAnswers:
 
 
 class PutGroup(Puts[PutOrSend]):
-    """The puts of one read, in order. The object exists until they are answered. `commit` appends them."""
+    """The puts that arrived in one read of a connection, in order. The object exists until all of them are answered.
+    `commit` appends them to their partitions.
+    """
 
     __slots__ = ("_answers", "_order")
 
@@ -136,8 +138,8 @@ class PutGroup(Puts[PutOrSend]):
         self._order.append(answer)
 
     def commit(self) -> Answer:
-        """Append all puts, with one append for each partition and each numbered send. Give all answers, in the order of
-        the puts, when all are known.
+        """Append all puts, with one append for each partition, and a separate append for each SEND with a producer's
+        sequence number. Return all answers, in the order of the puts, when all are known.
         """
         return self._writing.answer(self.append(), self._encoded)
 
@@ -179,7 +181,9 @@ class PutGroup(Puts[PutOrSend]):
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
-    """Answer a run. If not all its puts are plain, or if there are only few, they are stored with PutGroups."""
+    """Store the puts of a run and answer them. If some of the puts need special handling, or if there are only few
+    puts, they are stored with PutGroups.
+    """
     if (logs := plain_logs(writing, run)) is None:
         return answer_one_by_one(partial(PutGroup, writing, answers), run, PutGroup.add)
     return _answer_plain(writing, answers, run, TakenRun(writing, run, logs))

@@ -1,7 +1,8 @@
-"""Requests of transactions: `transaction` and puts with a transaction key, TRANSACTION, and SEND and SEND_BATCH with
-`txKey`.
+"""Handle the requests of transactions: `transaction` and puts with a transaction key, TRANSACTION, and SEND and
+SEND_BATCH with `txKey`.
 
-The argument `connection` is the caller of a request, to which its local transactions belong.
+The argument `connection` identifies the client connection that sent the request. Local transactions belong to a
+connection.
 """
 
 from __future__ import annotations
@@ -46,11 +47,15 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""The word after `Unsupported` in the answer of a broker with synchronous replication, as in 1.x."""
+"""Maps transaction commands to the word after `Unsupported` in the answer of a broker with synchronous replication. The
+words are those of 1.x.
+"""
 
 
 class TransactionVerbs:
-    """The actions of these requests. Each method raises TransactionRefused, or its Deferred fails with it."""
+    """Carries out the requests of transactions. Each method may raise TransactionRefused, or its Deferred may fail with
+    it.
+    """
 
     def __init__(self, transactions: Transactions, writing: Writing) -> None:
         self._transactions = transactions
@@ -154,8 +159,8 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """Add messages to a transaction, and return the id of the first one. meant: the bits of the messages' flags;
-        some of them request something from the broker.
+        """Add messages to a transaction, and return the id of the first one. meant: the flag bits of the messages; some
+        of these bits ask the broker for special handling.
         """
         try:
             check_in_transaction(self._writing, topic, puts, meant)

@@ -1,4 +1,5 @@
-"""How much each client address uses of a broker's limited resources: bytes of memory, connections and others.
+"""Count how much each client address uses of a broker's limited resources, such as memory and connections, and enforce
+the limits.
 
 The limits are in `Quotas`, which holds the section [limits] of server.ini. Each resource has one `Shares` object, which
 knows how much of the resource each address uses. If only one address uses the resource, that address may use everything
@@ -7,7 +8,7 @@ single host may open nearly all connections, and a host that comes later still f
 the broker starts belongs to no address. This use does not reduce the reserve, so the total may exceed the limit.
 
 Only lasting use is counted (a connection, a waiting request, an incomplete frame), never a message that is answered at
-once. Reactor thread.
+once. Everything here runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -61,28 +62,30 @@ MAX_LISTS = 64
 """How many requests for a list of delayed or half messages may wait or run."""
 
 MAX_PAGES = 32
-"""How many pages and metrics may be made or sent at once. Each keeps its unsent rest in memory, up to some
-megabytes.
+"""How many operator's pages and metrics pages may be created or sent at once. For each page, the part that is not sent
+yet is kept in memory, up to some megabytes.
 """
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
 """A request that arrives faster than this rate may take longer than `requestSeconds`. The same is true for an answer
-that the client receives faster.
+that the client receives faster than this rate.
 """
 
 SCAN_SECONDS = 5
 """The time between two checks of unfinished requests."""
 
 SCARCE_ANSWER_BYTES = 64 << 10
-"""The maximum data in one answer while its address has no room for unsent answers. A single record may be larger."""
+"""The maximum number of bytes of message data in one answer while the client's address has no room for unsent answers.
+A single record may be larger.
+"""
 
 REFUSED_ANSWER_BYTES = 80 << 10
-"""While an address has no room for unsent answers, a larger answer is refused. This size has room for
-SCARCE_ANSWER_BYTES and the description of the data.
+"""While an address has no room for unsent answers, an answer with more bytes than this is refused. An answer with
+SCARCE_ANSWER_BYTES of data and the description of the data still fits.
 """
 
 WAITING_BYTES = 1 << 10
-"""How many bytes a waiting request counts in addition to its own size."""
+"""How many bytes are counted for a waiting request in addition to its own size."""
 
 SPACE_READ_BYTES = 1 << 20
 """The maximum number of bytes that are read from a connection before they are counted. A socket's buffer holds up to
@@ -91,49 +94,58 @@ eight times as much.
 
 
 LOST_BYTES = 32 << 20
-"""After so many bytes of requests that were never completed, the heap gives free memory back to the system. Later
-requests may not fit into the memory blocks of the lost ones.
+"""When requests that were never completed have had so many bytes in total, the heap gives free memory back to the
+system. This is useful because later requests may not fit into the memory blocks that those requests had used.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Quotas:
-    """[limits]. The field `unfinished_bytes` is the key `unfinishedBytes`, and so on."""
+    """The values of the section [limits] of server.ini. The field `unfinished_bytes` has the value of the key
+    `unfinishedBytes`, and so on.
+    """
 
     unfinished_bytes: int = 128 << 20
-    """Bytes of requests that are incomplete, wait for their turn or are under way. Above this limit, the broker does
-    not read from connections that bring more requests, except from one connection of each address.
+    """The maximum number of bytes of requests that are incomplete, wait for their turn or are being handled. Above this
+    limit, the broker does not read from connections that bring more requests, except from one connection of each
+    address.
     """
     request_seconds: int = 30
     """How many seconds a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND."""
     unsent_bytes: int = 64 << 20
-    """Bytes of answers that clients have not yet received. Above this limit, answers have at most
-    REFUSED_ANSWER_BYTES.
+    """The maximum number of bytes of answers that clients have not yet received. Above this limit, answers with more
+    than REFUSED_ANSWER_BYTES bytes are refused.
     """
     waiting_bytes: int = 64 << 20
-    """Bytes of requests that wait for data. Each request counts its own size and WAITING_BYTES."""
+    """The maximum number of bytes of requests that wait for data. For each request, its own size and WAITING_BYTES are
+    counted.
+    """
     transaction_bytes: int = 256 << 20
-    """Bytes of messages in open transactions. They are kept in memory."""
+    """The maximum number of bytes of messages in open transactions. These messages are kept in memory."""
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
-    """An unprepared XA transaction without a timeout is rolled back after so long without a request; 0: never."""
+    """An XA transaction that is not prepared and has no timeout is rolled back after so many seconds without a request;
+    0 means never.
+    """
     http_connections: int = 1024
-    """Connections to the operator's pages and the HTTP gateway. They get at most a quarter of all connections."""
+    """The maximum number of connections to the operator's pages and the HTTP gateway. They get at most a quarter of all
+    connections.
+    """
     waiting_pages: int = 4
-    """Operator's pages that wait for ZooKeeper. Each page uses one thread."""
+    """The maximum number of operator's pages that wait for ZooKeeper. Each of them uses one thread."""
     shared_groups: int = 10_000
-    """Shared groups, counted by partition."""
+    """The maximum number of shared groups. A group counts once for each partition that it uses."""
     shared_bytes: int = 512 << 20
-    """Bytes of state that shared groups keep about messages. Above this limit, each group still leases and examines a
-    few messages.
+    """The maximum number of bytes of state that shared groups keep about messages. Above this limit, each group still
+    leases and examines a few messages.
     """
     made_topics: int = 10_000
-    """Topics without a section in server.ini that are created by a client's message: topics that match a pattern, or
-    metaq's own topics.
+    """The maximum number of topics without a section in server.ini that clients' messages may create. These are topics
+    that match a pattern, or metaq's own topics.
     """
     half_messages: int = 1 << 18
-    """Half messages that wait for their outcome. Each takes at most 1.5 KB of memory, even if each has its own group
-    and producer.
+    """The maximum number of half messages that wait for their outcome. Each takes at most 1.5 KB of memory, even if
+    each has its own group and producer.
     """
     address_share: int = 50
     """The percentage of each limit that one address may use while other addresses use some."""
@@ -177,8 +189,8 @@ class Shares:
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
         """what: the resource's name in refusals. key: the key in [limits]. share: the percentage of the limit that one
-        address may use while others also use some. reserve: the amount that an address does not get when it is alone; 0
-        means the limit divided by RESERVE_PART.
+        address may use while others also use some. reserve: the amount that is kept free when only one address uses the
+        resource; 0 means the limit divided by RESERVE_PART.
         """
         self.what = what
         self.key = key
@@ -192,7 +204,7 @@ class Shares:
 
     @property
     def largest(self) -> int:
-        """The highest use of any address."""
+        """The amount that the address with the highest use takes."""
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
@@ -239,7 +251,7 @@ class Shares:
         self.add(address, amount)
 
     def refusal(self, address: str) -> str:
-        """Return the text of a refusal."""
+        """Return the text that tells a client at this address that its request is refused because of this limit."""
         mine = self._by_address.get(address, 0)
         key = f"{self.key}={self.limit} and " if self.key else ""
         return (
@@ -250,8 +262,8 @@ class Shares:
 
 
 class _Begun:
-    """A connection's unfinished requests. age: how many checks found that they arrive too slowly. seen: their bytes at
-    the last check.
+    """The unfinished requests of one connection. age: how many checks have found that the requests arrive too slowly.
+    seen: the number of their bytes at the last check.
     """
 
     __slots__ = ("address", "age", "cut", "seen", "size")
@@ -285,12 +297,14 @@ class Unfinished:
 
     @property
     def waiting(self) -> int:
-        """The number of connections that are not read."""
+        """The number of connections from which the broker does not read, because there is no room for their
+        requests.
+        """
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
-        """Note that the connection `who` has unfinished requests of `size` bytes, 0 for none. Return whether to read
-        from it further.
+        """Record that the connection `who` has unfinished requests of `size` bytes in total; 0 if it has none. Return
+        whether the broker should continue to read from this connection.
 
         fresh: whether a request was completed since the last call. cut(why): ends the connection if the broker
         currently reads from it, and returns whether it did.
@@ -323,24 +337,26 @@ class Unfinished:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
     def room(self, who: object, address: str) -> int:
-        """Return how many bytes to read from the connection at once: as many as there is room for. Without room, return
-        1: the connection then waits.
+        """Return how many bytes to read from the connection at once: as many as there is room for. If there is no room,
+        return 1; after this byte the connection waits.
         """
         if self._is_oldest(who, address):
             return SPACE_READ_BYTES
         return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
 
     def _is_oldest(self, who: object, address: str) -> bool:
-        """Whether `who` is the oldest connection of its address."""
+        """Whether no other connection of the address has had unfinished requests for a longer time than `who`."""
         return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when `who` may be read again. It is never called within this call."""
+        """Call `resume` once, when the broker may read from `who` again. It is never called before `wait` has
+        returned.
+        """
         self._waiting[who] = address, resume
         self._budget.refused += 1
 
     def read_again(self, who: object, address: str) -> None:
-        """Restart the time limit of a connection that was not read for a while."""
+        """Restart the time limit of a connection from which the broker has not read for a while."""
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
             begun.age = 0
@@ -403,8 +419,8 @@ class Receiver(Protocol):
 
 
 class _Untaken:
-    """A connection's unsent answers. age: how many checks found that its client receives too slowly. seen: `sent_bytes`
-    at the last check.
+    """The unsent answers of one connection. age: how many checks have found that the client receives them too slowly.
+    seen: `sent_bytes` at the last check.
     """
 
     __slots__ = ("age", "seen", "size")
@@ -415,11 +431,11 @@ class _Untaken:
 
 
 class Unsent:
-    """The answers that wait in full transports, for all connections.
+    """The unsent answers of all connections. They wait in transports whose buffers are full.
 
     While an address has no room for more unsent answers, it gets only small answers, and larger ones are refused. Then
     the broker also aborts connections, of all addresses, whose clients receive their answers too slowly. Time is
-    counted in checks (`look`), as for Unfinished.
+    counted in checks (`look`), as in the class Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
@@ -429,7 +445,7 @@ class Unsent:
         self._short = False  # whether an address lacked room since the last check
 
     def data_bytes(self, address: str, limit: int) -> int:
-        """Return how much data an answer may carry, at most `limit` bytes."""
+        """Return how many bytes of message data an answer may contain now, at most `limit`."""
         room = self._room(address) - (REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES)
         if room > SCARCE_ANSWER_BYTES:
             return min(limit, room)
@@ -437,7 +453,7 @@ class Unsent:
         return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
-        """Return why the address gets no answer of this size now. Return None if it does get it."""
+        """Return why the address may not get an answer of this size now; None if it may get it."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
         self._short = True
@@ -445,18 +461,20 @@ class Unsent:
         return self._budget.refusal(address)
 
     def _room(self, address: str) -> int:
-        """Return the room for one answer. If the address has any room and no unsent answers, an answer of every size
-        fits.
+        """Return how many bytes one more answer for this address may have. If the address has any room and no unsent
+        answers, there is no limit.
         """
         room = self._budget.room(address)
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """Note that `change` more bytes wait for an HTTP connection, which has its own time limit."""
+        """Record that `change` more bytes of answers wait for an HTTP connection. Such a connection has its own time
+        limit.
+        """
         self._budget.add(address, change)
 
     def add(self, who: Receiver, size: int) -> None:
-        """Note that `size` more bytes were written to a full transport."""
+        """Record that `size` more bytes of answers were written to a transport whose buffer is full."""
         untaken = self._untaken.get(who)
         if untaken is None:
             untaken = self._untaken[who] = _Untaken(who.sent_bytes)
@@ -464,14 +482,14 @@ class Unsent:
         self._budget.add(who.address, size)
 
     def taken(self, who: Receiver) -> None:
-        """Note that everything was sent, or that the connection is gone."""
+        """Record that all answers of this connection were sent, or that the connection is closed."""
         untaken = self._untaken.pop(who, None)
         if untaken is not None:
             self._budget.add(who.address, -untaken.size)
 
     def look(self) -> None:
-        """Abort connections whose clients receive too slowly, if an address lacked room. To be called every
-        SCAN_SECONDS.
+        """Abort connections whose clients receive too slowly, if an address had no room for unsent answers. To be
+        called every SCAN_SECONDS.
         """
         late = []
         for who, untaken in self._untaken.items():
@@ -489,7 +507,7 @@ class Unsent:
 
 
 class Account:
-    """All budgets of a broker."""
+    """All resource limits of a broker, and how much of them is used."""
 
     def __init__(self, limits: Quotas, reactor: ReactorTime) -> None:
         share = limits.address_share

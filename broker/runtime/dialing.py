@@ -1,4 +1,4 @@
-"""Connections to other brokers, with TLS or without. Reactor thread."""
+"""Connect to other brokers, with TLS or without. Everything here runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -35,14 +35,16 @@ class Dialer:
     """Opens connections to other brokers."""
 
     def __init__(self, reactor: ReactorTime, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """tls: returns the context for a new connection; None: connections are without TLS."""
+        """tls: returns the TLS context for a new connection. If it is None, connections do not use TLS."""
         self._reactor: Any = reactor
         self._tls = tls
 
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
-        """Connect, and return the protocol that `make` made, connected. Fails with Twisted's errors, and with TlsFailed
-        if the other broker's certificate is refused or has not this host. seconds: time limit for connecting, and again
-        for the TLS handshake. A cancelled try is given up."""
+        """Connect to another broker. The Deferred gives the protocol object that `make` returned, once it is connected.
+        The Deferred fails with Twisted's errors, or with TlsFailed if the other broker's certificate is refused or does
+        not contain this host. seconds: the time limit for connecting, and separately for the TLS handshake. Cancelling
+        the Deferred ends the attempt.
+        """
         endpoint = HostnameEndpoint(self._reactor, host, port, seconds)
         if self._tls is None:
             return cast("Deferred[P]", endpoint.connect(_factory(make)))
@@ -60,7 +62,9 @@ def _factory(make: Callable[[], Protocol]) -> Any:
 
 
 class _TlsConnection(Protocol):
-    """The TCP connection's protocol, and the transport of the protocol inside: passes its bytes through TLS."""
+    """Adds TLS to a TCP connection. This object is the protocol of the TCP connection. At the same time it is the
+    transport of the protocol that `make` returned, and passes the bytes of both through TLS.
+    """
 
     def __init__(self, stream: TlsStream, inner: Protocol) -> None:
         self._stream = stream
@@ -73,7 +77,9 @@ class _TlsConnection(Protocol):
         return self.transport
 
     def secured(self, reactor: Any, seconds: float) -> Deferred[Protocol]:
-        """Return the protocol inside once the handshake is over. Fails if the connection ends before."""
+        """Return a Deferred that gives the protocol which uses this TLS connection, once the TLS handshake is done. It
+        fails if the connection ends before that. seconds: the time limit for the handshake.
+        """
         return self._secured.addTimeout(seconds, reactor)
 
     # --- as the protocol of the TCP connection ------------------------------------------------------------------------
@@ -134,12 +140,14 @@ class _TlsConnection(Protocol):
         self._tcp.loseConnection()
 
     def __getattr__(self, name: str) -> Any:
-        """The rest of a transport is the TCP connection's own: abortConnection, getPeer, registerProducer …"""
+        """Return an attribute of the TCP connection, for all attributes of a transport that this class does not define:
+        abortConnection, getPeer, registerProducer …
+        """
         return getattr(self._tcp, name)
 
     @property
     def bufferSize(self) -> int:  # noqa: N802
-        """Bytes of one read from the TCP connection."""
+        """The maximum number of bytes that one read from the TCP connection returns."""
         return cast(int, self._tcp.bufferSize)
 
     @bufferSize.setter

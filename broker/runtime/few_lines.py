@@ -1,4 +1,4 @@
-"""Log lines about clients' actions: write the first lines of a period as they are, and only count the others."""
+"""Limit the log lines about clients' actions: the first lines of a period are written, the others are only counted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""At most PERIOD_LINES lines are written in PERIOD_SECONDS. This shows the cause to an operator, and no client can fill
-the disk with log lines.
+"""At most PERIOD_LINES lines of one kind are written in PERIOD_SECONDS. These lines are enough to show an operator the
+cause, and the limit prevents a client from filling the disk with log lines.
 """
 
 
 class FewLines:
-    """The log lines of one kind. Reactor thread."""
+    """Writes and counts the log lines of one kind. Only the reactor thread uses it."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: the words after the number of uncounted lines, as in `33 more connections closed`."""
+        """what: the words that follow the number of lines that were not written, such as `more connections closed` in
+        `33 more connections closed`.
+        """
         self._log = log
         self._what = what
         self._reactor = reactor

@@ -1,5 +1,6 @@
-"""Settings of the C library's heap and of Python's garbage collector. Even many threads use little memory, and memory
-that is soon needed again is kept. The garbage collector examines each object in a full collection only once.
+"""Settings of the C library's heap and of Python's garbage collector. With these settings, a process with many threads
+uses little memory, and freed memory that is soon needed again is not given back to the system. Full collections of the
+garbage collector examine each object only once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _OLDEST = 2
 
 
 def set_up_heap() -> bool:
-    """Set up the heap. Return whether the C library knows the settings, as glibc does. To be called before threads are
-    started.
+    """Set up the C library's heap. Return whether the C library knows the settings, as glibc does. To be called before
+    threads are started.
 
     All threads share one heap. Otherwise glibc gives each thread its own heap, which keeps the memory that was freed in
     it. Threads seldom wait for the shared heap, because nearly all of its users hold the interpreter's lock anyway.
@@ -49,16 +50,17 @@ _FIGURES = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks 
 
 
 class _HeapFigures(ctypes.Structure):
-    """struct mallinfo2 of malloc.h; `fordblks` is the number of free bytes."""
+    """The C structure mallinfo2 of malloc.h. `fordblks` is the number of free bytes in the heap."""
 
     _fields_ = tuple((name, ctypes.c_size_t) for name in _FIGURES.split())
 
 
 def give_back_spare() -> None:
     """Do the same as `give_back`, but only if more than HEAP_KEPT_BYTES are free, and keep HEAP_KEPT_BYTES at the
-    heap's end. By itself the C library gives back only memory at the heap's end, so one used block there keeps all free
-    memory before it. The call takes some milliseconds for 100 MiB, and no time if they were given back before. Any
-    thread may call it; other threads that need memory wait meanwhile.
+    heap's end. Without this call, the C library gives back only memory at the heap's end. So one used block at the end
+    prevents it from giving back the free memory before that block. The call takes some milliseconds for 100 MiB of free
+    memory, and almost no time if this memory was given back before. Any thread may call it; other threads that need
+    memory wait meanwhile.
     """
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)
@@ -70,16 +72,17 @@ def give_back_spare() -> None:
 
 
 def collect_later() -> None:
-    """Stop garbage collection until `keep_for_good` is called. The objects made during a start are kept anyway, and
-    examining them again and again makes the start longer.
+    """Stop garbage collection until `keep_for_good` is called. Called at the start of the broker: the objects that are
+    created then are kept anyway, and examining them repeatedly would make the start longer.
     """
     gc.disable()
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but never examine the objects that exist now. Full collections examine later objects
-    only once. To be called once, when everything has been read. Examining the objects of 10,000 partitions and groups
-    takes half a second (docs/decisions/115-the-collector-leaves-the-start-alone.md).
+    """Collect garbage from now on, but never examine the objects that exist now. Full collections examine objects that
+    are created later only once. To be called once, when the broker has read all its data at the start. Examining the
+    objects of 10,000 partitions and groups takes half a second
+    (docs/decisions/115-the-collector-leaves-the-start-alone.md).
     """
     gc.freeze()
     gc.callbacks.append(_put_aside)

@@ -1,4 +1,4 @@
-"""What every part of a broker may use of its process: time and threads.
+"""The interface through which every part of a broker gets the time and threads from its process.
 
 Packages that need more declare it in their own `host.py`. The broker (assembly/broker.py) implements all of these
 protocols.
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Gives the time, and runs functions in threads that may wait for the disk. Reactor thread."""
+    """Gives the time, and runs functions in threads that may wait for the disk. Its methods are called on the reactor
+    thread.
+    """
 
     @property
     def reactor(self) -> ReactorTime: ...
@@ -32,4 +34,4 @@ class Host(Protocol):
         """Run `function`, which may wait for the disk, in a worker thread. The Deferred gives its result."""
 
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
-        """Connect to another broker: see `Dialer.dial`."""
+        """Connect to another broker; `Dialer.dial` describes the arguments."""

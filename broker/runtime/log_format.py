@@ -1,4 +1,4 @@
-"""The format of the broker's log."""
+"""The format of the lines in the broker's log."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["LogFormat"]
 
 
 class LogFormat(logging.Formatter):
-    """A log format that removes control characters, because log lines contain names that clients have chosen and a
-    terminal would obey such characters. Text after a line's end, such as a traceback, is indented, so that no text of a
-    client begins a log line.
+    """A log format that removes control characters. Log lines contain names that clients have chosen, and control
+    characters in a name could control an operator's terminal. All lines of a record except the first, such as a
+    traceback, are indented, so that text from a client never looks like the beginning of a log record.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The rate at which cold data are read: as fast as the disk allows, unless the reads slow producers down."""
+"""Limit the rate at which data outside the page cache (cold data) are read: as fast as the disk allows, unless the
+reads slow producers down.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
-    """Measure how late the reactor's loop is while cold data are read. The rate is halved if the loop is too late, and
-    grows otherwise. While nobody writes, there is no limit, because the reads disturb no producer.
+    """Measures how late the reactor's loop is while cold data are read. The allowed rate is halved if the loop is too
+    late, and grows otherwise. While no producer writes, there is no limit, because the reads then delay no producer.
 
     The lateness includes everything that delays the loop: a machine short of processors, worker threads that take the
-    interpreter lock, or the loop's own work for producers and hot readers. Reactor thread. It costs nothing while
-    nobody reads cold data.
+    interpreter lock, or the loop's own work for producers and for readers of cached data. Only the reactor thread uses
+    this object. Nothing is measured while nobody reads cold data.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class Pace:
     ) -> None:
         """written: returns the number of bytes appended so far. waited: returns the seconds that the reactor thread has
         waited for a processor so far. least: the rate that is always allowed, in bytes a second, > 0. A rate of
-        written_factor times the rate of writing is also always allowed.
+        written_factor times the rate at which producers write is also always allowed.
         """
         self._least = least
         self._written_factor = written_factor
@@ -50,7 +52,7 @@ class Pace:
         self.bytes_per_second = tuning.PACE_MAX_BYTES_PER_SECOND
 
     def spend(self, size: int) -> None:
-        """Note that `size` bytes were read."""
+        """Record that `size` bytes were read."""
         self._read += size
         self._credit -= size
 

@@ -1,5 +1,5 @@
-"""Puts of all connections that are not safe yet. Above a limit, the broker does not read from connections that bring
-more puts.
+"""Limit the puts of all connections that are not safe yet. If they have more bytes than a limit, the broker stops
+reading from connections that bring more puts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""The bytes that a waiting put uses in addition to its body. They are counted, too."""
+"""The bytes of memory that a waiting put uses in addition to its body. They count against the limit, too."""
 
 
 class PendingPuts:
-    """Count the bytes of these puts, and wake the waiting connections. Reactor thread.
+    """Counts the bytes of puts that are not safe yet, and wakes waiting connections. Only the reactor thread uses this
+    object.
 
     A caller that finds `full` set calls `wait` and accepts no more puts. When a quarter of the limit is free again,
     callers are woken in their order until the limit is exceeded again. No caller waits forever, because each counted
@@ -24,7 +25,7 @@ class PendingPuts:
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:
-        """limit: bytes."""
+        """limit: the limit in bytes."""
         self.limit = limit
         self.bytes = 0
         self.full = False
@@ -34,16 +35,16 @@ class PendingPuts:
 
     @property
     def waiting(self) -> int:
-        """The number of waiting callers."""
+        """The number of callers of `wait` that still wait."""
         return len(self._waiting)
 
     def add(self, size: int) -> None:
-        """Add bytes that wait to be safe."""
+        """Add the size of data that are not safe yet, in bytes."""
         self.bytes += size
         self.full = self.full or self.bytes > self.limit
 
     def settle(self, size: int) -> None:
-        """Subtract bytes that are safe or have failed."""
+        """Subtract the size of data that are safe now or have failed, in bytes."""
         self.bytes -= size
         if self.full and self.bytes <= self.limit * 3 // 4:
             self.full = False
@@ -52,11 +53,11 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when there is room. It is never called within this call."""
+        """Call `resume` once, when there is room below the limit. It is never called before `wait` has returned."""
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:
-        """Remove a waiting caller."""
+        """Remove a waiting caller, so that its `resume` is not called."""
         self._waiting.pop(who, None)
 
     def _wake(self) -> None:

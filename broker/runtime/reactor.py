@@ -1,4 +1,6 @@
-"""What the broker needs from a reactor and from a transport. A type checker cannot use Twisted's own interfaces."""
+"""Protocols for the parts of a reactor and of a transport that the broker uses. They exist because a type checker
+cannot use Twisted's own interfaces.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ __all__ = [
 elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds that never go back or jump, even if the wall clock is set. On Linux the time while the machine sleeps counts,
-so a broker set's grant has expired when a leader's machine wakes up.
+"""A clock in seconds that never goes back or jumps, even if the wall clock is set. On Linux it continues to run while
+the machine sleeps. So a grant in a broker set has expired when a leader's machine wakes up.
 """
 
 
@@ -41,7 +43,9 @@ class ReactorTime(Protocol):
 
     def seconds(self) -> float: ...
     def callLater(self, delay: float, function: Callable[..., Any], /, *args: Any) -> Any:  # noqa: N802
-        """Schedule a call. Returns a Timer (Any: Twisted declares its own type)."""
+        """Schedule a call of `function` in `delay` seconds. Return a Timer (declared as Any, because Twisted declares
+        its own type).
+        """
 
 
 class Reactor(ReactorTime, Protocol):
@@ -62,8 +66,8 @@ def measures_elapsed_time(reactor: Any) -> Any:
 
 
 class _FewEvents:
-    """An epoll object that reports at most a given number of events at once. The kernel reports the others first the
-    next time.
+    """An epoll object that reports at most a given number of events at once. At the next poll, the kernel reports the
+    other events first.
     """
 
     def __init__(self, poller: Any, most: int) -> None:
@@ -77,11 +81,11 @@ class _FewEvents:
 
 
 def serves_few_at_once(reactor: Any, most: int) -> Any:
-    """Make a Twisted epoll reactor serve at most `most` descriptors between two checks of its timers, and return the
+    """Make a Twisted epoll reactor serve at most `most` file descriptors between two checks of its timers. Return the
     reactor.
 
-    Without this, Twisted serves all ready descriptors at once: when 4,000 connections ended, that was one step of 90
-    ms. A reactor without epoll stays as it is.
+    Without this, Twisted serves all ready descriptors at once: when 4,000 connections ended, this took 90 ms without a
+    check of the timers. A reactor without epoll is not changed.
     """
     if hasattr(select, "epoll") and isinstance(poller := getattr(reactor, "_poller", None), select.epoll):
         reactor._poller = _FewEvents(poller, most)  # Twisted has no setting for it
@@ -89,11 +93,11 @@ def serves_few_at_once(reactor: Any, most: int) -> Any:
 
 
 class Transport(Protocol):
-    """One TCP connection as a session sees it."""
+    """The methods of a TCP connection that a session uses."""
 
     certified_hosts: frozenset[str]
     sent_bytes: int
-    """How many bytes of answers were sent after they had to wait in the transport's buffer."""
+    """The number of bytes of answers that were sent after they had to wait in the transport's buffer."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802
@@ -105,4 +109,4 @@ class Transport(Protocol):
     def abortConnection(self) -> object: ...  # noqa: N802
     def getPeer(self) -> object: ...  # noqa: N802
     def read_once(self) -> object:
-        """Receive once and process the data, without asking the reactor whether there are any."""
+        """Receive data once and process them, without asking the reactor first whether there are any data."""

@@ -26,7 +26,7 @@ _DAY_NUMBER = re.compile(r"(?<![#/\w])[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The times of a recurring action, in local time. text: as the user wrote it."""
+    """The times of a recurring action, in local time. text: the expression as the user wrote it."""
 
     text: str
     expression: str

@@ -1,4 +1,6 @@
-"""Work that a broker does at certain times: the store's syncs and checkpoints, and retention on its schedules."""
+"""Run the work that a broker does at certain times: the store's syncs and checkpoints, and retention on its
+schedules.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ __all__ = ["ScheduledCalls", "repeat"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 3600.0
-"""The longest time before the wall clock is read again, because it may have been set."""
+"""The wall clock is read again at least every so many seconds, because somebody may have set it."""
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
-    """Call `function` every `seconds` until the returned LoopingCall is stopped. Exceptions are logged, and the calls
-    go on. A MetaqError is logged as one line. The same line is logged again only after a different error or a
-    success.
+    """Call `function` every `seconds` until the returned LoopingCall is stopped. Exceptions of `function` are logged,
+    and the calls continue. A MetaqError is logged as one line. The same line is logged again only after a different
+    error or a successful call.
     """
     told = ""
 
@@ -54,7 +56,9 @@ def _report(failure: Failure, name: str) -> None:
 
 
 class ScheduledCalls:
-    """Call a function whenever one of several schedules is due. The function gets that schedule. Reactor thread."""
+    """Calls a function on the reactor thread whenever one of several schedules is due. The function gets this schedule
+    as its argument.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class ScheduledCalls:
         self.replace(schedules)
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Use these schedules from now on. A schedule that was already in use keeps its next time."""
+        """Use these schedules from now on. A schedule that was already in use keeps the time of its next call."""
         wanted = dict.fromkeys(schedules)
         for schedule in self._timers.keys() - wanted.keys():
             self._timers.pop(schedule).cancel()

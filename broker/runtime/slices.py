@@ -1,4 +1,4 @@
-"""Long work that is done in slices, so that other work is served in between."""
+"""Do long work in slices, so that the reactor can do other work in between."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SlicedWork"]
 
 
 class SlicedWork:
-    """Do tasks of one kind one after the other, in slices of WORK_SLICE_SECONDS. Reactor thread.
+    """Does tasks of one kind one after the other, in slices of WORK_SLICE_SECONDS, on the reactor thread.
 
     A task is an iterator that pauses (`yield`) when `is_over` is true. Its first slice is done at once, unless another
     task is under way.
@@ -42,13 +42,13 @@ class SlicedWork:
             self._go_on()
 
     def finish(self) -> None:
-        """Finish all tasks now. For shutdown; no task may call this."""
+        """Finish all tasks now. Called at shutdown; a task must not call this."""
         self._until = inf
         while self._works:
             self._work()
 
     def clear(self) -> None:
-        """Drop all unfinished tasks. No task may call this."""
+        """Drop all unfinished tasks. A task must not call this."""
         self._works.clear()
 
     def _go_on(self) -> None:
@@ -65,7 +65,7 @@ class SlicedWork:
                 self._reactor.callLater(0, self._go_on)
 
     def _work(self) -> bool:
-        """Continue the first task. Return whether it is done."""
+        """Continue the first task. Return whether this task is finished."""
         done = True
         try:
             for _ in self._works[0]:

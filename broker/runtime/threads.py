@@ -28,7 +28,9 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. For Turns."""
+    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. Turns can use
+    this function in place of a worker thread.
+    """
     ensureDeferred(begin()).addBoth(done)
 
 
@@ -43,8 +45,8 @@ def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> 
 
 
 def in_own_thread(reactor: Reactor, name: str, function: Callable[[], T]) -> Deferred[T]:
-    """Run `function` in a thread of its own. The Deferred gives its result or exception. For ZooKeeper calls, which may
-    take long.
+    """Run `function` in a thread of its own. The Deferred gives its result or exception. Used for ZooKeeper calls,
+    because they may take long.
     """
     deferred: Deferred[T] = Deferred()
     _Daemon(target=fire, name=name, args=(reactor, deferred, function)).start()
@@ -71,7 +73,7 @@ class DaemonThreads(ThreadPool):
         self._reactor = reactor
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Do the same as `run_in_pool`, with this pool. Reactor thread."""
+        """Do the same as `run_in_pool`, with this pool. Called on the reactor thread."""
         if not self.started:
             self.start()
         run_in_pool(self._reactor, self, function, done)

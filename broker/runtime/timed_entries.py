@@ -1,4 +1,4 @@
-"""Objects ordered by their times; the time of an object may change."""
+"""A collection of objects that is ordered by a time of each object. The time of an object may change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""How many old entries one push examines. Two would suffice to move all old entries before there are too many new
-ones.
+"""How many entries of the old heap one push examines. Two would be enough to move all old entries before the new heap
+has too many.
 """
 
 _NONE: list[Any] = []
-"""An empty list that all objects share and nobody changes, because most of the time there are no old entries."""
+"""An empty list that all TimedEntries objects share as their old heap while they have no old entries. It is never
+changed.
+"""
 
 
 class TimedEntries(Generic[E]):
@@ -52,7 +54,9 @@ class TimedEntries(Generic[E]):
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """Add an entry. things: how many current entries there may be. is_current: whether an entry is not stale."""
+        """Add an entry. things: the maximum number of current entries. is_current: returns whether an entry is not
+        stale.
+        """
         heappush(self._new, entry)
         for _ in range(min(MOVED_ENTRIES, len(self._old))):
             each = self._old.pop()  # a heap without its last entry is still a heap

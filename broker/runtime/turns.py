@@ -15,8 +15,8 @@ __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class _Queue:
-    """A queue of waiting turns. It gives one turn to each address after the other, however many connections an address
-    has.
+    """A queue of waiting turns. The addresses take turns: each gets one turn after the other, no matter how many
+    connections it has.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class _Queue:
 
 class ConnectionTurns:
     """The turns of all connections. One iteration of the reactor runs some of them, and later iterations run the rest.
-    The turns of one address run in their order. Reactor thread.
+    The turns of one address run in the order in which they were requested. Only the reactor thread uses this object.
 
-    A connection is *busy* (a number other than 0) if it has lately had work for more than one turn. Other connections
-    go first, so that a single request does not wait for all clients that send thousands. Each iteration runs at least
-    one turn of both kinds.
+    A connection is *busy* (the argument `busy` is not 0) if it has lately had work for more than one turn. Connections
+    that are not busy go first, so that a single request does not wait for all clients that send thousands. Each
+    iteration runs at least one turn of a busy connection and one of another connection, if they wait.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -55,15 +55,17 @@ class ConnectionTurns:
         self._waiting = _Queue()
         self._busy = _Queue()
         self.large = WorkPlaces(self, lambda: tuning.MAX_LARGE_WORKS)
-        """Limits the requests that take much memory while they are under way."""
+        """Limits how many requests that take much memory are handled at once."""
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
-        """Limits the requests whose answers take much memory."""
+        """Limits how many requests whose answers take much memory are handled at once."""
         self.timed = False
-        """Whether this iteration's time is counted; the next one begins with `_take_turns`. Else nothing defers."""
+        """Whether the time of the present iteration of the reactor is counted. If it is not, `defers` returns False.
+        The next iteration begins with `_take_turns`.
+        """
         self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
-        """Call `turn` in one of the next iterations. The same connection must not wait already."""
+        """Call `turn` in one of the next iterations. A connection must not call this again before its turn has come."""
         (self._busy if busy else self._waiting).append(address, turn)
         self._time()
 
@@ -72,8 +74,8 @@ class ConnectionTurns:
         return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do `work` now. If this iteration has enough to do, do it in a later iteration, after connections with little
-        to do.
+        """Do `work` now. If this iteration already has enough work, do it in a later iteration, after connections with
+        little to do.
         """
         if self.defers(1):
             self.wait(work, 1, address)
@@ -83,13 +85,13 @@ class ConnectionTurns:
             self.has_worked(since)
 
     def turn(self, address: str) -> Deferred[None]:
-        """Return a Deferred that fires at the next turn of `address`, which has much to do."""
+        """Return a Deferred that fires at the next turn of `address`. Called for work that takes many turns."""
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
     def has_worked(self, since: float) -> None:
-        """Note that a connection has worked on incoming data since `since`. This work counts as part of this
+        """Record that a connection has worked on incoming data since the time `since`. This work counts as part of this
         iteration's time.
         """
         if self.seconds() >= since + tuning.COUNTED_SECONDS:
@@ -116,8 +118,8 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """Limit how much work of one kind is under way at once. Further work begins in the order of turns. Reactor
-    thread.
+    """Limit how much work of one kind is under way at once. Further work begins in the order of turns. Only the reactor
+    thread uses this object.
     """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
@@ -137,7 +139,7 @@ class WorkPlaces:
         return False
 
     def end(self) -> None:
-        """Note the end of a piece of work, and let the next one begin."""
+        """Record the end of a piece of work, and let the next piece begin."""
         if self._waiting:
             address, turn = self._waiting.popleft()
             self._turns.wait(turn, 1, address)

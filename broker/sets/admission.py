@@ -1,4 +1,4 @@
-"""Decide which of the followers that connect to this node are admitted as replicas. Reactor thread."""
+"""Decide which of the followers that connect to this node are admitted as replicas. This runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Answer FOLLOW requests."""
+    """Answers FOLLOW requests, with which other nodes ask to follow this node."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Admission:
         state.
         """
         self.instances: dict[str, str] = {}
-        """The data instances of the admitted followers, by node name."""
+        """The instance ids of the admitted followers' data, by node name."""
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._name = name
@@ -58,8 +58,8 @@ class Admission:
         self._unlisted: list[Callable[[], None]] = []  # followers that wait for that read
 
     def hold(self) -> None:
-        """Make followers wait for their answer, because they may learn from ZooKeeper earlier than this node that it
-        was elected.
+        """From now on, let followers that connect wait for their answer. They may learn from ZooKeeper earlier than
+        this node that this node was elected.
         """
         self._early = []
 
@@ -108,8 +108,8 @@ class Admission:
 
     def _is_listed(self, hello: Hello) -> bool:
         """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. Without this
-        check any client of the port could become a replica, and its acknowledgements would count. While ZooKeeper is
-        away, the last known view is used.
+        check any client that can connect to the port could become a replica, and its acknowledgements would count.
+        While ZooKeeper cannot be reached, the last known view is used.
         """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)

@@ -2,7 +2,7 @@
 
 A round copies each partition up to the end that it has at the round's start. Further rounds follow until little is left
 to copy. During the last round the leader holds its new blocks back, so that they arrive after the copy. Worker threads
-read the files. The connection limits the speed.
+read the files. The next piece is sent only when the connection has room for it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def copy_pace(broker: SetHost) -> Pace:
 
 
 class _Place(NamedTuple):
-    """The offsets where a partition of the follower begins and ends."""
+    """The byte offsets where a partition of the follower begins and ends."""
 
     first: int
     end: int
 
 
 class Copying:
-    """One copy to one follower. Reactor thread."""
+    """One copy of a leader's data to one follower. Its methods run on the reactor thread."""
 
     def __init__(
         self,
@@ -61,7 +61,8 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the content of the follower's READY message. pace: limits the reads until blocks are held back.
+        """ready: the content of the follower's READY message. pace: limits the rate of reading until new blocks are
+        held back.
         go_live: holds new blocks back, and returns the function that releases them.
         """
         self.sent_bytes = 0
@@ -99,7 +100,7 @@ class Copying:
             live()
 
     async def _turn(self) -> None:
-        """Let the reactor serve others before this coroutine goes on."""
+        """Let the reactor do other work before this coroutine continues."""
         await deferLater(cast(Any, self._broker.reactor), 0)
 
     async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
@@ -130,7 +131,7 @@ class Copying:
         return place
 
     async def _round(self) -> None:
-        """Copy all data that exist now."""
+        """Copy all data that exist at the beginning of the call and that the follower lacks."""
         targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
         async for log, _ in self._in_turns(targets):

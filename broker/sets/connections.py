@@ -1,4 +1,4 @@
-"""The Twisted protocol for both ends of a replication connection. Reactor thread."""
+"""The Twisted protocol for both ends of a replication connection. It runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class StreamProtocol(Protocol):
         """
         self.name = name
         self.on_gone: Callable[[], None] | None = None
-        """Called when the connection is closed; `lost` may be set long before."""
+        """Called when the connection is closed. The attribute `lost` may be set long before that."""
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None
         self.full = False
-        """Whether the transport's buffer is over its limit."""
+        """Whether the transport's send buffer has more bytes than its limit."""
         self.drains = 0
         """How often `full` has become False again."""
         self._on_messages = on_messages

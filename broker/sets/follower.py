@@ -1,8 +1,8 @@
 """A follower at work: it connects to its leader, cuts data that the leader does not have, receives a copy of the data
 that it lacks, and then follows the leader's stream.
 
-Reactor thread. Worker threads cut and sync files. One object serves one connection; its owner makes a new object for
-the next connection.
+This module runs on the reactor thread; worker threads cut and sync files. A Follower object serves one connection; its
+owner creates a new object for the next connection.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeaderGone(PeerLost):
-    """Nothing listens on the leader's port, so the leader's process has ended."""
+    """Raised if nothing listens on the leader's port, which means that the leader's process has ended."""
 
 
 class Follower:
@@ -89,14 +89,16 @@ class Follower:
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """ready_mirror: gives the mirror of the transaction log once nothing else uses the log. grants(`epoch`):
+        """ready_mirror: returns the mirror of the transaction log once nothing else uses the log. grants(`epoch`):
         returns whether to answer a ping with a grant now; if it returns True, it has recorded the promise.
         """
         self.connection: StreamProtocol | None = None
         self.live = False
         """Whether this node has all data that the leader had when this node began to follow the stream."""
         self.failure: MetaqError | None = None
-        """Why the disk accepts no more writes: permanently, or for now (DiskFull)."""
+        """Why the disk accepts no more writes, either permanently or, if it is a DiskFull, until there is room; None if
+        it accepts them.
+        """
         self.epoch = 0
         """The epoch of the leader whose history this node has taken over; 0 before it has done so."""
         self._broker = broker
@@ -130,7 +132,7 @@ class Follower:
 
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
         """Follow the leader of `epoch` until the connection is lost, then raise the reason. If the reason is
-        ReplicaDiverged, an operator must decide. chosen: `SetState.chosen`.
+        ReplicaDiverged, an operator must decide which node's data are right. chosen: `SetState.chosen`.
         """
         connection = await self._connect(host, port)
         self.connection = connection
@@ -163,7 +165,7 @@ class Follower:
             self.connection.close(PeerLost(silent))
 
     def stop(self) -> None:
-        """Close the connection, or give up connecting."""
+        """Close the connection, or cancel the attempt to connect."""
         self._stopped = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -241,8 +243,8 @@ class Follower:
         leader: str,
         chosen: int,
     ) -> None:
-        """Cut every partition so that only data stay that the leader's partition also has. common: the last common
-        epoch.
+        """Cut off the end of every partition so that only data stay that the leader's partition also has. common: the
+        last common epoch.
         their_ends: where the leader's partitions ended at the end of `common`. Raises ReplicaDiverged.
         """
         broker_id = self._broker.config.broker_id
@@ -459,7 +461,9 @@ class Follower:
         return self.live and min(self._told) >= self._live_from
 
     def _force(self, log: PartitionLog) -> None:
-        """Sync each message of this log before acknowledging it, because the leader has promised this for the topic."""
+        """From now on, sync each message of this log before acknowledging it to the leader, because the leader has
+        promised producers of the topic that messages are synced.
+        """
         if log.topic not in {each.topic for each in self._forced}:
             _log.warning(
                 "topic %s has ack=disk at %s and asynchronous flush here: it is synced as long as this node follows; "
@@ -471,7 +475,9 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """Continue to sync logs as the leader has promised, even after a change of this node's own settings."""
+        """Called when this node's own settings have changed: continue to sync logs as the leader has promised, whatever
+        these settings say.
+        """
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
@@ -517,8 +523,8 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """Note that the copy of the transaction log is complete. From now on, this node acknowledges the blocks that it
-        receives.
+        """Record that the copy of the transaction log is complete. From now on, this node acknowledges the blocks that
+        it receives.
         """
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return
@@ -531,7 +537,9 @@ class Follower:
         _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
-        """Empty partitions and let them begin at a new offset. Later messages wait until that is done."""
+        """Remove all data of the partitions that the leader has named, and let them begin at new offsets. Later
+        messages of the leader are handled only when this is done.
+        """
         anew = {}
         for name, first in words.items():
             log = self._store.find_named(name)

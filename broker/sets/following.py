@@ -1,4 +1,6 @@
-"""Follow one leader after another, and connect again after a connection breaks. Reactor thread."""
+"""Follow one leader after another, and connect again after a connection breaks. This module runs on the reactor
+thread.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,13 @@ class FollowedLeader:
     ) -> None:
         """make: returns a new Follower for one connection. address: returns host and port of a node, None if they are
         unknown. on_gone: called when the process of that leader has ended. on_failure: called when this node may follow
-        no leader until an operator acts; it does not try again. on_end: called after each connection.
+        no leader until an operator acts; this object then does not connect again. on_end: called after each connection.
         """
         self.office: Office | None = None
         """The leader that this node follows or tries to follow; None if there is none."""
         self.follower: Follower | None = None
         self.trouble = ""
-        """The last known reason why this node does not follow now; "" for none."""
+        """The last known reason why this node does not follow now; "" if there is none."""
         self._reactor = reactor
         self._make = make
         self._address = address
@@ -56,7 +58,7 @@ class FollowedLeader:
 
     @property
     def live(self) -> bool:
-        """Whether this node receives the leader's blocks when the leader makes them."""
+        """Whether this node has caught up and receives each new block as soon as the leader makes it."""
         return self.follower is not None and self.follower.live
 
     def follow(self, office: Office, chosen: int) -> None:
@@ -77,7 +79,7 @@ class FollowedLeader:
             self.follower.leave(why)
 
     def stop(self) -> None:
-        """Stop following. Work that is under way may take longer: see `ended`."""
+        """Stop following. Work that is under way may continue for some time; `ended` waits for its end."""
         self.office = None
         follower, self.follower = self.follower, None
         if follower is not None:

@@ -1,13 +1,13 @@
 """The file in which a node of a set records its epochs: `<first data directory>/metaqset/history.json`.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
-"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies the start of the machine during which the
-node was last known to have all data. "ends" says where the node's partitions ended when the file was written. "inode"
-is the file's own inode number, which is wrong in a copy of the directory.
+"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" is the id of the start of the machine during which
+the node was last known to have all data. "ends" has the end offsets of the node's partitions at the time when the file
+was written. "inode" is the file's own inode number, which is wrong in a copy of the directory.
 
-An epoch's id is random. If ZooKeeper was set back or emptied, the id distinguishes epochs of the same number. An
-epoch's ends say where each partition ended when the epoch began. Only ends that differ from those of the epoch before
-are written. The file is replaced as a whole and synced, so either the old file or the new one always exists.
+An epoch's id is random. If ZooKeeper was set back or emptied, the id distinguishes epochs of the same number. The ends
+of an epoch are the end offsets of the partitions when the epoch began. Only ends that differ from those of the epoch
+before are written. The file is replaced as a whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ Epoch = tuple[int, str]
 
 MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
-"""Limits of the number of kept epochs, and of the total number of ends in them. There are limits because reading,
-comparing and sending the history takes time on the reactor thread. A node that followed none of the kept epochs has to
-be emptied before it can join.
+"""Limits of the number of kept epochs, and of the total number of ends in them. The limits exist because reading,
+comparing and sending the history takes time on the reactor thread. If a node followed none of the kept epochs, an
+operator has to remove its data before it can join.
 """
 
 
 class EpochHistory:
-    """The epochs that a node's partitions went through, oldest first. Immutable: every change returns a new object."""
+    """The epochs in which a node's partitions got their data, oldest first. The object is immutable: every change
+    returns a new object.
+    """
 
     def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
         """changes: for each epoch, in rising order, its number, its id and the ends that differ from the epoch
@@ -153,21 +155,25 @@ class NodeFile:
     def __init__(self, files: Files, data_path: str) -> None:
         self.path = os.path.join(data_path, SET_DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
-        """Identifies this node's data. Data of other nodes, and copies of this node's data, have other instances."""
+        """A random id of this node's data. Data of other nodes, and copies of this node's data, have other ids."""
         self.copied = False
-        """Whether `read` found a copied directory or a restored backup. Then the instance is a new one."""
+        """Whether `read` found that the directory is a copy or a restored backup. In this case a new instance id was
+        chosen.
+        """
         self.epoch = 0
         """The highest epoch that this node has seen. It refuses a stream of an older epoch, also after a restart."""
         self.history = EpochHistory()
         self.boot = ""
-        """Identifies the start of the machine during which the node was last known to have all data."""
+        """The id of the start of the machine during which the node was last known to have all data."""
         self.ends: Mapping[str, int] = {}
         """Where each partition of this node ended when the file was written."""
         self._files = files
         self._lock = threading.Lock()
 
     def read(self) -> None:
-        """Read the file. Raises StoreError if it is unreadable or damaged; then an operator must decide."""
+        """Read the file. Raises StoreError if the file is unreadable or damaged; then an operator must decide whether
+        this node's data may still be used.
+        """
         try:
             with opened(self._files, self.path) as fd:
                 status = self._files.status(self.path)
@@ -192,8 +198,8 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """Choose a new instance, because the data are no longer those that the set knows by the old instance. The next
-        `write` stores the new one.
+        """Choose a new instance id, because this node's data are no longer the data that the set knows by the old id.
+        The next `write` stores the new id.
         """
         self.instance = uuid.uuid4().hex
 

@@ -1,4 +1,4 @@
-"""The parts of the broker that a node of a broker set uses."""
+"""Interfaces of the broker: the methods that a node of a broker set uses."""
 
 from __future__ import annotations
 

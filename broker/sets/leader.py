@@ -1,5 +1,5 @@
 """A set's leader at work: it makes blocks of appended data, sends them to followers, and reports which blocks are
-committed. Reactor thread.
+committed. This module runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _EPOCH_START = 1
 """The number of the block that stands for all data that this node had at its election."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
-"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires with whether that is done. It fires
-only once the outcome is known.
+"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires with True if the set was written, else
+with False. It fires only when the outcome is known.
 """
 
 
@@ -115,7 +115,9 @@ class Leader:
         self.core = core
         self._on_established: Callable[[], None] | None = on_established
         self.draining = False
-        """Whether a hand-over is under way. The leader accepts no messages during a hand-over."""
+        """Whether a hand-over to another node is under way. The leader accepts no messages from producers during a
+        hand-over.
+        """
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -184,8 +186,8 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these writes of this turn are stored as their topics' `ack` demands. If a write is perhaps
-        not stored as demanded, its `error` is set.
+        """Call `done` when these writes, made in this turn of the reactor, are stored as their topics' `ack` settings
+        demand. If it is not certain that a write is stored in this way, its `error` is set.
         """
         missing = 1
 
@@ -256,13 +258,13 @@ class Leader:
         return found
 
     def reconfigured(self) -> None:
-        """Note that the topics' promises may have changed."""
+        """Called when the topics' `ack` settings may have changed."""
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
         """Put entries that belong to no partition into the next block, in front of its messages. `done` is called with
-        None when the block is committed, or with an error if it is unknown whether it will be. Without entries, `done`
-        is called when all earlier blocks are committed.
+        None when the block is committed, or with an error if it is unknown whether the block will be committed. Without
+        entries, `done` is called when all earlier blocks are committed.
         """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
@@ -366,7 +368,7 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Tell followers which blocks are committed, unless a block has just told them."""
+        """Send followers the number of the last committed block, unless a new block has just carried this number."""
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
             self._told, self._told_at = self.core.committed, self._reactor.seconds()
@@ -378,8 +380,8 @@ class Leader:
     # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve(self, name: str, protocol: StreamProtocol) -> None:
-        """Serve a follower that has connected and has been told the epoch and where to cut. Its first message is
-        READY.
+        """Serve a follower that has connected and already knows the epoch and where to cut its logs. The follower's
+        first message is READY.
         """
         before = self._links.get(name)
         if before is not None:
@@ -442,7 +444,9 @@ class Leader:
             self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
 
     def _leaves(self, link: _Link, words: Mapping[str, Any]) -> None:
-        """Remove a follower that says that it stops, so that no producer waits for it."""
+        """Remove a follower from the in-sync set after it has announced that it stops, so that no producer waits for
+        it.
+        """
         self._leaving.add(link.name)
         self._errors[link.name] = str(words.get("why", "it stops"))
         self._consider()
@@ -516,7 +520,7 @@ class Leader:
                 self._on_failure(failure)
 
     def _drop_internal(self) -> None:
-        """Tell followers to drop the compacted parts of internal logs."""
+        """Tell followers to drop the beginnings of internal logs that compaction has removed on this node."""
         for log in self._store.all_internal_logs():
             if self._internal_from.get(log, log.first_offset) != log.first_offset:
                 self._send_firsts([log])
@@ -534,9 +538,9 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Change the in-sync set if it is not as it should be. From the start of a change, commits also need a joining
-        node. It is written into the set when it has all committed data. Commits need a leaving node until the set is
-        written without it.
+        """Begin to change the in-sync set if a follower should join or leave it. From the start of a change, commits
+        also need a joining node. The joining node is written into the set when it has all committed data. Commits need
+        a leaving node until the set without this node is written.
         """
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
@@ -589,8 +593,8 @@ class Leader:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def drain_to(self, name: str) -> Deferred[bool]:
-        """Stop accepting messages. The Deferred fires with True when the follower has all data, with False if it is
-        gone.
+        """Stop accepting messages from producers. The Deferred fires with True when the follower has all data, or with
+        False if the follower's connection is lost.
         """
         self.draining = True
         self._flush()
@@ -609,8 +613,8 @@ class Leader:
         return deferred
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
-        """Tell the follower to stand for election at once. Its grants no longer count. leaving: whether this node
-        stops, so that the next leader need not wait for it.
+        """Tell the follower to stand for election at once. From then on its grants no longer count. leaving: whether
+        this node stops, so that the next leader need not wait for this node.
         """
         link = self._links.get(name)
         if link is not None:
@@ -654,7 +658,7 @@ class Leader:
 
 
 def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
-    """Join a log's appends of one turn, in their order, into one entry per segment."""
+    """Join all appends of one log in one turn of the reactor, in their order, into one entry for each segment."""
     if len(entries) == 1:
         yield entries[0]
         return

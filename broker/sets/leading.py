@@ -1,8 +1,10 @@
-"""A leader's knowledge of its followers, and of which blocks are committed. This module has no I/O, clock or thread.
+"""Record a leader's knowledge about its followers, and compute which blocks are committed. This module has no I/O,
+clock or thread.
 
-`needed` are the other nodes that a commit and an acknowledgement need: the in-sync set or, while the outcome of a
-change is unknown, the nodes of both the old set and the new set. The caller reports events with methods. Then
-`take_committed` returns the data that became visible, and `take_answers` returns the callbacks to call.
+`needed` contains the other nodes without which no block is committed and no client gets an acknowledgement. These are
+the nodes of the in-sync set or, while the outcome of a change is unknown, the nodes of both the old set and the new
+set. The caller reports events with methods. Then `take_committed` returns the data that became visible, and
+`take_answers` returns the callbacks to call.
 """
 
 from __future__ import annotations
@@ -38,21 +40,23 @@ class Mark(NamedTuple):
 
 
 class FollowerState:
-    """What the leader knows of one follower, which may be connected or not."""
+    """The leader's knowledge about one follower, which may be connected or not."""
 
     def __init__(self) -> None:
         self.received = self.safe = _NOTHING
-        """The last block that the follower has in memory, and the last block that it has on the disk."""
+        """The numbers of the last block that the follower has in memory (`received`) and of the last block that it has
+        on the disk (`safe`).
+        """
         self.granted_until = float("-inf")
         """When the follower's grant ends, by the leader's clock. Until then the follower does not stand for
         election.
         """
         self.live = False
-        """Whether the follower receives blocks when the leader makes them."""
+        """Whether the follower receives each block as soon as the leader makes it."""
 
 
 class _LaneState:
-    """The blocks of one lane that are not committed, and the callbacks that wait for them."""
+    """The blocks of one lane (memory or disk) that are not committed, and the callbacks that wait for their commit."""
 
     def __init__(self) -> None:
         self.committed = 0
@@ -80,18 +84,18 @@ class Leading:
 
     @property
     def needed(self) -> frozenset[str]:
-        """The other nodes that must have acknowledged data."""
+        """The other nodes that must acknowledge a block before it is committed."""
         return counted(self.in_sync, self.changing_to) - {self.me}
 
     @property
     def committed(self) -> tuple[int, int]:
-        """The last committed block, by lane."""
+        """The number of the last committed block in each lane (memory, disk)."""
         return self._lanes[Lane.MEMORY].committed, self._lanes[Lane.DISK].committed
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def next_block(self, memory: Sequence[Mark], disk: Sequence[Mark]) -> int:
-        """Add a block, given its marks by lane, and return its number."""
+        """Add a block and return its number. memory, disk: the block's marks in each of the two lanes."""
         self.number += 1
         for lane, marks in zip(self._lanes, (memory, disk), strict=True):
             if marks:
@@ -99,30 +103,30 @@ class Leading:
         return self.number
 
     def acknowledged(self, name: str, ack: Ack) -> None:
-        """Note which blocks a live follower has acknowledged."""
+        """Record which blocks a live follower has acknowledged."""
         state = self.followers[name]
         if state.live:
             state.received, state.safe = ack.received, ack.safe
 
     def granted(self, name: str, until: float) -> None:
-        """Note that a follower does not stand for election before `until`, monotonic seconds."""
+        """Record that a follower does not stand for election before the time `until`, in monotonic seconds."""
         state = self.followers[name]
         state.granted_until = max(state.granted_until, until)
 
     def revoke(self, name: str) -> None:
-        """Note that a follower may stand for election from now on."""
+        """Record that a follower may stand for election from now on."""
         self.followers[name].granted_until = float("-inf")
 
     def connected(self, name: str) -> None:
-        """Note that a follower has connected. It is about to get a copy of the data that it lacks."""
+        """Record that a follower has connected. It will get a copy of the data that it lacks."""
         self.followers[name] = FollowerState()
 
     def went_live(self, name: str) -> None:
-        """Note that a follower receives every block from now on."""
+        """Record that a follower receives every block from now on."""
         self.followers[name].live = True
 
     def lost(self, name: str) -> None:
-        """Note that a follower's connection is gone. Its grant stays in force."""
+        """Record that a follower's connection is lost. Its grant is still valid."""
         state = self.followers.get(name)
         if state is not None:
             state.live = False
@@ -168,8 +172,8 @@ class Leading:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, lane: Lane, number: int, answered: OnCommitted) -> bool:
-        """Let `take_answers` return `answered` when block `number` is committed. Return False if it is committed
-        already.
+        """Keep the callback `answered` until block `number` is committed; then `take_answers` returns it. Return False
+        without keeping it if the block is committed already.
         """
         state = self._lanes[lane]
         if number <= state.committed:

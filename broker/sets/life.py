@@ -57,9 +57,9 @@ class NodeEvent(Enum):
     LOST = auto()
     """This node has certainly lost the election, because another write was applied."""
     UNFIT = auto()
-    """The disk failed before the node asked ZooKeeper."""
+    """The disk failed before the node asked ZooKeeper to make it the leader."""
     RECORDED = auto()
-    """The epoch is on the disk, and so are the positions where each log ended when the epoch began."""
+    """The new epoch is on this node's disk, together with the positions where each log ended when the epoch began."""
     COMMITTED = auto()
     """All data that the leader had when it was elected are committed."""
     DEPOSED = auto()
@@ -67,9 +67,9 @@ class NodeEvent(Enum):
     FAILED = auto()
     """The work that the last action began could not be done."""
     DISTRUSTED = auto()
-    """The disk has failed or is full, or the data differ from the leader's."""
+    """This node's disk has failed or is full, or its data differ from the leader's."""
     TRUSTED = auto()
-    """There is room again, or an operator has decided about the data."""
+    """The full disk has room again, or an operator has decided how to treat the data that differ."""
     STOP = auto()
 
 
@@ -94,7 +94,7 @@ class NodeAction(Enum):
     RESIGN = auto()
     """Write into ZooKeeper that this node does not lead, if other nodes are in sync."""
     LET_IN = auto()
-    """Answer the followers that have connected since the node began to stand."""
+    """Answer the followers that have connected since this node became a candidate."""
     DECIDE = auto()
     """Find out which event is due now."""
     DECIDE_LATER = auto()
@@ -106,8 +106,9 @@ RESTING = frozenset({_S.IDLE, _S.FOLLOWING})
 """States in which a node checks whether it should create the set's state, stand for election or follow a leader."""
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""States in which a node grants nothing. It enters such a state in the same turn of the reactor in which it checks its
-promises. It leaves these states when it knows the outcome, however long that takes. (5)
+"""States in which a node grants nothing to a leader. The node enters such a state in the same turn of the reactor in
+which it checks its promises. It leaves these states only when it knows the outcome of the election, however long that
+takes. (5)
 """
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})
@@ -152,7 +153,9 @@ for _state in NodeState:
 
 
 def next_state(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[NodeAction, ...]]:
-    """Return the state and actions after an event. Raises LocalProtocolError for an impossible pair."""
+    """Return the node's next state and its actions after an event. Raises LocalProtocolError if the event is impossible
+    in this state.
+    """
     found = TABLE.get((state, event))
     if found is None:
         raise LocalProtocolError(f"a node in state {state.name} cannot take the event {event.name}: this is a bug")

@@ -2,7 +2,7 @@
 was moved away, or a file system check has removed files.
 
 If the newest messages are missing after a restart of the machine, that is not such a loss, because nobody had promised
-that they were on the disk (rules.may_stand, `forgetful`). After a loss, the data no longer count as in sync.
+that they were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as in sync.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["contents", "losses"]
 
 def contents(store: Store, log_directory: str) -> dict[str, int]:
     """Return where each partition `<topic>-<partition>` and each internal log ends. The key `transactions` has the
-    value 1 if the transaction log in `log_directory` has files, else 0. Owning thread. Raises StoreError.
+    value 1 if the transaction log in `log_directory` has files, else 0. Called on the owning thread. Raises StoreError.
     """
     ends = {name: end for name, (_, end, _) in store.ends().items()}
     return {**ends, DIRECTORY: int(_has_log(store.files, log_directory))}
@@ -30,8 +30,8 @@ def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_b
     """Return the sorted names of the logs that this node had and now lacks, wholly or in part. Raises StoreError.
 
     known: the result of contents() when the node's file was written (NodeFile.ends). same_boot: whether the machine has
-    not been restarted since then; if so, no byte may be missing. To be called before anything is appended. Owning
-    thread.
+    not been restarted since then; if so, no byte may be missing. To be called on the owning thread, before anything is
+    appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

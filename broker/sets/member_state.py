@@ -20,10 +20,10 @@ class MemberState(NamedTuple):
     epoch: int
     """The highest epoch that the node has seen."""
     last_epoch: int
-    """The last epoch in the node's history, whose data it has; 0 for none."""
+    """The last epoch in the node's history, that is the last epoch whose data the node has; 0 if there is none."""
     leader_url: str
     error: str
-    """Why the node does not take part or does not follow; "" if it does."""
+    """The reason why the node takes no part in the set or does not follow; "" if there is no such reason."""
     busy: bool
     """Whether the node stands for election or creates the set's state."""
     stopping: bool
@@ -32,7 +32,7 @@ class MemberState(NamedTuple):
     following: bool
     """Whether the node follows a leader or tries to."""
     live: bool
-    """Whether the node receives the leader's blocks when the leader makes them."""
+    """Whether the node has caught up and receives each new block as soon as the leader makes it."""
     elections: int
     """Elections that the node has won since its start."""
     hand_overs: int

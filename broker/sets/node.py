@@ -1,7 +1,7 @@
-"""One node of a broker set. It executes the actions of the table in life.py. Reactor thread; worker threads use
-ZooKeeper and files.
+"""One node of a broker set. It executes the actions of the table in life.py. It runs on the reactor thread; worker
+threads call ZooKeeper and use files.
 
-Whenever something has changed, `_decide` asks the outlook (outlook.py) which event is due.
+Whenever the state of this node or of the set has changed, `_decide` asks the outlook (outlook.py) which event is due.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _UNSEEN = SetView(None, -1)
-"""The view before ZooKeeper was read."""
+"""The view of the set that is used before ZooKeeper was read for the first time."""
 
 
 class SetMember:
@@ -80,16 +80,18 @@ class SetMember:
         *,
         before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Read the node's file. Raises StoreError. session: `start` starts it, `close` closes it. registration: uses
-        that session. on_role: called when `refusal` may have changed. before_serving: awaited after each election
-        before clients are served.
+        """Read the node's file. Raises StoreError. session: the ZooKeeper session; `start` starts it, `close` closes
+        it. registration: must use this session. on_role: called when `refusal` may have changed. before_serving:
+        awaited after each election before clients are served.
         """
         self.name = name
         self.zone = zone
         self.leader: Leader | None = None
         """The Leader object while this node leads, else None."""
         self.failure: MetaqError | None = None
-        """Why this node does not take part until an operator acts or the disk has room again; None if it takes part."""
+        """Why this node takes no part in its set; None if it takes part. The reason stays until an operator acts or the
+        disk has room again.
+        """
         self._state = NodeState.IDLE
         self._broker = broker
         self._reactor: Any = broker.reactor
@@ -158,7 +160,9 @@ class SetMember:
         self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
 
     def _look_for_losses(self) -> None:
-        """Find out which data the directories have lost. If there are any, choose a new instance. Raises StoreError."""
+        """Find out which data the data directories have lost. If data were lost, choose a new instance id for this
+        node's data. Raises StoreError.
+        """
         broker, file = self._broker, self._file
         same_boot = file.boot == self._boot
         lost = losses(broker.store, broker.transactions.directory, file.ends, same_boot=same_boot)
@@ -182,14 +186,14 @@ class SetMember:
         return contents(self._broker.store, self._broker.transactions.directory)
 
     def _caught_up(self) -> None:
-        """Note that this node has all data, as the leader has just told it."""
+        """Record that this node has all data. Called when the leader has told this node so."""
         self._incomplete = False
         ensureDeferred(self._remember(self._boot)).addErrback(
             lambda failure: _log.error("the node is still no candidate for election: %s", failure.getErrorMessage())
         )
 
     async def _remember(self, boot: str) -> None:
-        """Write the present ends of the node's partitions to its file. boot: identifies the start of the machine during
+        """Write the present ends of the node's partitions to its file. boot: the id of the start of the machine during
         which the node had all data.
         """
         forgetful = self._file.boot != boot
@@ -277,7 +281,7 @@ class SetMember:
         )
 
     def reconfigured(self) -> None:
-        """Note that the topics' settings may have changed."""
+        """Called when the topics' settings may have changed."""
         if self.leader is not None:
             self.leader.reconfigured()
         if self._following.follower is not None:
@@ -300,8 +304,8 @@ class SetMember:
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """Check a request for the gate while `refusal` is not None. Raises NotLeader if this node does not serve such
-        requests.
+        """Check, for the gate, whether a request is allowed while `refusal` is not None. Raises NotLeader if this node
+        does not serve such requests.
         """
         if verb.nodes is Nodes.ALL:
             return
@@ -310,7 +314,9 @@ class SetMember:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Parkable) -> None:
-        """Do the same check as `check`, for an admitted pull, each time that the pull resumes."""
+        """Do the same check as `check` for a waiting pull request that was admitted before. Called each time the pull
+        resumes.
+        """
         place = pull.follower_place
         if place is not None and self.shows_messages:
             topic, partition, offset = place
@@ -321,8 +327,8 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether to serve readers that ask for a follower. True if this node has all committed data except those that
-        are on their way.
+        """Whether to serve readers that ask to read from a follower. True if this node has all committed data except
+        those that the leader has just sent or is about to send.
         """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
@@ -368,7 +374,7 @@ class SetMember:
         )
 
     def _decide(self) -> None:
-        """Find out which event is due, and handle it."""
+        """Find out which event of life.py is due, and handle it."""
         if self._view is None:
             return
         outlook = self._outlook()
@@ -384,7 +390,7 @@ class SetMember:
             self._happened(event)
 
     def _happened(self, event: NodeEvent) -> None:
-        """Change the node's state as this event demands, and execute the actions."""
+        """Change the node's state as the table in life.py says for this event, and execute the table's actions."""
         if event is NodeEvent.TRUSTED:
             self.failure = None
         self._state, actions = next_state(self._state, event)
@@ -422,7 +428,7 @@ class SetMember:
                 self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
 
     def _work(self, work: Coroutine[Any, Any, NodeEvent]) -> None:
-        """Run a coroutine that takes time. Its result is the event that happens then."""
+        """Run a coroutine that takes time. When it ends, handle the event that it returns."""
 
         def done(result: NodeEvent | Failure) -> None:
             if isinstance(result, NodeEvent):
@@ -467,8 +473,9 @@ class SetMember:
             return view
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
-        """Replace the set's state that has this version, and return the set's view once the outcome is known. While the
-        outcome is unknown, the request may still arrive, so the same state is written again (rules.counted).
+        """Replace the set's state in ZooKeeper if it has this version. Return the view of the set once the outcome is
+        known. While the outcome is unknown, the request may still arrive, so the same state is written again
+        (rules.counted).
 
         after: the view to return if ZooKeeper confirms the write. It makes a read unnecessary."""
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
@@ -583,7 +590,9 @@ class SetMember:
         self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
-        """Stop leading, because nothing on this node can be trusted until it is started again."""
+        """Stop leading after the disk has failed, because no data on this node can be trusted until it is started
+        again.
+        """
         if self.leader is not None:
             self._distrust(failure)
 
@@ -592,7 +601,7 @@ class SetMember:
         self._happened(NodeEvent.DISTRUSTED)
 
     def _note(self, failure: MetaqError) -> None:
-        """Record and log why this node does not take part."""
+        """Record and log why this node takes no part in its set."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -605,7 +614,9 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Take part again once the disk has room. A full disk, unlike a failed one, has lost nothing."""
+        """Check whether a full disk has room again, and if so, let this node take part in its set again. This is
+        possible because a full disk, unlike a failed one, has lost no data.
+        """
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
         if self._state is not NodeState.OUT or self._broker.store.space.lacking(tuning.ROOM_BYTES) is not None:
@@ -615,8 +626,8 @@ class SetMember:
         self._happened(NodeEvent.TRUSTED)
 
     async def _resign(self) -> None:
-        """Write into ZooKeeper that this node does not lead, as long as the set's state says that it leads and others
-        are in sync.
+        """If the set's state says that this node leads and that other nodes are in sync, write into ZooKeeper that no
+        node leads. Repeat this until it has succeeded or is no longer necessary.
         """
         view, won = self._view, self._won
         assert self._set is not None
@@ -741,12 +752,16 @@ class SetMember:
         return True
 
     def _leader_gone(self, office: Office, *, for_good: bool) -> None:
-        """Note that this leader does not lead any more. for_good: whether its process has ended."""
+        """Record that the leader of this office does not lead any more. for_good: whether the leader's process has
+        ended.
+        """
         self._gone, self._gone_for_good = office, for_good
         self._decide()
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """Stand for election, because the leader has stopped acknowledging and this node has all its data."""
+        """Stand for election because the leader asks for it: the leader has stopped acknowledging, and this node has
+        all of the leader's data.
+        """
         if self._following.office is None:
             return
         self._granted_until = 0.0
@@ -762,8 +777,8 @@ class SetMember:
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Return whether it is worth waiting for a follower, or for `target` if given: at least one such follower is
-    connected, but none is both in sync and live.
+    """Return whether a hand-over should wait for a follower (only for `target` if it is given). True if at least one
+    such follower is connected, but none of them is both in sync and receiving all blocks.
     """
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

@@ -1,5 +1,5 @@
-"""The transactions of a broker set's node. The transaction log is open while the node leads, and mirrored from the
-leader while it follows (docs/transactions.md).
+"""Manage the transaction log of a broker set's node. The log is open while the node leads. While the node follows, the
+log is a copy of the leader's log (docs/transactions.md).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class SetTransactions:
-    """Opens, closes and mirrors the node's transaction log. Reactor thread."""
+    """Opens and closes the node's transaction log, and lets it mirror the leader's log. Its methods run on the reactor
+    thread.
+    """
 
     def __init__(
         self,
@@ -47,13 +49,15 @@ class SetTransactions:
         broker.transactions.lock()
 
     async def mirror(self) -> TransactionMirror:
-        """Return the mirror for a follower, once nothing else uses the files. Raises StoreError."""
+        """Return the TransactionMirror, which a follower uses. Wait until nothing else uses the log's files. Raises
+        StoreError.
+        """
         await self._mirror.ready()
         return self._mirror
 
     async def write_back(self) -> None:
-        """Write dirty data to the disk before this node begins to follow, because its leader then waits for this node's
-        sync (TransactionMirror.write_back).
+        """Write data that are only in the page cache to the disk before this node begins to follow, so that the leader
+        later waits less for this node's sync (TransactionMirror.write_back).
         """
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
@@ -62,8 +66,8 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the transaction log can be opened: its files are complete, and the partitions' data are safe, so
-        that a replay can find them. Raises StoreError.
+        """Wait until the transaction log can be opened. It can be opened when its files are complete and the
+        partitions' data are safe, so that a replay finds these data. Raises StoreError.
         """
         await self.mirror()
         safe: Deferred[None] = Deferred()

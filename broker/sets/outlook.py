@@ -1,5 +1,5 @@
-"""What a broker set's node knows, and which event (life.py) is therefore due. This module has no I/O, clock or
-thread.
+"""Collect the facts that a broker set's node knows, and derive from them which event (life.py) is due. This module has
+no I/O, clock or thread.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["Outlook"]
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What one node knows at one moment.
+    """The facts that one node knows at one moment.
 
-    name: the node's name. instance: identifies its data. epoch: the highest epoch that it has seen. has_data: whether
-    it has ever led or followed. present: whether the set's list of nodes contains it. session_id: the id of its
-    ZooKeeper session. gone: epoch and name of the leader whose process has ended or that hands over to this node.
+    name: the node's name. instance: the id of its data. epoch: the highest epoch that it has seen. has_data: whether it
+    has ever led or followed. present: whether the set's list of nodes contains it. session_id: the id of its ZooKeeper
+    session. gone: epoch and name of the leader whose process has ended or that hands over to this node.
     promised: whether a promise to a leader is still in force. led: the epoch in which it leads, None if it does not
     lead.
     """
@@ -38,7 +38,7 @@ class Outlook:
     promised: bool
     led: int | None
     diverged: bool
-    """Whether the node is out because its data differ from the leader's."""
+    """Whether the node does not take part because its data differ from the leader's."""
     stopping: bool
 
     def due(self, state: NodeState) -> NodeEvent | None:
@@ -81,9 +81,9 @@ class Outlook:
 
     @property
     def is_set_back(self) -> bool:
-        """Whether the state in ZooKeeper is older than a state that a present node has seen. Its in-sync nodes may have
-        been removed from the set since then. A state without a leader does not count as older, because it was written
-        for an operator's choice or by a leader that resigned.
+        """Whether the state in ZooKeeper is older than a state that a present node has seen. The nodes that this older
+        state lists as in sync may have been removed from the in-sync set since then. A state without a leader does not
+        count as older, because it was written for an operator's choice or by a leader that resigned.
         """
         view, state = self.view, self.view.state
         if state is None:
@@ -101,9 +101,9 @@ class Outlook:
 
     @property
     def may_create(self) -> bool:
-        """Whether this node may create the set's state. A node that has been in the set waits for an operator, because
-        only the lost state said which nodes have all acknowledged data. A new node waits if any such node is present.
-        Of several new nodes, the first by name creates the state.
+        """Whether this node may create the set's state. A node that has been in the set before waits for an operator,
+        because only the lost state said which nodes have all acknowledged data. A new node also waits if a node is
+        present that has been in the set before. Of several new nodes, the first by name creates the state.
         """
         nodes = self.view.nodes
         return (
@@ -138,8 +138,8 @@ class Outlook:
 
     @property
     def trouble(self) -> str:
-        """What the node waits for, if only an operator can know which data are right; "" if it does not wait for an
-        operator.
+        """A text that says why the node waits for an operator to decide which data are right; "" if it does not wait
+        for an operator.
         """
         name, state, broker_id = self.name, self.view.state, self.broker_id
         if state is None:
@@ -176,7 +176,9 @@ class Outlook:
         return ""
 
     def _other_remedy(self) -> str:
-        """Return another remedy for a node without data, which should not lead. Return "" for a node with data."""
+        """Return a text with another thing that the operator can do if this node has no data, because such a node
+        should not lead. Return "" for a node with data.
+        """
         if self.has_data:
             return ""
         others = [each for each in self.view.nodes.values() if each.epoch and each.name != self.name]

@@ -1,8 +1,8 @@
 """The decisions of a broker set's node: pure functions without I/O, clock or thread.
 
 The product calls these functions. The model of the protocol (tests/component/sets) also calls them, and explores every
-order of events for small sets. The numbers in brackets name invariants of docs/replication.md. Without its rule an
-invariant breaks, and a test of the model shows how.
+order of events for small sets. The numbers in brackets name invariants of docs/replication.md. If a rule is removed,
+its invariant is violated; a test of the model shows this for each rule.
 
 Names are names of the set's nodes. Positions and ends are byte offsets of one partition, or any other numbers that
 grow with its log. Times are seconds of one node's monotonic clock and never leave that node.
@@ -57,16 +57,17 @@ def may_stand(
     leader_gone: bool,
     promises_run_out: bool,
 ) -> bool:
-    """Return whether a node may become a candidate. (2, 5)
+    """Return whether a node may become a candidate in an election. (2, 5)
 
     in_sync: the in-sync set in the state that the election will replace, if that state still has the same version.
     In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied directory is not in
     sync. master_present and leader_gone only avoid needless elections, so both may be wrong. promises_run_out: see
     promised_until().
 
-    forgetful: the present nodes whose machine has restarted since they led or had caught up (see is_caught_up()). Such
-    a node may lack data that it acknowledged in memory, so a node whose machine has not restarted goes first. If all
-    in-sync nodes are forgetful, data that were only in memory are lost, and each may stand.
+    forgetful: the present nodes whose machine has restarted since they last led or had caught up (see is_caught_up()).
+    Such a node may lack data that it acknowledged when they were only in memory. So it may not stand while an in-sync
+    node whose machine has not restarted is present. If all in-sync nodes are forgetful, data that were only in memory
+    are lost anyway, and each of these nodes may stand.
     """
     remembered = me not in forgetful or all(name in forgetful for name in in_sync)
     return me in in_sync and remembered and promises_run_out and (leader_gone or not master_present)
@@ -88,7 +89,8 @@ def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     """Return whether a follower may answer the leader's ping with a grant. (5)
 
     own_epoch: the highest epoch that the follower has seen; it is on the disk. stream_epoch: the epoch of the leader
-    whose history the follower has taken over; 0 before that, so a node that still joins grants nothing.
+    whose history the follower has taken over; 0 before it has done so; therefore a node that is still joining grants
+    nothing.
     standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. It stays
     one until it knows for certain that its transaction has failed, however long that takes.
     """
@@ -104,8 +106,8 @@ def promised_until(now: float) -> float:
 
 
 def counted_until(sent_at: float) -> float:
-    """Return the time until which the leader may rely on a grant. sent_at: when the leader sent the ping, not when it
-    got the answer. (5)
+    """Return the time until which the leader may rely on a grant. sent_at: the time when the leader sent the ping, not
+    the time when it got the answer. (5)
     """
     return sent_at + GRANT_SECONDS * COUNTED_SHARE
 
@@ -118,8 +120,8 @@ def in_time(now: float, until: float) -> bool:
 def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Collection[str], me: str) -> bool:
     """Return whether the leader may tell a client that a message is stored. (1, 5)
 
-    granted_until: counted_until() of the last answered ping, by name. needed: see counted(). The result is valid only
-    at `now`: call this immediately before the bytes of the client's answer are sent.
+    granted_until: counted_until() of the last answered ping, by name. needed: the result of counted(). This function's
+    result is valid only at `now`, so call it immediately before the bytes of the client's answer are sent.
     """
     return all(name == me or in_time(now, granted_until.get(name, now)) for name in needed)
 
@@ -130,9 +132,10 @@ def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Coll
 def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozenset[str]:
     """Return the nodes that count: commits need their copies, and acknowledgements need their grants. (2, 5)
 
-    in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing, from before
-    it sends the request until it knows the outcome; else None. If the znode still has its old version, the outcome is
-    still unknown, since the request may yet arrive. A leader in doubt writes the same set again.
+    in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing; else None.
+    It is given from before the leader sends the write request until the leader knows the outcome. If the znode still
+    has its old version, the outcome is still unknown, because the request may arrive later. If the leader does not know
+    the outcome, it writes the same set again.
     """
     return frozenset(in_sync) if pending is None else frozenset(in_sync) | frozenset(pending)
 
@@ -141,8 +144,8 @@ def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
     """Return whether, for this partition, the leader may add a follower to the in-sync set and tell it that it is no
     longer forgetful. (2)
 
-    acknowledged: before the leader tells the follower that it is no longer forgetful, only acknowledgements on the same
-    connection count.
+    acknowledged: the follower's acknowledged position. Before the leader tells the follower that it is no longer
+    forgetful, only acknowledgements on the same connection count.
     epoch_start: the leader's end at its election. All data that the former leader committed lie below it. The new
     leader does not know how much of its data was committed, so `committed` alone is not enough.
     """
@@ -150,7 +153,7 @@ def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
 
 
 def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collection[str], me: str) -> int:
-    """Return the position up to which all needed nodes have the log. (2, 3)
+    """Return the position up to which this node and all needed nodes have the log. (2, 3)
 
     own and acknowledged: the positions on the disk for topics with `ack=disk`, else the positions in memory. The
     leader's committed position is the largest value that this function has returned, so it never goes back.
@@ -162,8 +165,9 @@ def visible_end(own: int, told: int) -> int:
     """Return the position up to which a follower shows its log to readers: `told`, which the leader has reported as
     committed, but at most the follower's own end. (3, 4)
 
-    A starting node has been told nothing. A reader may ask for a position between the returned one and the log's end,
-    because another node showed more. Such a position is not out of range; the reader waits.
+    A node that has just started has no such report from a leader yet. A reader may ask for a position between the
+    returned one and the log's end, because another node showed it more data. Such a position is not out of range; the
+    reader waits.
     """
     return min(own, told)
 
@@ -174,9 +178,9 @@ def visible_end(own: int, told: int) -> int:
 def accepts(own_epoch: int, epoch: int) -> bool:
     """Return whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
 
-    own_epoch: the highest epoch that the node has seen. The epoch is on the node's disk before the node acknowledges or
-    grants anything in it. A state in ZooKeeper with a smaller epoch is old or was set back; then nobody knows which
-    nodes are in sync.
+    own_epoch: the highest epoch that the node has seen. The node writes an epoch to its disk before it acknowledges or
+    grants anything in this epoch. If the state in ZooKeeper has a smaller epoch, this state is old or ZooKeeper was set
+    back; then nobody knows which nodes are in sync.
     """
     return epoch >= own_epoch
 
@@ -195,8 +199,8 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
     """Return where an epoch ends in a node's log. (6)
 
     later_starts: where each later epoch of the node's history began; 0 for a partition that did not exist then. The
-    smallest start counts, not the next one, because a node that lost its unsynced tail has less than its history says.
-    Its next epoch then began at that lower end.
+    result depends on the smallest of these starts, not on the first one. A node that lost its unsynced last data has
+    less data than its history says, and its next epoch then began at that lower end.
     """
     return min([log_end, *later_starts])
 
@@ -212,8 +216,9 @@ def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
 def may_cut(kept: int, told: int, own_epoch: int, chosen: int) -> bool:
     """Return whether a joining node may cut a partition down to `kept`. (2, 4)
 
-    told: the end up to which this process was told that all data are committed. By invariant 4, a leader that has less
-    was either chosen by an operator, or elected with an old state because ZooKeeper was set back. chosen: see SetState.
+    told: the end up to which a leader has told this process that all data are committed. Because of invariant 4, only
+    two kinds of leaders can have less data: one that an operator has chosen, and one that was elected with an old state
+    because ZooKeeper was set back. chosen: see SetState.
     own_epoch: the epoch of the node's data.
     """
     return kept >= told or chosen >= own_epoch

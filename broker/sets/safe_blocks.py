@@ -1,4 +1,4 @@
-"""Track the last block for which all data that must be on this node's disk are there."""
+"""Track up to which block all data that must be on this node's disk are on the disk."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Waiting:
 
 class SafeBlocks:
     """Tracks which blocks are safe. Blocks may become safe in any order; a block counts when all blocks before it are
-    safe, too. Reactor thread.
+    safe, too. Used on the reactor thread.
     """
 
     def __init__(
         self, store: Store, on_safe: Callable[[], None], on_failure: Callable[[MetaqError], None], safe: int = 0
     ) -> None:
-        """on_safe: called when `number` has grown, but not within `add`. on_failure: called when the disk has failed;
-        then no block becomes safe any more.
+        """safe: the first value of `number`. on_safe: called when `number` has grown, but never during a call of `add`.
+        on_failure: called when the disk has failed; then no block becomes safe any more.
         """
         self.number = safe
         """The last block that is safe together with all blocks before it."""
@@ -43,8 +43,8 @@ class SafeBlocks:
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]], when_others: WhenSafe | None = None) -> None:
-        """Add the next block. It is safe when each of these logs is safe up to its end offset and when_others has
-        called back.
+        """Add the next block. The block is safe when the data of each of these logs are safe up to the given end offset
+        and `when_others`, if given, has called its callback.
         """
         if not ends and when_others is None and not self._waiting:
             self.number = number

@@ -1,4 +1,4 @@
-"""What operators see and choose of a broker set's node: its status, and hand-overs to the leader that operators
+"""Report the status of a broker set's node to operators, and hand the leadership over to the node that operators
 prefer.
 """
 
@@ -33,14 +33,16 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 
 _WAIT_TOLD_MS = 5_000
-"""How long a node waits before it logs that it waits, because the nodes of a set do not start at the same moment."""
+"""How long a node waits for a leader before it logs that it waits. Shorter waits are normal, because the nodes of a set
+do not start at the same moment.
+"""
 
 _NAMED = 8
 """How many topics a log line names."""
 
 
 class Preference:
-    """Decides when a leader hands over to the node that operators prefer. No I/O, no clock."""
+    """Decides when a leader hands over to the node that operators prefer. This class has no I/O and no clock."""
 
     def __init__(self) -> None:
         self._node = ""
@@ -51,7 +53,8 @@ class Preference:
         """Return whether to hand over to `preferred` now. A result of True counts as an attempt. now: monotonic
         seconds.
 
-        ready: whether this node leads and serves, and the preferred node is another node that is in sync and live.
+        ready: whether this node leads and serves clients, and the preferred node is another node that is in sync and
+        receives all blocks.
         """
         if not ready:
             self._ready_since = None
@@ -65,8 +68,8 @@ class Preference:
 
 
 class SetReport:
-    """Reports this node's part in replication for `stats`, /metrics and operators. Reactor thread. Call `start` and
-    `stop` once.
+    """Reports this node's part in replication for `stats`, /metrics and operators. Its methods run on the reactor
+    thread. Call `start` and `stop` once.
 
     Roles: `leader`, `taking-over` (elected, but not all its data are committed), `handing-over`, `follower`, `joining`
     (connects, cuts or copies), `candidate`, `waiting` (there is no leader to follow, or the node may not stand for
@@ -86,11 +89,11 @@ class SetReport:
         self._described: tuple[BrokerConfig, dict[str, Any]] = broker.config, served_settings(broker.config)
 
     def start(self) -> None:
-        """Begin to note changes and to hand over to a preferred node."""
+        """Begin to record changes of the status, and to hand over to a preferred node when that is due."""
         self._timer = repeat(_LOOK_SECONDS, self._look, self._reactor, "the report of a broker set's node")
 
     def stop(self) -> None:
-        """Stop noting changes, because the broker stops."""
+        """Stop recording changes of the status, because the broker stops."""
         if self._timer is not None:
             self._timer.stop()
 
@@ -130,8 +133,8 @@ class SetReport:
         self._member.try_again()
 
     def under_replicated(self) -> list[str]:
-        """Return a leader's topics for which fewer nodes are in sync than `replicas=` says, or without `replicas=`,
-        than the set has nodes.
+        """Return the topics of this leader that have too few in-sync nodes: fewer than `replicas=` says or, for a topic
+        without `replicas=`, fewer than the set has nodes.
         """
         leader = self._member.leader
         if leader is None:
@@ -142,7 +145,9 @@ class SetReport:
         return self._short_of(lambda topic: topic.replicas or nodes)
 
     def refusing(self) -> list[str]:
-        """Return a leader's topics that accept no messages, because fewer nodes are in sync than `minInSync=` says."""
+        """Return the topics of this leader that accept no messages, because fewer nodes are in sync than `minInSync=`
+        says.
+        """
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
@@ -158,7 +163,9 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return the settings to report for the present configuration. A reload replaces them."""
+        """Return the settings of the present configuration that the status reports. A reload of the configuration
+        replaces them.
+        """
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)
@@ -169,7 +176,7 @@ class SetReport:
         return NodeStatus(*status, since_ms=since)
 
     def _noted(self, name: str, value: Hashable) -> int:
-        """Return since when `name` has this value, in Unix milliseconds."""
+        """Return the time, in Unix milliseconds, since when the status field `name` has this value."""
         found = self._since.get(name)
         if found is None or found[0] != value:
             found = self._since[name] = value, self._broker.now_ms()
@@ -203,8 +210,8 @@ class SetReport:
             ensureDeferred(self._member.hand_over(preferred)).addErrback(_not_handed_over)
 
     def _tell_refusals(self, refused: set[str] | None) -> None:
-        """Log which topics have stopped accepting messages, and which accept them again. None: this node does not
-        lead.
+        """Log which topics have stopped accepting messages, and which accept them again. refused: the topics that
+        accept none now; None if this node does not lead.
         """
         begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
         self._refused = refused or set()
@@ -244,7 +251,7 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return a text that says which absent nodes a waiting node needs; "" for none."""
+        """Return a text that names the absent nodes for which this node waits; "" if it waits for none."""
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []
         if state is None or not absent or found.set_back:  # an older state may name the wrong nodes

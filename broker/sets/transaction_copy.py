@@ -1,7 +1,7 @@
 """Bring a follower's transaction log up to date: read the leader's files and send them as blocks of a copy
 (catching_up.py).
 
-No data are sent if the digest of the follower's log shows that the follower has the same bytes.
+No file data are sent if the digest of the follower's log shows that the follower already has the same bytes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["send_copy"]
 async def send_copy(
     broker: TransactionHost, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
 ) -> int:
-    """Send the whole present log in blocks of a copy to a follower for which new blocks are held back. Return the
-    number of bytes sent.
+    """Send the whole present transaction log to a follower, in blocks of a copy. Meanwhile the leader holds new blocks
+    back for this follower. Return the number of bytes sent.
 
-    theirs: size and digest of the follower's log (TransactionMirror.describe). If the logs are the same, the follower
-    is only told so.
+    theirs: size and digest of the follower's log (TransactionMirror.describe). If both logs are the same, only a
+    message that says so is sent.
 
     The copy may or may not contain bytes that are written meanwhile, but later blocks write these bytes again. Raises
     OSError.
@@ -69,7 +69,7 @@ async def send_copy(
 
 def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
     """Return whether the leader's log has the same bytes as the follower's. Sizes are compared first, so that a long
-    log is not read for nothing.
+    log is not read if the sizes already differ.
     """
     size, digest = theirs
     try:
@@ -79,8 +79,8 @@ def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """Return a piece of a file. Return None if the file was removed meanwhile; a held block then also removes it at the
-    follower.
+    """Return a piece of a file. Return None if the file was removed meanwhile. In this case a block that is held back
+    tells the follower to remove the file, too.
     """
     try:
         with opened(files, path) as fd:

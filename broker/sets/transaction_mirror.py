@@ -1,11 +1,13 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
-The reactor thread writes bytes at once, as for partitions, so that a record is written before the messages that follow
-it. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
+The reactor thread writes received bytes to the files at once, in the same way as for partitions. So a record of the log
+is written before the messages that follow it. A worker thread does all syncs and all operations that use file names,
+one job at a time, in order.
 
-A copy of the whole folder is made beside the old folder, which has all data that were committed while this node was in
-sync. The copy replaces the old folder when it is on the disk. A folder `.transactions.new` is always complete; if it
-exists, the exchange was interrupted and is continued. Bytes that only the old folder has are kept as `damaged-…` files.
+A copy of the leader's whole folder is made beside this node's old folder. When the copy is on the disk, it replaces the
+old folder. Until then the old folder is kept, because it has all data that were committed while this node was in sync.
+A folder with the name `.transactions.new` is always complete. If it exists at a start, the replacement was interrupted
+and is continued. Bytes that only the old folder has are kept as `damaged-…` files.
 """
 
 from __future__ import annotations
@@ -45,20 +47,26 @@ NAME_PREFIX = b"\0transactions/"
 """The prefix of the names of transaction log entries in the stream. No partition's name begins with it."""
 
 WRITTEN = -1
-"""A value of an entry's segment field: the data are written at offset `base` of the file. The leader also sends
-REPLACED and REMOVED in this field, each reduced by one.
+"""A value of an entry's segment field. It means: write the entry's data at offset `base` of the file. The leader also
+sends the values REPLACED - 1 and REMOVED - 1 in this field.
 """
 BEGIN, END = -4, -5
-"""Values of the segment field of an entry without a file name: the begin and the end of a copy's files."""
+"""Values of the segment field of an entry without a file name. They mark the begin and the end of the files of a
+copy.
+"""
 SAME = -6
-"""A value of the segment field that is sent instead of a copy: the follower's files already have the leader's bytes."""
+"""A value of the segment field. It is sent instead of a copy and means: the follower's files already have the same
+bytes as the leader's files.
+"""
 
 _MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
 _CHUNK_BYTES = 1 << 20
 
 
 def is_mirrored(name: str) -> bool:
-    """Return whether a file of the folder belongs to the log. All other files are this node's own."""
+    """Return whether a file of the folder `transactions` belongs to the transaction log. All other files in it are not
+    copied; they belong to this node alone.
+    """
     return _MIRRORED.fullmatch(name) is not None
 
 
@@ -88,8 +96,8 @@ def log_names(files: Files, directory: str) -> list[str]:
 
 
 class TransactionMirror:
-    """Writes the leader's changes to this node's copy of the log. Reactor thread. Others may use the folder only
-    between `ready` and the next entry.
+    """Writes the leader's changes to this node's copy of the transaction log. Its methods run on the reactor thread.
+    Other code may use the folder only from the time when `ready` fires until the next entry is taken.
     """
 
     def __init__(
@@ -149,8 +157,8 @@ class TransactionMirror:
         return deferred
 
     def describe(self) -> tuple[int, str]:
-        """Return log_bytes() and log_digest(). May be called only between `ready` and the next entry. Blocks. Raises
-        StoreError.
+        """Return log_bytes() and log_digest() of this node's files. May be called only after `ready` has fired and
+        before the next entry is taken. Blocks. Raises StoreError.
         """
         try:
             return log_bytes(self._files, self._place), log_digest(self._files, self._place)
@@ -158,8 +166,8 @@ class TransactionMirror:
             raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
 
     def hold(self) -> None:
-        """Let something else use the files until `release`. Must not be called between `ready` and the end of a
-        stream.
+        """Let other code use the files until `release` is called. Must not be called from the time when `ready` has
+        fired until the stream has ended.
         """
         self._running = True
 
@@ -170,8 +178,8 @@ class TransactionMirror:
     # --- what the leader sends ----------------------------------------------------------------------------------------
 
     def take(self, entry: StreamEntry) -> None:
-        """Apply the change of an entry now, or let a worker apply it. Raises RemoteProtocolError, StoreError,
-        DiskFull.
+        """Apply the change that an entry of the stream describes, either at once or in a worker thread. Raises
+        RemoteProtocolError, StoreError, DiskFull.
         """
         if self._failure is not None:
             raise self._failure
@@ -283,8 +291,8 @@ class TransactionMirror:
         self._start()
 
     def _fail(self, error: BaseException) -> MetaqError:
-        """Record that the files cannot be trusted until the next copy. If the disk was only full, that copy has to wait
-        for room.
+        """Record that the files cannot be trusted until the next copy. If the error is only a full disk, the next copy
+        has to wait until the disk has room.
         """
         if isinstance(error, OSError) and no_room(error):
             self._failure = DiskFull(self._folder.path, str(error))
@@ -297,9 +305,9 @@ class TransactionMirror:
         return self._failure
 
     def _change(self, fd: int, change: LogChange) -> None:
-        """Sync the partitions, and then replace or remove a file. After such a change, a replay can no longer restore
-        messages that the leader's partitions have on the disk. This node's partitions may not have them on the disk
-        yet, so they are synced first.
+        """Sync the partitions, and then replace or remove a file of the log. After such a change, a replay of the log
+        can no longer restore messages that the leader already has on the disk in its partitions. This node's partitions
+        may not have these messages on the disk yet, so the partitions are synced first.
         """
         if fd >= 0:
             self._files.close(fd)
@@ -308,9 +316,9 @@ class TransactionMirror:
         make_change(self._files, self._folder.path, change)
 
     def write_back(self) -> None:
-        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. The result
-        does not matter. Only the later sync counts, and its descriptor also reports errors of this write. Raises
-        OSError.
+        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. The caller
+        may ignore the result, because only the later sync decides; its file descriptor also reports errors of this
+        write. Raises OSError.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -319,8 +327,8 @@ class TransactionMirror:
             file_systems.close()
 
     def _sync_all(self) -> None:
-        """Sync the log's files and the partitions at the end of a copy, because a replay of the log may not restore
-        messages that the leader's partitions have.
+        """Sync the log's files and the partitions at the end of a copy. The partitions must be synced, too, because the
+        copied log may no longer contain messages that the leader already has on the disk in its partitions.
         """
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):
@@ -355,7 +363,7 @@ class _Folder:
         self._files = files
 
     def settle(self) -> None:
-        """Finish an interrupted exchange of the folders, and discard an interrupted copy."""
+        """If the replacement of the old folder was interrupted, finish it. If a copy was interrupted, delete it."""
         files = self._files
         self._drop_old()
         if files.is_directory(self._new):
@@ -386,7 +394,8 @@ class _Folder:
     def _different(self, name: str) -> tuple[int, bytes] | None:
         """Return the first offset at which the old file differs from the new one, and the old bytes from there on.
 
-        Return None if there are no such bytes, or if there is no new file because the leader has removed it.
+        Return None if the old file has no bytes that differ, or if there is no new file because the leader has removed
+        it.
         """
         files = self._files
         old_path, new_path = os.path.join(self.path, name), os.path.join(self.copy, name)

@@ -1,13 +1,17 @@
 """Times (in seconds) and sizes (in bytes) of a broker set."""
 
 PING_SECONDS = 0.2
-"""The time between two pings of the leader. Each answer grants the leader rules.GRANT_SECONDS."""
+"""The time between two pings of the leader. With each answer, the follower promises not to stand for election for
+rules.GRANT_SECONDS.
+"""
 
 PINGS_PER_LOOK = 5
-"""The leader checks its logs for failures once in so many pings. A check takes 1 ms with 10,000 logs."""
+"""The leader checks its logs for failures each time it has sent so many pings. A check takes 1 ms with 10,000 logs."""
 
 TELL_SECONDS = 0.005
-"""The minimum time between two messages that only report the committed blocks. Blocks and pings report them, too."""
+"""The minimum time between two messages to followers that contain only the number of the last committed block. New
+blocks and pings also contain this number.
+"""
 
 LOST_SECONDS = 0.5
 """How long the leader waits for an in-sync follower to connect again before it removes the node from the in-sync
@@ -15,8 +19,8 @@ set.
 """
 
 DROP_SECONDS = 2.0
-"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. Nothing is acknowledged
-meanwhile.
+"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. During this time the
+leader acknowledges no puts.
 """
 
 LAG_SECONDS = 10.0
@@ -29,13 +33,15 @@ CHANGE_PAUSE_SECONDS = 1.0
 """The time between two attempts to change the in-sync set when ZooKeeper refuses or does not answer."""
 
 LIVE_BYTES = 4 << 20
-"""A copy changes to the live stream when at most this many bytes are missing."""
+"""When a follower lacks at most this many bytes, the leader ends the copy and begins to send the follower all new
+blocks (the live stream).
+"""
 
 LOOKED_AT = 1 << 11
-"""How many partitions a copy examines before other work is served. This takes some 5 ms."""
+"""How many partitions a copy examines before the reactor does other work. This takes some 5 ms."""
 
 COPY_WRITTEN_FACTOR = 2.0
-"""A copy may always read at this multiple of the producers' rate, so that it comes to an end."""
+"""A copy may always read at this multiple of the rate at which producers write, so that the copy comes to an end."""
 
 PIECE_BYTES = 1 << 20
 """How many bytes of one partition a copy reads and sends at once."""
@@ -47,24 +53,30 @@ STUCK_SECONDS = 60.0
 """The leader closes a follower's connection if data have waited in memory for so long without being read."""
 
 KEPT_PINGS = 64
-"""How many unanswered pings the leader remembers per follower. An answer to an older ping would grant nothing."""
+"""How many unanswered pings the leader remembers per follower. An answer to an older ping would come too late to be a
+valid grant.
+"""
 
 MAX_BACKLOG_BYTES = 256 << 20
-"""The limit of a follower's unacknowledged blocks, in bytes. Above it the leader closes the connection; then the
-follower gets the data as a copy from the files.
+"""The maximum number of bytes in blocks that a follower has not acknowledged. If a follower has more, the leader closes
+the connection. When the follower connects again, it gets the data as a copy from the files.
 """
 
 HELD_BACKLOG_BYTES = 32 << 20
-"""If the unacknowledged blocks of a follower exceed this, producers with `ack=leader` also wait for followers."""
+"""If the blocks that a follower has not acknowledged yet have more than this many bytes, producers of topics with
+`ack=leader` also wait for followers.
+"""
 
 CONNECT_SECONDS = 2.0
-"""The time limit for a connection to the leader, and for the answer to FOLLOW."""
+"""The time limit for connecting to the leader, and for the leader's answer to FOLLOW."""
 
 LISTED_SECONDS = 1.0
-"""How long a leader tries to read ZooKeeper again because of an unknown node before it refuses the node."""
+"""If a node that ZooKeeper does not list asks to follow, the leader reads ZooKeeper again for this long before it
+refuses the node.
+"""
 
 RECONNECT_SECONDS = (0.05, 1.0)
-"""The first and the longest pause after a refused connection."""
+"""The first and the longest pause before a follower tries again to connect, after the leader refused its connection."""
 
 TRANSACTIONS_SECONDS = 2.0
 """How long a hand-over waits for the end of open transactions, which would otherwise be lost. Meanwhile no transactions
@@ -86,22 +98,24 @@ HAND_OVER_SECONDS = 5.0
 """How long a hand-over waits for the next leader's election."""
 
 WITHDRAW_SECONDS = 3.0
-"""How long a stopping node waits until ZooKeeper lists its topics as the next leader's."""
+"""How long a stopping node waits until ZooKeeper shows the next leader as the broker of its topics."""
 
 PREFERRED_SECONDS = 60.0
-"""How long a preferred node must be in sync before the leader hands over to it. Also the time between two attempts."""
+"""How long a preferred node must be in sync before the leader hands over to it. The leader also waits this long between
+two attempts.
+"""
 
 LEAVE_SECONDS = 3.0
-"""How long a stopping follower waits until it is taken out of the in-sync set."""
+"""How long a stopping follower waits until the leader has removed it from the in-sync set."""
 
 FULL_BYTES = 1 << 20
 """With less free space than this, a leader stops leading if another node can lead."""
 
 ROOM_BYTES = 16 << 20
-"""A node whose disk was full takes part again once it has so much free space in addition to its reserve."""
+"""A node whose disk was full joins its set again once the disk has so many free bytes in addition to its reserve."""
 
 ROOM_SECONDS = 1.0
-"""The time between two checks for free space."""
+"""The time between two checks of whether a full disk has enough free space again."""
 
 LOOK_SECONDS = 0.01
 
@@ -112,4 +126,4 @@ NAMED_LOSSES = 5
 """How many lost partitions a log line names."""
 
 REMEMBER_SECONDS = 10.0
-"""The time between two searches for partitions that the node's file does not contain."""
+"""The time between two searches for new partitions that are not yet listed in the node's file."""

@@ -1,5 +1,5 @@
-"""What the members of one group have leased from all partitions of a broker, and which member gets the next suspect. No
-I/O.
+"""Keep track of the messages that the members of one group have leased from all partitions of a broker, and choose the
+member that gets the next suspect. This module has no I/O.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ class Suspicion(IntEnum):
 
     NONE = 0
     SUSPECT = 1
-    """The record is in a lease of its own, but the member has other messages, too."""
+    """The record is the only one in its lease, but the member has other leases of the group, too."""
     ALONE = 2
-    """The member has no other message of the group. If such a lease expires unsettled, it counts as an attempt."""
+    """The member has no other message of the group. If such a lease expires before the member has settled the record,
+    it counts as an attempt.
+    """
 
 
 class Crew:
-    """The leases of one group's members on all partitions of a broker. Reactor thread."""
+    """The leases of one group's members on all partitions of a broker. Used on the reactor thread."""
 
     def __init__(self) -> None:
         self.chosen = ""
         """The member that gets no messages until it has settled all its messages, because a suspect waits for a member
-        without messages. The other members go on. "" if no member is chosen.
+        without messages. The other members still get messages. "" if no member is chosen.
         """
         self.chosen_for: object = None
-        """The SharedState of the partition that has this suspect."""
+        """The SharedState of the partition with the suspect that waits for the chosen member."""
         self._is_wanted: Callable[[], bool] = lambda: False
         self._leased: dict[str, int] = {}
         self._suspects: dict[str, int] = {}
@@ -50,7 +52,7 @@ class Crew:
         return member in self._alone
 
     def take(self, member: str, suspicion: Suspicion, count: int = 1) -> None:
-        """Note that the member leases `count` messages."""
+        """Record that the member leases `count` messages."""
         self._leased[member] = self._leased.get(member, 0) + count
         if suspicion:
             self._suspects[member] = self._suspects.get(member, 0) + count
@@ -58,7 +60,7 @@ class Crew:
                 self._alone[member] = self._alone.get(member, 0) + count
 
     def let_go(self, member: str, suspicion: Suspicion) -> None:
-        """Note that one lease of the member has ended."""
+        """Record that one lease of the member has ended."""
         leased = self._leased  # inlines _count_down: this runs for each message
         if (left := leased[member] - 1) > 0:
             leased[member] = left
@@ -72,8 +74,8 @@ class Crew:
     # --- a suspect for a member that has nothing else -----------------------------------------------------------------
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
-        """Choose the member that has to settle all its messages, unless another member is chosen already. Return
-        whether this member is chosen. is_wanted: returns whether the suspect still waits.
+        """Choose this member as the one that has to settle all its messages, unless another member is chosen already.
+        Return whether this member is chosen. is_wanted: returns whether the suspect still waits.
         """
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member

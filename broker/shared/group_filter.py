@@ -1,7 +1,7 @@
 """A shared group's filter on a topic: one filter for all members, stored in the group's log.
 
 The first member that asks for messages of the topic sets the filter. A member that asks with another filter is refused.
-So a message that the filter excludes counts as done only if all members agree. No I/O, no clock.
+So a message that the filter excludes counts as done only if all members agree. This module has no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .. import tuning
 __all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
 
 MAX_FILTER_BYTES = 60_000
-"""The maximum size of a stored filter. A row has room for so many bytes."""
+"""The maximum size of a stored filter in bytes. A section of the group's log can contain a text of this size."""
 
 _SHOWN = 1000
-"""How many characters of a filter an error shows."""
+"""How many characters of a filter an error message shows."""
 
 
 class GroupFilter(NamedTuple):
-    """A group's filter. where: a filter by content, "" = none. tags: sorted, () = all tags. ordered: whether messages
-    with the same key are leased one at a time, in their order.
+    """A group's filter. where: a filter by content; "" if there is none. tags: the sorted wanted tags; () means all
+    tags. ordered: whether messages with the same key are leased one at a time, in their order.
     """
 
     where: str = ""
@@ -73,10 +73,10 @@ class GroupFilter(NamedTuple):
 
 
 class TopicFilter:
-    """The filter of one group on one topic of this broker. Reactor thread."""
+    """The filter of one group on one topic of this broker. Used on the reactor thread."""
 
     def __init__(self, group: str, topic: str, now: float, known: GroupFilter | None = None) -> None:
-        """now: seconds of the caller's clock. known: the stored filter; None: no member has set one yet."""
+        """now: seconds of the caller's clock. known: the stored filter; None if no member has set a filter yet."""
         self.filter = known
         self._group = group
         self._topic = topic

@@ -1,4 +1,4 @@
-"""Queues of messages that wait to be leased. There is one for each priority, in the partition's order."""
+"""Queues of messages that wait to be leased, one queue for each priority. Each queue is in the partition's order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class QueuedMessage(NamedTuple):
 
 
 class Line:
-    """Records of one priority that were never leased, in order of their offsets. Each takes 12 bytes. Reactor
-    thread.
+    """Records of one priority that were never leased, in order of their offsets. Each record takes 12 bytes of memory.
+    Used on the reactor thread.
     """
 
     __slots__ = ("_chunks", "_front", "_place", "count")
@@ -71,8 +71,8 @@ class Line:
 
 
 class Again:
-    """Records of one priority that are added in any order and leased in the partition's order. The owner has to check
-    whether a record still waits. Reactor thread.
+    """Records of one priority that are added in any order and leased in the partition's order. A record may have been
+    settled since it was added, so the owner has to check whether it still waits. Used on the reactor thread.
     """
 
     __slots__ = ("_heap",)

@@ -1,5 +1,5 @@
-"""One group on one partition. The queue reads ahead in the partition to find messages for the group's state, and reads
-leased messages.
+"""The queue of one shared group on one partition. It reads ahead in the partition to find messages that can be leased,
+and it reads leased messages in order to deliver them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class _Span(NamedTuple):
 
 
 class SharedQueue:
-    """Finds messages of one partition for one group, and reads the leased ones. Reactor thread."""
+    """Finds messages of one partition for one group, and reads the leased messages. It is used on the reactor
+    thread.
+    """
 
     def __init__(
         self,
@@ -83,17 +85,19 @@ class SharedQueue:
         address: str,
     ) -> None:
         """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges that nobody
-        has to acknowledge, each with its start, its end and its number of records. memory: the limit that counts this
-        queue's state, for the address that created the queue.
+        has to acknowledge, each with its start, its end and its number of records. memory: the account that charges the
+        memory of this queue's state to `address`, the address of the client that caused the creation of the queue.
         """
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
         """The partition's log; None while the partition has no data."""
         self.mode: bool | None = None
-        """Whether the rows of this queue are in the internal log with group commit. None: no log has rows of it."""
+        """Whether the stored sections of this queue are in the internal log with group commit (True) or in the other
+        one (False). None if no log has sections of this queue.
+        """
         self.filter: GroupFilter | None = None
-        """The group's filter on the topic; None: no member has set it yet."""
+        """The group's filter on the topic; None if no member has set it yet."""
         self.is_filter_written = False
         self.is_watching = False
         """Whether this queue is notified of newly visible messages of the partition."""
@@ -135,32 +139,36 @@ class SharedQueue:
         self._epoch += 1
 
     def use_filter(self) -> None:
-        """If the filter has changed, select the waiting messages again. To be called before a lease."""
+        """If the filter has changed, read ahead again to select the waiting messages with the new filter. To be called
+        before messages are leased.
+        """
         if self._filter_is_new:
             self._filter_is_new = False
             self.state.look_again(ordered=self.filter is not None and self.filter.ordered)
 
     def seen(self, member: str) -> None:
-        """Note that a member asks for messages."""
+        """Record that a member asks for messages now."""
         self._asked_at = self._members[member] = self._reactor.seconds()
         if len(self._members) > tuning.SHARED_MEMBERS:
             self._members = self.members
 
     @property
     def members(self) -> dict[str, float]:
-        """The members that have asked recently, and when they asked. If there are very many, only the latest ones."""
+        """The members that have asked for messages recently, and when they asked. If there are very many, only the
+        latest members are included.
+        """
         since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
         found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
         return {name: at for name, at in found if at >= since}
 
     @property
     def is_asked(self) -> bool:
-        """Whether a member has asked recently."""
+        """Whether a member has asked for messages recently."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     @property
     def _where(self) -> str:
-        """The filter by content; "" for none."""
+        """The group's filter by content; "" if there is none."""
         return "" if self.filter is None else self.filter.where
 
     # --- memory -------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ class SharedQueue:
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read the next slice of the partition ahead, and further slices in later turns."""
+        """Read ahead in the partition: read the next slice now, and further slices in later turns of the reactor."""
         if self._looking:
             return
         self.use_filter()
@@ -189,8 +197,8 @@ class SharedQueue:
         self._look(self._epoch)
 
     def _look(self, epoch: int) -> None:
-        """Read one slice ahead. While there is more to read, schedule the next call for when the needed data are
-        there.
+        """Read one slice ahead. If there is more to read, schedule the next call. If data must be loaded from the disk
+        first, the next call comes when they are loaded.
         """
         log, state = self.log, self.state
         if log is None or epoch != self._epoch:
@@ -231,7 +239,9 @@ class SharedQueue:
             self._looking = False
 
     def _failed(self, error: MetaqError) -> None:
-        """Note the failure, and wake the waiting members. The next request tries again."""
+        """Record that reading ahead has failed, and wake the waiting members. The next request of a member tries to
+        read again.
+        """
         self._looking = False
         self.failure = error
         _log.warning("group %s cannot look ahead in %s-%d: %s", *self.key, error)
@@ -318,8 +328,9 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the units of the records that the filter accepts. Every record before `known_end` is accepted without
-        a check, because the group may have leased it under an earlier filter. The members check those records.
+        """Return the index units of the records that the filter by content accepts. Every record before `known_end` is
+        accepted without a check, because the group may have leased it under an earlier filter. The members check those
+        records.
         """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
@@ -401,8 +412,8 @@ def _spans(grants: Sequence[Grant]) -> list[_Span]:
 
 
 def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
-    """Read the records from the disk. Worker thread. A span never crosses a segment's end, because the index units of a
-    slice end there, too.
+    """Read the records from the disk, in a worker thread. All records of a span are in one segment, because a slice
+    that was read ahead never goes beyond a segment's end.
     """
     parts: list[Buffer] = []
     for span in spans:

@@ -17,8 +17,9 @@
 
 All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that nobody has
 to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN replace
-all earlier sections of the group and partition. serial: grows with each record, across both logs. If both logs have
-sections of a group and partition, the log with the higher serial counts; its later rows begin with a STATE.
+all earlier sections of the group and partition. serial: grows with each record of either log. If both logs have
+sections of the same group and partition, only the sections in the log with the higher serial are used; in that log,
+they begin with a STATE.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ _ROWS = {RowKind.DONE: _RANGE_ROW, RowKind.SKIPPED: _COUNTED_ROW, RowKind.CHANGE
 
 
 class _Note(IntEnum):
-    """Kinds of notes."""
+    """The kinds of notes (see the module's docstring)."""
 
     FILTER = 1
     SUSPECTS = 2
@@ -151,7 +152,7 @@ def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
 
 
 def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
-    """Return sections with what is known of these suspects; b"" without suspects."""
+    """Return SUSPECTS sections with the information about these suspects; b"" if there are none."""
     notes = []
     for first in range(0, len(suspects), _SUSPECTS_IN_NOTE):
         rows = [
@@ -182,7 +183,7 @@ def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldS
 
 
 def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
-    """Return a section with the whole state. now, now_ms: as for SharedState.begin."""
+    """Return a section with the whole state. now, now_ms: see SharedState.begin."""
     ranges = list(state.ranges())
     held = []
     for offset, each in state.items():
@@ -272,7 +273,9 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Apply a section to a state that is being read. Not for STATE, FORGOTTEN or a filter. Raises StoreError."""
+    """Apply a section to a state that is being read. Must not be called for a STATE, FORGOTTEN or FILTER section.
+    Raises StoreError.
+    """
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:
         if (text := _note_of(section, _Note.SUSPECTS)) is not None:

@@ -1,10 +1,11 @@
-"""All shared groups of a broker. Leases and settlements are stored before they are answered, and read again at a start.
+"""All shared groups of a broker. Leases and settlements are stored before the requests are answered, and are read again
+at the start of the broker.
 
 All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). The
-record is written at the beginning of the next turn, and then the requests are answered. So sixty-four members cost only
-a few appends. An answer to SETTLE waits until that record is as safe as the partition's messages. An answer to ACQUIRE
-waits until the record is written. In a broker set it also waits until the other nodes have the record, so that a new
-leader does not lease the same message again.
+record is written at the beginning of the next turn, and then the requests are answered. So even the requests of
+sixty-four members need only a few appends. An answer to SETTLE waits until that record is as safe as the partition's
+messages. An answer to ACQUIRE waits until the record is written. In a broker set it also waits until the other nodes
+have the record, so that a new leader does not lease the same message again.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ LIMITS = Limits(
 
 _RECORD_BYTES = 4 << 20
 """The maximum number of bytes of sections in one record, unless a single section is larger. This is far below the
-record length that is accepted when the log is read at a start.
+record length that is accepted when the log is read at the start of the broker.
 """
 
 _TOKEN_BITS = 63
@@ -109,8 +110,8 @@ class Leases:
 
 
 class _Gathered:
-    """The sections that one turn has to write to one internal log. written: answers that wait for the append. safe:
-    answers that wait until the appended record is safe.
+    """The sections that one turn of the reactor has to write to one internal log. written: functions that answer
+    requests after the append. safe: functions that answer requests when the appended record is safe.
     """
 
     def __init__(self) -> None:
@@ -120,8 +121,8 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A group on a topic of this broker. memory: the limit that counts the filter's memory for `address`, once the
-    topic has a queue.
+    """A shared group on one topic of this broker. memory: the account that charges the filter's memory to `address`,
+    from the time when the topic has a queue.
     """
 
     def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
@@ -133,7 +134,7 @@ class _SharedTopic:
         self._tag_hashes: npt.NDArray[np.uint32] | None = None
 
     def why_not(self, wanted: GroupFilter, address: str) -> str | None:
-        """Return why there is no room for a new filter; None if there is room."""
+        """Return why the memory limit does not allow a new filter; None if it does."""
         more = 0 if wanted == self.agreed.filter else wanted.held_bytes
         return self._memory.why_not(address, more) if more else None
 
@@ -145,7 +146,7 @@ class _SharedTopic:
             queue.take_filter(self.agreed.filter, self._tag_hashes)
 
     def take_filter(self, agreed: GroupFilter) -> None:
-        """Replace the filter by one on which the members have agreed."""
+        """Replace the filter by a new filter on which the members have agreed."""
         if self.queues:
             self._count()
         for queue in self.queues:
@@ -164,8 +165,8 @@ class _SharedTopic:
 
 
 class _SharedGroup:
-    """A group on all partitions of this broker. held_back: the partitions on which members wait because of suspects
-    although messages are available.
+    """A shared group on all partitions of this broker. held_back: the partitions on which members get no messages
+    because of suspects although messages are available.
     """
 
     def __init__(self) -> None:
@@ -175,8 +176,8 @@ class _SharedGroup:
 
 
 class SharedGroups(Memory[StoredStates]):
-    """Leases and settles messages for all shared groups. Reactor thread. While another node leads, this node serves no
-    shared group.
+    """Leases and settles messages for all shared groups. Its methods run on the reactor thread. While another node of
+    the broker set leads, this node serves no shared group.
     """
 
     topic = SHARED_TOPIC
@@ -201,7 +202,9 @@ class SharedGroups(Memory[StoredStates]):
         """store: must be open. clock: returns seconds since 1970."""
         super().__init__(store, clock, reactor)
         self.leased = self.acknowledged = self.redelivered = self.refused = 0
-        """Counts since the start: messages leased, acknowledged, and leased again; settlements that came too late."""
+        """Four counts since the start: messages leased, messages acknowledged, messages leased again, and settlements
+        that came too late.
+        """
         self._partitions = partitions
         self._writing = writing
         self._reading = reading
@@ -227,8 +230,8 @@ class SharedGroups(Memory[StoredStates]):
 
     @property
     def takes_shared(self) -> bool:
-        """Whether this broker leases messages. With the replication of metaq 1.x it does not, because that copies only
-        messages.
+        """Whether this broker leases messages. A broker with the replication of metaq 1.x does not, because that
+        replication copies only messages.
         """
         return self._writing.takes_all_kinds and self._partitions.takes_puts
 
@@ -312,8 +315,8 @@ class SharedGroups(Memory[StoredStates]):
         return queue
 
     def _agree(self, request: AcquireRequest, address: str) -> _SharedTopic:
-        """Return the object for the group and topic, after it has accepted this member's filter. Raises SharedRefused,
-        InvalidWhere.
+        """Return the _SharedTopic of the request's group and topic, after it has accepted this member's filter. Raises
+        SharedRefused, InvalidWhere.
         """
         place = request.group, request.topic
         now = self._reactor.seconds()
@@ -341,8 +344,8 @@ class SharedGroups(Memory[StoredStates]):
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
-        """Read the leased messages, because the leases are stored now. error: why the leases are not stored; then
-        revoke them.
+        """Called when the leases of an ACQUIRE were written: read the leased messages. error: why the leases could not
+        be stored, else None; with an error, revoke the leases.
         """
         if error is not None:
             queue.state.revoke(grants, token)
@@ -393,7 +396,7 @@ class SharedGroups(Memory[StoredStates]):
         answer.callback(Leases(handed, token, queue.state.available, damaged, suspicion))
 
     def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
-        """Settle a leased record whose checksum was wrong and that was not delivered."""
+        """Settle a leased record that was not delivered, because its checksum was wrong."""
         if isinstance(place, Damaged):
             queue.damaged_bytes += grant.size
             self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
@@ -403,9 +406,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
-        """Settle at most SHARED_SETTLED messages, and give an outcome for each. Raises NotLeader, and the same errors
-        as Partitions.find. The Deferred fails with StoreError, NotLeader, or another error that leaves the outcome
-        unknown.
+        """Settle the messages of a SETTLE request, at most SHARED_SETTLED. The answer has an outcome for each message.
+        Raises NotLeader, and the same errors as Partitions.find. The Deferred fails with StoreError, NotLeader, or
+        another error that leaves the outcome unknown.
         """
         self._partitions.find(request.topic, request.partition)  # raises if it is not served here
         if not self.enabled:
@@ -482,7 +485,7 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _look_soon(self, queue: SharedQueue) -> None:
-        """Let the queue read ahead now, or in a later turn if many queues want to."""
+        """Let the queue read ahead now, or in a later turn of the reactor if many queues have to read ahead."""
         if self._looks >= tuning.SHARED_LOOKS:
             self._to_look[queue.key] = None
             return
@@ -503,7 +506,9 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
-        """Let waiting members ask again in the next turn, as long as there are messages for them or an error."""
+        """Repeat the requests of waiting members in the next turn of the reactor, as far as there are messages for them
+        or an error to report.
+        """
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
             return
@@ -535,7 +540,7 @@ class SharedGroups(Memory[StoredStates]):
                 self._wake_those_of(queue, among, until)
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
-        """Wake waiting members until the time `until`, but at least one member."""
+        """Wake one waiting member after the other. Stop at the time `until`, but wake at least one member."""
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
             queue.key,
@@ -548,7 +553,9 @@ class SharedGroups(Memory[StoredStates]):
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """In the next turn, wake those requests of `among` that still wait. None means all waiting requests."""
+        """In the next turn of the reactor, wake the requests of `among` that still wait. If among is None, wake all
+        waiting requests.
+        """
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
         if among is None or key not in self._waking:
@@ -587,7 +594,7 @@ class SharedGroups(Memory[StoredStates]):
         return self._gather_in(group_commit, section)
 
     def _write_state(self, queue: SharedQueue) -> _Gathered:
-        """Write the whole state, including the latest changes."""
+        """Write the whole state of the queue to the internal log, including the latest changes."""
         queue.mode = queue.log is not None and queue.log.has_group_commit
         section = state_section(queue.key, queue.state, self._reactor.seconds(), self.now_ms())
         if queue.filter is not None:
@@ -644,7 +651,9 @@ class SharedGroups(Memory[StoredStates]):
         self._writing.when_safe(waiting, safe)
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
-        """Answer the requests from index `first` on. If there are very many, answer the rest in later turns."""
+        """Answer the requests from index `first` of `fires` on. If there are very many, answer the rest in later turns
+        of the reactor.
+        """
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):
             call_safely(fires[number], failure)
@@ -655,7 +664,7 @@ class SharedGroups(Memory[StoredStates]):
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to serve shared groups, as Memory.lead describes."""
+        """Begin to serve shared groups, because this node now leads. Memory.lead describes the steps."""
         self._stop()
         found: dict[SharedKey, tuple[StoredState, bool]] = {}
         serial = 0
@@ -787,8 +796,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of a group, or with "" of all groups. The queues are kept in this order, and new ones
-        are added behind them. Sorting 10,000 keys that are nearly in order takes a tenth of the time.
+        """Return the sorted keys of a group, or with "" of all groups. The sorted order is kept, and new queues are
+        added at the end. So the keys are nearly in order at the next call, and sorting 10,000 of them takes only a
+        tenth of the time.
         """
         keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
         if not group and keys != list(self._queues):
@@ -800,8 +810,8 @@ class SharedGroups(Memory[StoredStates]):
         return [self._queues[key] for key in self._keys(group)]
 
     def each(self, group: str = "") -> Iterator[SharedQueue]:
-        """Yield the queues of `queues` for operators. Skip queues that no longer exist, and expire ended leases. Raises
-        NotLeader if this node has stopped leading since the first queue.
+        """Yield the same queues as `queues`, for reports to operators. Skip queues that no longer exist, and expire
+        ended leases first. Raises NotLeader if this node has stopped leading since the first queue.
         """
         led = self._led
         for key in self._keys(group):
@@ -812,8 +822,8 @@ class SharedGroups(Memory[StoredStates]):
                 yield queue
 
     def forget(self, group: str) -> Deferred[int]:
-        """Forget a group. The Deferred gives the number of its partitions. Raises SharedRefused if the group has
-        members or leased messages, or does not exist.
+        """Remove a group and its stored state. The Deferred gives the number of partitions that the group had. Raises
+        SharedRefused if the group has members or leased messages, or does not exist.
         """
         queues = self.queues(group)
         now = self._reactor.seconds()
@@ -843,7 +853,9 @@ class SharedGroups(Memory[StoredStates]):
 
 
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """Return the largest values with their group and topic, and the sum of all others."""
+    """Return the values with their group and topic. If there are more than PAGE_GROUPS, return only the largest, and a
+    last entry with the sum of all others.
+    """
     if len(values) <= tuning.PAGE_GROUPS:
         return sorted(values.items())
     shown = nlargest(tuning.PAGE_GROUPS, values.items(), key=itemgetter(1))
@@ -868,8 +880,8 @@ def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict
 
 
 def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
-    """Return whether this version can use a stored filter. Another version may have allowed filters that this one does
-    not. If it cannot be used, the next member sets the filter.
+    """Return whether this version can use a stored filter. Another version of the broker may have allowed filters that
+    this version does not allow. If the filter cannot be used, the next member that asks sets the filter.
     """
     try:
         found.check()

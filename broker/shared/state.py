@@ -45,16 +45,18 @@ from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
-"""Bytes of memory. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: additionally for each of the first ones.
-_ORDERED_BYTES and _KEY_BYTES: for each record read ahead and for each key in an ordered group. _HELD_BYTES: for each
-held record. _RANGE_BYTES: for each range of acknowledged records.
+"""The memory, in bytes, that the parts of a state take. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: in
+addition, for each of the first records of a line. _ORDERED_BYTES and _KEY_BYTES: for each record read ahead and for
+each key in an ordered group. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of acknowledged records.
 """
 
 _MOST_MS = 8 * 24 * 3600 * 1000
-"""More than any time that a client may request. If the clock was set back, a lease becomes longer by at most this."""
+"""A limit in milliseconds that is higher than any time that a client may request. If the clock was set back, a lease
+becomes longer by at most this time.
+"""
 
 _EARLIER = 16
-"""How many tokens of the member's earlier leases are kept for a message."""
+"""How many tokens of earlier leases of the same message by the same member are kept."""
 
 
 class HeldState(Enum):
@@ -66,7 +68,7 @@ class HeldState(Enum):
     DELAYED = "delayed"
     """The record may be leased again at the time `until`."""
     UNSEEN = "unseen"
-    """The record becomes READY once the partition has been read ahead up to it."""
+    """The record becomes READY once the broker has read ahead in the partition up to this record."""
 
 
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
@@ -74,7 +76,9 @@ _NONE, _SUSPECT, _ALONE = Suspicion
 
 
 class Suspect(NamedTuple):
-    """Information about a suspect record. has_ended: whether its last lease has expired unsettled."""
+    """Information about a suspect record. has_ended: whether its last lease has expired before a member settled the
+    record.
+    """
 
     offset: int
     suspicion: Suspicion
@@ -83,8 +87,8 @@ class Suspect(NamedTuple):
 
 class HeldMessage:
     """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
-    the tokens of the leases directly before this one that were also leases of `member`. has_ended: whether the last
-    lease has expired unsettled.
+    the tokens of the leases directly before the present one, as far as `member` had them, too. has_ended: whether the
+    last lease has expired before a member settled the record.
     """
 
     __slots__ = (
@@ -118,14 +122,14 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """The minimum suspicion for the record's next lease."""
+        """The lowest value of Suspicion with which the record may be leased next."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
 
     @property
     def attempts_before(self) -> int:
-        """The number of attempts that count before the next lease."""
+        """The number of counted attempts of the record before its next lease."""
         return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
 
     def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
@@ -137,8 +141,8 @@ class HeldMessage:
 
 
 class HeldFigures(NamedTuple):
-    """delayed: the number of records that wait until they may be leased again. most_attempts: the highest number of
-    attempts of a held record. members: how many records each member has leased.
+    """Numbers about the held records. delayed: the number of records that wait until they may be leased again.
+    most_attempts: the highest number of attempts of a held record. members: how many records each member has leased.
     """
 
     delayed: int
@@ -156,9 +160,10 @@ class Grant(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """held: limits the leased or released records. ahead, ahead_bytes: limit the records read ahead. ranges: limits the
-    ranges of acknowledged records. share: one in so many leases takes the oldest waiting record. scarce: replaces held
-    and ahead while memory is scarce.
+    """The limits of a state. held: the maximum number of leased or released records. ahead, ahead_bytes: the maximum
+    number of records read ahead, and of their bytes. ranges: the maximum number of ranges of acknowledged records.
+    share: one in so many leases takes the oldest waiting record. scarce: replaces held and ahead while memory is
+    scarce.
     """
 
     held: int
@@ -171,18 +176,20 @@ class Limits(NamedTuple):
 
 
 class SharedState:
-    """The state described in the module's docstring. Reactor thread."""
+    """The state of one group on one partition, as the module's docstring describes it. It is used on the reactor
+    thread.
+    """
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
-        """low: the byte offset at which the group begins. crew: the group's Crew on all partitions; None: the group has
-        only this partition.
+        """low: the byte offset at which the group begins. crew: the group's Crew on all partitions; None if the group
+        has only this partition.
         """
         self.low = low
         self.scanned = low
         """The byte offset up to which the partition has been read ahead."""
         self.ordered = False
         self.scarce = False
-        """Whether memory is scarce. Then only a few records are leased and read ahead."""
+        """Whether memory is scarce. While it is scarce, only a few records are leased and read ahead."""
         self.leased = 0
         self.done_above = 0
         """The number of done records above `low`."""
@@ -199,8 +206,8 @@ class SharedState:
         self._in_lines = 0
         self._ready = 0  # held records that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
-        """For each key of which a record is in a line or held: offset, size and priority of the records that wait
-        behind that record.
+        """The waiting records of each key in an ordered group. If a record of the key is in a line or held, the key's
+        entry has offset, size and priority of the records that wait behind that record.
         """
         self._behind_keys = 0
         self._ahead_bytes = 0
@@ -224,7 +231,7 @@ class SharedState:
 
     @property
     def wants_more(self) -> bool:
-        """Whether to read further ahead in the partition."""
+        """Whether more records should be read ahead in the partition."""
         ahead = self._in_lines + self._ready + self._behind_keys
         most = self._limits.ahead_ordered if self.ordered else self._limits.ahead
         if self.scarce:
@@ -241,7 +248,9 @@ class SharedState:
 
     @property
     def next_time(self) -> float | None:
-        """A time at or before the next moment when `expire` has something to do; None if there is no such moment."""
+        """When to call `expire` next: a time that is not later than the next end of a lease or of a delay; None if
+        there is none.
+        """
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
 
@@ -377,7 +386,9 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """Return the first record of a priority and its line. full: consider only records that are already held."""
+        """Return the first record of this priority that may be leased, and its line. full: consider only records that
+        are already held.
+        """
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
             again.pop()
@@ -391,7 +402,7 @@ class SharedState:
         return found
 
     def _is_ready(self, offset: int) -> bool:
-        """Return whether a held record may be leased together with others."""
+        """Return whether a held record may be leased together with other records."""
         held = self._held.get(offset)
         return held is not None and held.state is _READY and held.next_suspicion is _NONE
 
@@ -418,7 +429,7 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the ends of leases that were settled or replaced from the heap."""
+        """Remove the entries of leases that were settled or replaced from the heap of lease ends."""
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]
@@ -466,7 +477,7 @@ class SharedState:
         return self._ready - before
 
     def _come_back(self, offset: int, held: HeldMessage) -> None:
-        """Let a held record be leased again."""
+        """Put a held record into its line, so that it may be leased again."""
         if held.state is _LEASED:
             held.has_ended = True
             self._let_go(held)
@@ -483,7 +494,7 @@ class SharedState:
         lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
 
     def _let_go(self, held: HeldMessage) -> None:
-        """End the lease of a held record, before its state and member change."""
+        """Record that the lease of a held record ends. Called before the record's state and member change."""
         if held.state is _LEASED:
             self.leased -= 1
             self.crew.let_go(held.member, held.suspicion)
@@ -501,7 +512,7 @@ class SharedState:
         return self._held[offset].attempts
 
     def ack(self, offset: int, token: int, done: list[tuple[int, int]] | None = None) -> SettleOutcome:
-        """Acknowledge a record. If the record becomes done, append its [start, end) to `done`."""
+        """Acknowledge a record. If the record becomes done, append its range of byte offsets [start, end) to `done`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -537,9 +548,9 @@ class SharedState:
         del self._keys[key]
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
-        """Let a record be leased again in `delay` seconds. counts: False means that nobody has worked on the record, so
-        the attempt does not count, and a suspect stays a suspect. True means that the record is no longer a suspect,
-        because a member has reported on it.
+        """Release a leased record, so that it may be leased again in `delay` seconds. counts: False means that the
+        member has not worked on the record, so the attempt does not count, and a suspect stays a suspect. True means
+        that the record is no longer a suspect, because a member has reported on it.
         """
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
@@ -627,8 +638,8 @@ class SharedState:
         priorities: npt.NDArray[np.uint8] | None,
         keys: Sequence[int] | None,
     ) -> None:
-        """Add the records from `scanned` to `end`. priorities: None means that all are 0. keys: given only if
-        `ordered`.
+        """Add the records that were read ahead, from byte offset `scanned` to `end`. priorities: None means that all
+        priorities are 0. keys: given only if `ordered` is set.
         """
         self.scanned = end
         if len(offsets) and int(offsets[0]) < self._known_end:
@@ -689,7 +700,9 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Forget the waiting records, so that they are read ahead again. ordered: the new value of `ordered`."""
+        """Remove the waiting records from the state, so that they are read ahead again. ordered: the new value of
+        `ordered`.
+        """
         self.ordered = ordered
         self.scanned = self.low
         lines: list[Line | Again] = [*self._lines, *self._again, *self._first_of_keys, self._suspects, self._lone]
@@ -711,7 +724,9 @@ class SharedState:
     # --- the partition changes ----------------------------------------------------------------------------------------
 
     def cut(self, first: int) -> int:
-        """Forget the records before offset `first`, which retention has removed. Return how many of them were held."""
+        """Remove the records before byte offset `first` from the state, because retention has removed them. Return how
+        many of them were held.
+        """
         if first <= self.low:
             return 0
         gone = [offset for offset in self._held if offset < first]
@@ -739,8 +754,8 @@ class SharedState:
         return len(gone)
 
     def clip(self, end: int) -> bool:
-        """Forget all state behind `end`, where the partition ends, because other records may follow there. To be called
-        before `begin`.
+        """Remove all state behind byte offset `end`, where the partition ends, because other records may be appended
+        there. To be called before `begin`.
 
         Return whether there was any such state."""
         changed = self.low > end
@@ -799,8 +814,8 @@ class SharedState:
             held.state, held.until, held.attempts, held.has_ended = state, until_ms, attempts, False
 
     def begin(self, now: float, now_ms: int) -> None:
-        """Make the state that was read ready for use. now, now_ms: the same moment by the caller's clock and in Unix
-        milliseconds.
+        """Prepare a state that was read from a log for use. now, now_ms: the same moment, in seconds of the caller's
+        clock and in Unix milliseconds.
         """
         self.scanned = self.low
         self._know_end()
@@ -825,7 +840,7 @@ class SharedState:
             yield start, end, count
 
     def suspects(self, offsets: Iterable[int] | None = None) -> list[Suspect]:
-        """Return those of these records that are held suspects. None means all records."""
+        """Return the suspects among the held records at these offsets. If offsets is None, return all suspects."""
         chosen = self._held if offsets is None else offsets
         found = ((offset, self._held.get(offset)) for offset in chosen)
         return [

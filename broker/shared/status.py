@@ -19,8 +19,8 @@ __all__ = ["answer_status"]
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
-    """Answer SHARED_STATUS. Each group and partition is shown as it is at the moment when it is described. Raises
-    RemoteProtocolError, NotLeader.
+    """Answer a SHARED_STATUS request. The status of each group and partition is taken at the moment when it is
+    described, so the answer as a whole shows no single moment. Raises RemoteProtocolError, NotLeader.
     """
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []

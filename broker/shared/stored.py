@@ -1,5 +1,5 @@
-"""The states of shared groups that are stored in an internal log `/shared`. The log is read at the start. Nodes that
-follow continue to read it.
+"""The states of shared groups that are stored in an internal log `/shared`. The log is read at the start of the broker.
+Followers of a broker set continue to read it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ __all__ = ["StoredState", "StoredStates"]
 
 
 class StoredState(NamedTuple):
-    """serial: the serial of the last record about this group and partition. state: None if the group was forgotten.
-    filter: the group's filter on the topic; None if an earlier version has written the state. filter_serial: the serial
-    of the record that contains the filter.
+    """The stored state of one group on one partition. serial: the serial number of the last record about this group and
+    partition. state: None if the group was forgotten.
+    filter: the group's filter on the topic; None if an earlier version of the broker has written the state.
+    filter_serial: the serial number of the record that contains the filter.
     """
 
     serial: int
@@ -36,13 +37,15 @@ class StoredStates(LogReader):
         self._limits = limits
         self._states: dict[SharedKey, StoredState] = {}
         self.serial = 0
-        """The highest serial that was read."""
+        """The highest serial number of a record that was read."""
 
     def _clear(self) -> None:
         self._states.clear()
 
     def _read(self, most: int | None) -> None:
-        """Read on from the last position. most: the maximum number of bytes to read."""
+        """Continue to read the log from the last position. most: the maximum number of bytes to read; None means no
+        limit.
+        """
         for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):
             serial, found = sections(body)
             for section in found:
@@ -72,7 +75,7 @@ class StoredStates(LogReader):
         self._states[key] = StoredState(serial, state, found, filter_serial)
 
     def take_all(self) -> dict[SharedKey, StoredState]:
-        """Return the states and forget them. A later call reads the log again."""
+        """Return the states, and keep no copy of them. A later call reads the log again."""
         states, self._states = self._states, {}
         self.forget()
         return states

@@ -1,5 +1,5 @@
-"""Connect the standalone ZooKeeper (`metaq.coordination.standalone`) to sockets and to the clock, with Twisted. One
-reactor thread.
+"""Connect the standalone ZooKeeper (`metaq.coordination.standalone`) to sockets and to the clock, with Twisted.
+Everything here runs on one reactor thread.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""How many simple requests, or parts of long ones, are done before others are served. This takes a few milliseconds."""
+"""How many simple requests, or parts of long requests, are handled in one turn before other connections are served.
+This takes a few milliseconds.
+"""
 
 PEERS_IN_TURN = 256
 """How many connections may be written to in one turn."""
 
 BUFFERED_BYTES = 256 * 1024
-"""The maximum number of bytes of received requests that were not begun. If a connection has more, the driver stops
-reading from it.
+"""The maximum number of received bytes of requests that wait to be handled. If a connection has more of them, the
+driver stops reading from it.
 """
 
 MOST_CONNECTIONS = 65_536
 """The maximum number of connections of all addresses together. The limit is lower if the process may not have so many
-descriptors.
+file descriptors.
 """
 
 DESCRIPTORS_FOR_OTHERS = 64
-"""How many descriptors are kept for files and for the process's other work."""
+"""How many file descriptors are reserved for files and for the process's other work."""
 
 _BACKLOG = 1000
 
@@ -127,7 +129,9 @@ class _Peer(TwistedProtocol):
                 self._driver.silenced.pop(self, None)
 
     def listen_again(self) -> None:
-        """Read again if there is room, because requests were done."""
+        """Called after requests were handled: read from the connection again if few enough of its requests still
+        wait.
+        """
         self._regulate()
 
     def abort(self) -> None:
@@ -135,18 +139,18 @@ class _Peer(TwistedProtocol):
 
 
 def _is_too_much(connection: PeerConnection) -> bool:
-    """Return whether a connection has more than BUFFERED_BYTES. An incomplete request does not count, because a request
-    that is larger than the limit must still be received.
+    """Return whether a connection has more than BUFFERED_BYTES bytes of requests that wait to be handled. An incomplete
+    request does not count, because a request that is larger than the limit must still be received.
     """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
 
 class ServerDriver(Factory):
-    """Listens on a port for a server, and passes requests and answers between them. Its methods run on the reactor
-    thread.
+    """Listens on a port for a standalone ZooKeeper server, and passes requests and answers between the connections and
+    the server. Its methods run on the reactor thread.
 
-    files: the loaded log; None if no data are kept. failure: the error if the driver has stopped by itself because the
-    log cannot be written. stopped: called when the driver no longer listens.
+    files: the server's files, already loaded; None if no data are kept. failure: the error if the driver has stopped by
+    itself because the log cannot be written. stopped: called when the driver no longer listens.
     """
 
     noisy = False
@@ -198,7 +202,9 @@ class ServerDriver(Factory):
             port.stopListening().addBoth(lambda _: self.stopped())  # type: ignore[no-untyped-call]
 
     def _failed(self, error: Exception) -> None:
-        """Stop without another answer, because the content of the disk is unknown."""
+        """Stop the server after its files could not be written. No more answers are sent, because the content of the
+        disk is unknown.
+        """
         self.failure = error
         self.close()
 
@@ -233,8 +239,8 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Return the time, without times in which this thread did not run. So received requests are handled before
-        sessions expire.
+        """Return the server's time, which does not include periods in which this thread did not run. So after such a
+        period, received requests are handled before sessions expire.
         """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)
@@ -265,7 +271,7 @@ class ServerDriver(Factory):
             self._reactor.callLater(0, self._turn)
 
     def _turn(self) -> None:
-        """Do a bounded part of the pending work."""
+        """Do a limited part of the pending work, so that other work of the reactor is not delayed."""
         server = self._server
         more = server.work(UNITS_IN_TURN, self._now())
         if self._keeper is not None:

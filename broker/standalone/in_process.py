@@ -19,10 +19,12 @@ __all__ = ["InProcessZooKeeper"]
 
 
 class InProcessZooKeeper(LocalZooKeeper):
-    """A server to use as follows: call start(), use connect_string, call stop(). One thread at a time may use it. One
-    daemon thread runs all servers of the process. They write to Python's logging instead of a file.
+    """A ZooKeeper server inside this process. To use it, call start(), connect to connect_string, and call stop(). Only
+    one thread at a time may use it. One daemon thread runs all servers of the process. Their messages go to Python's
+    logging instead of a log file.
 
-    data_dir: with None no data are kept, not even from stop() to the next start().
+    data_dir: the directory of the server's files. If it is None, no data are kept, not even from stop() to the next
+    start().
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class InProcessZooKeeper(LocalZooKeeper):
     def start(self, timeout: float = 30.0) -> None:
         """Start the server. timeout: ignored, because the start is immediate.
 
-        Raises ConfigError (port in use, data directory not writable or of Apache's ZooKeeper), DirectoryInUse,
-        StoreError (its files are damaged).
+        Raises ConfigError if the port is in use, or if the data directory is not writable or belongs to Apache's
+        ZooKeeper. Raises DirectoryInUse, and StoreError if the files are damaged.
         """
         directory = None
         if self._keeps:

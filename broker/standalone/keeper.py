@@ -1,4 +1,5 @@
-"""Write the log and the snapshots. A worker thread writes and syncs them while the reactor thread goes on.
+"""Write the log and the snapshots of a standalone ZooKeeper. A worker thread writes and syncs them while the reactor
+thread does other work.
 
 One sync covers all writes that arrived during the previous sync.
 """
@@ -22,7 +23,9 @@ __all__ = ["Keeper"]
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_LOG_BYTES = 16 << 20
-"""A snapshot is made when the log has grown by this many bytes, but at least by the size of the last snapshot."""
+"""A snapshot is made when the log has grown by this many bytes since the last snapshot. If the last snapshot was larger
+than that, the log must have grown by the size of that snapshot.
+"""
 
 PARTS_WAITING = 8
 """How many parts of a snapshot may wait to be written. No further parts are made while so many wait."""
@@ -32,7 +35,7 @@ _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
 
 
 class Keeper:
-    """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes.
+    """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes the files.
 
     synced: called with the position up to which entries are synced. woken: called when `look_after` may have work.
     failed: called once with the error; nothing is written afterwards. All three are called on the reactor thread.
@@ -91,7 +94,7 @@ class Keeper:
         self._snapshots -= 1
 
     def close(self) -> None:
-        """Write and sync all taken entries, and end the thread. Blocks."""
+        """Write and sync all entries taken so far, and end the worker thread. Blocks until this is done."""
         with self._wake:
             self._closing = True
             self._wake.notify()

@@ -1,5 +1,5 @@
-"""The files of the standalone ZooKeeper: a log of results, and snapshots. All calls block. Any thread may make them,
-one at a time.
+"""The files of the standalone ZooKeeper: a log of the results of requests, and snapshots. All calls block. Any thread
+may make them, but only one at a time.
 
     log.<hex>        header, then blocks; <hex> is the zxid after the header's
     snapshot.<hex>   header, then blocks, then an empty block; <hex> is the header's zxid
@@ -12,8 +12,8 @@ All numbers are in network byte order. A log's header has the zxid before its fi
 last entry. The log files form a chain: each begins where the previous one ends.
 
 Invariants:
-- A block is written only after the block before it is synced. So only the last block of the last file can be torn.
-  Every other bad block is damaged, and an intact block behind it proves this.
+- A block is written only after the block before it is synced. So only the last block of the last file can be
+  incomplete. If an intact block follows a bad block, the bad block is damaged.
 - A snapshot gets its name only after the snapshot and all log entries that it may include are synced.
 - A log is removed when no kept snapshot needs it.
 """
@@ -67,9 +67,9 @@ class LogFiles:
         self.zxid = 0
         """The zxid of the last entry read or written."""
         self.log_bytes = 0
-        """The size of the log since the last snapshot."""
+        """The number of bytes written to the log since the last snapshot."""
         self.snapshot_bytes = 0
-        """The size of the last snapshot."""
+        """The size of the last snapshot in bytes."""
         self._restored = Restored()
         self._files = files
         self._directory = directory
@@ -85,7 +85,9 @@ class LogFiles:
             files.unlink(self._path(_TEMPORARY))
 
     def load(self) -> None:
-        """Read all files, cut off a torn end, and prepare to append. Raises CorruptRecord, StoreError."""
+        """Read all files, cut off an incomplete block at the end of the log, and prepare to append. Raises
+        CorruptRecord, StoreError.
+        """
         start = self._load_snapshot()
         logs = self._numbers("log")
         needed = [number for number in logs if number > start] if start in _befores(logs) else []
@@ -98,7 +100,9 @@ class LogFiles:
             self._begin_log()
 
     def take_restored(self) -> Restored:
-        """Return the loaded entries, and forget them here. The caller calls this once, after `load`."""
+        """Return the entries that `load` has read, and drop this object's reference to them. To be called once, after
+        `load`.
+        """
         restored, self._restored = self._restored, Restored()
         return restored
 
@@ -114,8 +118,8 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Begin a new log for later entries, and begin a snapshot. `add_to_snapshot` then writes the snapshot's
-        entries.
+        """Begin a new log file for later entries, and begin a snapshot file. `add_to_snapshot` then writes the
+        snapshot's entries.
         """
         self._files.close(self._fd)
         self._begin_log()
@@ -244,8 +248,8 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Write bytes again that are missing on the disk. If a sync failed in an earlier run, such bytes may only be in
-        the page cache.
+        """Make sure that all bytes of the file are on the disk, and write missing bytes again. If a sync failed in an
+        earlier run, some bytes may only be in the page cache.
         """
 
         def sync() -> None:
@@ -278,7 +282,9 @@ class LogFiles:
 
 
 def _befores(logs: list[int]) -> set[int]:
-    """Return, for each log's number, the zxid before the log's first entry. The number is the zxid of that entry."""
+    """Return the zxids before the first entries of these log files. logs: the numbers in the files' names; each is the
+    zxid of the log's first entry.
+    """
     return {number - 1 for number in logs}
 
 
@@ -291,7 +297,7 @@ def _is_header(data: bytes, magic: bytes, zxid: int) -> bool:
 
 
 def _check_header(path: str, data: bytes, magic: bytes, zxid: int) -> int:
-    """Check a header, and return where the first block begins. Raises CorruptRecord."""
+    """Check a file's header, and return the position where the first block begins. Raises CorruptRecord."""
     if not _is_header(data, magic, zxid):
         raise CorruptRecord(path, 0, "the header is not the one that belongs to its name")
     return _HEADER.size

@@ -1,4 +1,4 @@
-"""Open a standalone ZooKeeper and read its files, so that it can then listen."""
+"""Open a standalone ZooKeeper server: read its files, and create the driver that can then listen on a port."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ class ServerPlace(NamedTuple):
 
 
 def open_server(place: ServerPlace, reactor: Any, files: Files = REAL_FILES) -> ServerDriver:
-    """Read the files, and return the driver of the server. Call `ServerDriver.listen` next. Raises OSError,
-    StoreError.
-    """
+    """Read the server's files, and return its driver. Call `ServerDriver.listen` next. Raises OSError, StoreError."""
     log = None
     if place.directory is not None:
         log = LogFiles(files, str(place.directory))

@@ -1,4 +1,5 @@
-"""A separate reactor for servers inside another program's process. One daemon thread runs all of these servers.
+"""A Twisted reactor for servers that run inside another program's process. One daemon thread runs this reactor and all
+of these servers.
 
 The process's own reactor (`twisted.internet.reactor`) is neither imported nor run.
 """
@@ -21,7 +22,7 @@ _shared: tuple[int, Any] | None = None
 
 
 def shared_reactor() -> Any:
-    """Return the shared running reactor. A forked process starts its own reactor."""
+    """Return the running reactor that all servers of this process share. A forked process starts its own reactor."""
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid():

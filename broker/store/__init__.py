@@ -1,1 +1,1 @@
-"""The store engine: partition logs on disk, without network or coordination."""
+"""The store engine: it keeps partition logs on disk. It uses neither the network nor ZooKeeper."""

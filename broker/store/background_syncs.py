@@ -25,7 +25,9 @@ _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
 
 class BackgroundSyncs:
-    """The dirty logs of a store, and the jobs that are due for them. Owning thread. A tick costs O(due logs)."""
+    """The logs of a store that have data not covered by a checkpoint, and the jobs that are due for them. Only the
+    owning thread uses this object. A tick takes O(due logs).
+    """
 
     def __init__(
         self,
@@ -33,9 +35,11 @@ class BackgroundSyncs:
         run_in_thread: RunInThread,
         on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_sync_end: called after each sync or checkpoint of a log, whoever requested it."""
+        """on_sync_end: called after each sync or checkpoint of a log, no matter which part of the broker requested
+        it.
+        """
         self.unit_limit = tuning.MAX_UNSTORED_UNITS
-        """How many index units each log may hold in memory before it writes them to its file."""
+        """How many index units each log may hold in memory before it writes them to its index file."""
         self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
@@ -51,7 +55,7 @@ class BackgroundSyncs:
         self._closed = False
 
     def mark_dirty(self, log: PartitionLog) -> None:
-        """Note that the log has data that no checkpoint covers. Later ticks check which job is due for it."""
+        """Record that the log has data that no checkpoint covers. Later ticks check which job is due for the log."""
         self._dirty[log] = 0
         self._fresh.append(log)
 
@@ -60,11 +64,12 @@ class BackgroundSyncs:
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Request a job of this kind for which nobody waits. It starts at once unless other jobs are running.
+        """Request a job of this kind for the log; no put waits for the job. It starts at once unless other jobs are
+        running.
 
         A job that only writes index units does not wait behind syncs, because memory must not grow while the disk is
-        slow. If a checkpoint is requested again while it waits for its turn, the index units are written at once for
-        the same reason.
+        slow. If a checkpoint is requested again while it waits for its turn, the log's index units are written at once,
+        so that memory does not grow.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
@@ -105,8 +110,8 @@ class BackgroundSyncs:
         self._closed = True
 
     def finish(self) -> None:
-        """Sync all dirty logs on this thread if there are so many that a group is worth it. To be called after `stop`.
-        Blocks.
+        """If there are so many dirty logs that one sync of the whole file systems takes less time than single syncs,
+        make this sync on this thread. To be called after `stop`. Blocks.
         """
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
@@ -130,7 +135,9 @@ class BackgroundSyncs:
                 log.request(kind)
 
     def sync_ended(self, log: PartitionLog) -> None:
-        """Handle the end of a syncing job of the log, or the log's failure, whoever requested the job."""
+        """Handle the end of a syncing job of the log, or the log's failure, no matter which part of the broker
+        requested the job.
+        """
         if log in self._background:
             self._background.discard(log)
             self._start_pending()
@@ -165,8 +172,8 @@ class BackgroundSyncs:
             self._write_units()
 
     def _group_ended(self, group: _Group, result: object) -> None:
-        """Handle the end of a group. result: None, the error of the shared sync, or an exception that ended the
-        worker.
+        """Handle the end of a group of jobs that shared one sync. result: None, the error of the shared sync, or an
+        exception of the worker thread.
         """
         self._group_runs = False
         self._end_group(group, result)
@@ -180,8 +187,8 @@ class BackgroundSyncs:
             self._fail_dirty(str(result))
 
     def _fail_dirty(self, cause: str) -> None:
-        """Mark all logs with unsynced data as failed, because the kernel reports a loss only once and does not name the
-        file.
+        """Mark all logs with unsynced data as failed. The kernel reports lost data only once and does not say which
+        file has lost them.
         """
         _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
         for log in list(self._dirty):
@@ -190,6 +197,6 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Begin jobs of these kinds for those logs that can begin one now."""
+    """Begin jobs of the wanted kinds for all given logs that can begin a job now."""
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

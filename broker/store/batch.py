@@ -52,8 +52,8 @@ def encode_puts(
     """Return the records and packed index units of single puts, ready for PartitionLog.append.
 
     puts: (flag, checksum, body) of each put. The checksum (31 bits) was already verified or computed. ids: one message
-    id per put. base_offset: the log's end_offset. now_ms: store time, Unix ms; None: taken from the ids, which this
-    broker has made. Bodies are not copied.
+    id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms; if it is None, the time is taken
+    from the ids, which this broker has assigned. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -85,7 +85,7 @@ def encode_many_puts(
 
 
 class StampedRecords(NamedTuple):
-    """Whole records that have their ids, and their index units.
+    """Whole records that already have their message ids, together with their index units.
 
     data: the records back to back, possibly read-only. starts, ends: where each record starts and ends in `data`.
     units: UNIT_DTYPE, with byte offsets relative to `data`; the append adds the base offset. intact: for each record,
@@ -148,8 +148,8 @@ def units_of(
 ) -> npt.NDArray[np.void]:
     """Return the index units of back-to-back records that begin at byte `offset`.
 
-    sizes: the records' sizes in bytes, including the header. tags: one hash per record, or one for all. now_ms: store
-    time.
+    sizes: the records' sizes in bytes, including the header. tags: one tag hash per record, or one hash for all
+    records. now_ms: the store time in Unix ms.
     """
     units = np.zeros(len(ids), UNIT_DTYPE)
     units["offset"][1:] = np.cumsum(sizes[:-1])
@@ -176,10 +176,10 @@ def stamp_in_slices(
     """Write message ids into whole records, verify their checksums, and make their index units.
 
     Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids. If body is writable, the ids
-    are written into it, else into a copy. sizes: the size of each record in bytes, including the header. ids: this
-    broker's ids, one per record. numpy handles all records of a slice at once; only records with an attribute are read
-    one by one, to get their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or there is
-    no record.
+    are written into it, else into a copy. sizes: the size of each record in bytes, including the header. ids: the
+    message ids that this broker has assigned, one per record. numpy handles all records of a slice at once; only
+    records with an attribute are read one by one, to get their tag. Raises RemoteProtocolError if sizes, length fields
+    and body do not agree or there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -205,7 +205,7 @@ def stamp_in_slices(
 
 
 def _slice_end(stamped: StampedRecords, first: int) -> int:
-    """Return the end of the slice that begins with record `first`: the number after its last record."""
+    """Return where the slice that begins with record number `first` ends: the number of its last record plus 1."""
     ends = stamped.ends
     if len(stamped.data) <= tuning.SLICE_BYTES:
         return min(len(ends), first + tuning.SLICE_RECORDS)
@@ -235,8 +235,8 @@ def _stamp(
 def _headers(
     data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.void], bool]:
-    """Return the headers, and whether they are views of `data`. They are views only if all records have the same
-    size.
+    """Return the headers of the records, and whether the returned array shares the memory of `data`. It shares this
+    memory only if all records have the same size; else the headers are copies.
     """
     width = int(widths[0])
     if (widths == width).all():
@@ -260,7 +260,9 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """The tag hash of each attribute. Each distinct attribute is decoded only once, because most are equal."""
+    """Finds the tag hashes of records. Each distinct attribute is decoded only once, because most records have the same
+    attribute.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes | None, int], int] = {}

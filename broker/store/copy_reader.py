@@ -1,6 +1,6 @@
 """Read a partition in order to copy it: read whole records with their index units, and verify every checksum.
 
-Damaged bytes are returned unchanged and without index units, so that the copy can go on behind them.
+Damaged bytes are returned unchanged and without index units, so that the copy can continue behind them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CopiedPiece", "CopyReader"]
 class CopiedPiece(NamedTuple):
     """Bytes [base, base + len(data)) of a partition, all in the segment that begins at byte offset `segment`.
 
-    units: packed index units of the records, which are back to back. b"" means that the bytes are damaged
+    units: packed index units of the records, which follow each other without gaps. b"" means that the bytes are damaged
     (`PartitionLog.append_damaged`).
     """
 
@@ -40,12 +40,12 @@ class CopiedPiece(NamedTuple):
 
 
 class CopyReader:
-    """Reads a partition as it is when this object is made, including records that are not visible. One worker thread at
-    a time.
+    """Reads a partition as it is when this object is made, including records that readers cannot see yet. Only one
+    worker thread at a time may use it.
     """
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
-        """Owning thread. Copy the index units that are only in memory, at most 2 MiB per segment.
+        """Copy the index units that are only in memory, at most 2 MiB per segment. Called on the owning thread.
 
         start: byte offset of the first piece to read. piece_bytes: maximum size of a piece; a larger record is a piece
         by itself.
@@ -99,8 +99,8 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the units of back-to-back records from `offset` on. Return as many as fit into a piece, but at least
-        one.
+        """Return the index units of the records from `offset` on, up to the next gap between records. Return as many
+        units as fit into a piece, but at least one.
         """
         reader = self._readers.get(segment)
         if reader is None:
@@ -128,7 +128,9 @@ class CopyReader:
 
 
 def _good(data: bytes, units: UnitArray, base: int) -> int:
-    """Return how many records at the beginning match their units and their checksums."""
+    """Return how many records at the beginning of `data` match both their units and their checksums. The count ends
+    before the first record that does not match.
+    """
     starts = units["offset"] - base
     sizes = units["size"].astype(np.int64)
     if len(data) < int(starts[-1] + sizes[-1]):  # somebody has truncated the file

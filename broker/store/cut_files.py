@@ -1,10 +1,11 @@
-"""Cut off the end of a partition on the disk. A crash at any point leaves either the state before or that after the
-cut.
+"""Cut off the end of a partition on the disk. After a crash at any point, the next start finds the partition either as
+it was before the cut or as it is after the cut.
 
 The removed data are kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment
-as `<segment>.damaged-<where it was cut>`. When that copy is on the disk, the file `cut` in the partition's directory is
-written and synced. The file describes the cut. From then on the cut counts as made, and a start that finds the file
-finishes the cut. The journal must no longer hold data of the partition, or a start would restore the cut bytes.
+as `<segment>.damaged-<where it was cut>`. When the removed data are on the disk under these names, the file `cut`,
+which describes the cut, is written in the partition's directory and synced. From then on the cut is valid: if a start
+finds this file, it finishes the cut. The journal must no longer hold data of the partition, or a start would restore
+the cut bytes.
 """
 
 from __future__ import annotations
@@ -72,11 +73,12 @@ def set_aside(files: Files, file: SegmentFile) -> str | None:
 
 
 class CutUnfinished(StoreError):
-    """The cut is made, or may be made, but only the next start can finish it."""
+    """Raised if the cut has begun, or may have begun, and only the next start of the broker can finish it."""
 
 
 def change_partition(files: Files, directory: str, change: Change) -> list[str]:
-    """Carry out a change and sync it. Return the files that keep the removed data. Worker thread; blocks.
+    """Carry out a change and sync it. Return the paths of the files that keep the removed data. Blocks, so it is called
+    in a worker thread.
 
     Before the call, all data and indexes of the partition must be synced, nothing may write to them, and the journal
     must hold no data of the partition. On failure, raises StoreError if nothing was changed, else CutUnfinished.
@@ -99,7 +101,9 @@ def change_partition(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def finish_cut(files: Files, directory: str) -> None:
-    """Finish an interrupted cut, if there is one. To be called at a start. Raises OSError, StoreError."""
+    """Finish a cut that a crash has interrupted, if there is one. To be called at the start of the broker. Raises
+    OSError, StoreError.
+    """
     path = os.path.join(directory, CUT_NAME)
     try:
         size = files.status(path).size
@@ -157,15 +161,17 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
-    """Return whether the whole segment is removed. If all data are cut, the first segment stays, but empty."""
+    """Return whether the change removes the whole segment. If all data are cut off, the first segment is kept as an
+    empty segment.
+    """
     if change.begin is not None:
         return file.first_offset != change.begin
     return file.first_offset >= change.end and file.first_offset > first.first_offset
 
 
 def _shorten(files: Files, directory: str, file: SegmentFile, end: int) -> None:
-    """Shorten a segment to `end`. Shorten its index first, because the index must not promise more than the data file
-    has.
+    """Shorten a segment to byte offset `end`. Shorten its index first, because the index must not describe data that
+    the data file does not have.
     """
     units = _units(files, file, end)
     units = units[: int(np.searchsorted(units["offset"], end))]

@@ -1,8 +1,9 @@
-"""Cut partitions of a store that is in use: find out when this is safe, and renew the logs afterwards.
+"""Cut off the ends of partitions of a store that is in use: wait until this is possible, and give the logs their new
+segments afterwards.
 
-First, all data of these partitions are synced and the journal removes all its files, because a start must find nothing
-to restore. Then a worker thread changes the files (cut_files.py) and opens them as a start does (recovery.py). `tick`
-checks whether the next step can run.
+First, all data of these partitions are synced and the journal removes all its files, because otherwise a start of the
+broker could restore the removed data from the journal. Then a worker thread changes the files (cut_files.py) and opens
+them as a start does (recovery.py). `tick` checks whether the next step can run.
 """
 
 from __future__ import annotations
@@ -55,14 +56,18 @@ class _Cut(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The results for the first logs of a request, and the error that stopped the next one."""
+    """The results for the logs of a request that were cut, and the error that stopped the cut of the next log; None if
+    all were cut.
+    """
 
     cuts: list[_Cut]
     error: StoreError | None
 
 
 class Cutting:
-    """Runs one request at a time. Owning thread. The files are changed in a worker thread (`run_in_thread`)."""
+    """Carries out one request for cuts at a time. Only the owning thread uses this object; a worker thread
+    (`run_in_thread`) changes the files.
+    """
 
     def __init__(
         self,
@@ -75,7 +80,7 @@ class Cutting:
         retention: Retention,
         on_renewed: Callable[[PartitionLog], None],
     ) -> None:
-        """on_renewed(log): called when the log has other segments."""
+        """on_renewed(log): called when the cut has replaced the log's segments."""
         self._open_files = open_files
         self._run_in_thread = run_in_thread
         self._config_for = config_for
@@ -91,12 +96,12 @@ class Cutting:
         self._lock = threading.Lock()  # held while files are changed: close() waits for it
 
     def start(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
-        """Carry out the changes. Nothing may be appended to their logs until `done` is called."""
+        """Begin to carry out the changes. Nothing may be appended to these logs until `done` is called."""
         self._waiting.append(_Request(dict(changes), done))
         self.tick()
 
     def tick(self) -> None:
-        """Take the next step if it can run now."""
+        """Begin the next step of the present request if it can run now."""
         if not self._waiting or self._running or self._closed:
             return
         request = self._waiting[0]

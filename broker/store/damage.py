@@ -40,7 +40,7 @@ Soundness = Damaged | Sound
 
 
 class DamagedRanges:
-    """The known damaged ranges of one partition, in order. Owning thread.
+    """The known damaged ranges of one partition, in order. Only the owning thread uses this object.
 
     Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. They are found again when somebody
     reads there.
@@ -66,8 +66,8 @@ class DamagedRanges:
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Return those of these consecutive units that lie before the next damaged range. The first unit must not lie
-        in a range.
+        """Return the first units, up to the next damaged range. The units must be consecutive, and the first of them
+        must not lie in a damaged range.
         """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
@@ -108,8 +108,8 @@ class DamagedRanges:
 
 
 def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
-    """Check whether a good record lies where the first of these index units of a segment points. Any thread. Raises
-    OSError.
+    """Check whether a good record lies where the first of these index units of a segment points. Any thread may call
+    this. Raises OSError.
 
     fd, first_offset: the segment's data file and first offset. Reads records up to the first good one, or up to the
     first gap between units.
@@ -129,7 +129,8 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
-    """Check whether a good record lies at `offset` of a segment without an index. Any thread. Raises OSError.
+    """Check whether a good record lies at `offset` of a segment without an index. Any thread may call this. Raises
+    OSError.
 
     Checks records one by one from `start` on, where a record or damage must begin. start <= offset < end, in bytes.
     Reads up to the record at `offset`, or up to the next good record behind it: at worst all of [start, end).
@@ -148,7 +149,7 @@ def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: 
 def walk_segment(files: Files, fd: int, first_offset: int, size: int) -> tuple[UnitArray, list[Damaged]]:
     """Return the units of all good records of a segment's first `size` bytes, and the damaged ranges between them.
 
-    fd: the segment's data file. Any thread. Raises OSError.
+    fd: the descriptor of the segment's data file. Any thread may call this. Raises OSError.
     """
     blocks, damage = [np.empty(0, UNIT_DTYPE)], []
     start = first_offset

@@ -61,8 +61,8 @@ def lock_data_path(files: Files, path: str) -> int:
 
 
 def _make(files: Files, path: str) -> None:
-    """Create the missing directories of the path, and sync the name of each, because files in a directory survive a
-    power cut only if the directory does. Raises OSError.
+    """Create the missing directories of the path, and sync the directory entry of each. Files in a directory survive a
+    power cut only if the directory's own entry is on the disk. Raises OSError.
     """
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):
@@ -74,8 +74,8 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """Do the same as `lock_data_path` for a running broker. Raises ConfigError also if the directory has partitions,
-    because a running broker cannot take them over.
+    """Do the same as `lock_data_path` for a running broker. Raises ConfigError also if the directory contains
+    partitions, because only a start of the broker can open them.
     """
     fd = lock_data_path(files, path)
     try:
@@ -93,7 +93,7 @@ def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDi
     """Return all partition directories, sorted by name. Skip other directories with a warning (metaq 1.x would not
     start).
 
-    Raises StoreError if one partition is in two data directories.
+    Raises StoreError if the same partition is in two data directories.
     """
     found: dict[tuple[str, int], PartitionDirectory] = {}
     for data_path in data_paths:

@@ -1,7 +1,8 @@
 """Measure the free space of the data directories, and decide which of them refuse puts because they are too full.
 
 Puts are refused if less than a reserve is free. The reserve is for writes that must not fail: index units, checkpoints,
-the journal, commits of transactions. Consumers can go on reading. Puts are accepted again when there is more space.
+the journal, commits of transactions. Consumers can go on reading. Puts are accepted again when more space than the
+reserve is free.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Return whether a write failed because the disk is full. Such a write has done no harm, but a failed sync may have
-    lost data.
+    """Return whether a write failed because the disk is full. Such a write has lost no data. A failed sync, by
+    contrast, may have lost data.
     """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
@@ -54,13 +55,15 @@ class Room(NamedTuple):
 
 
 class DiskSpace:
-    """The free space of all data directories. Owning thread. The space is measured in a worker thread."""
+    """The free space of all data directories. Only the owning thread uses this object; a worker thread measures the
+    space.
+    """
 
     def __init__(
         self, files: Files, paths: Callable[[], Sequence[str]], run_in_thread: RunInThread, reserve: int | None = None
     ) -> None:
-        """paths: returns the data directories; the first one has the journal. reserve: bytes per data directory. 0
-        means that puts are accepted until the disk is full; None means `default_reserve`.
+        """paths: returns the data directories; the first one contains the journal. reserve: the reserve of each data
+        directory in bytes; 0 means that puts are accepted until the disk is full; None means `default_reserve`.
         """
         self._files = files
         self._paths = paths
@@ -70,7 +73,9 @@ class DiskSpace:
         self._looking = False
         self._told = ""  # why the last measurement failed
         self.full: dict[str, DiskFull] = {}
-        """Maps a data path to the reason why puts to it are refused. Empty while all directories have room."""
+        """Maps a data path to the reason why puts to it are refused. Empty while all directories have enough free
+        space.
+        """
 
     def rooms(self) -> list[Room]:
         """Return the results of the last measurement."""
@@ -95,7 +100,7 @@ class DiskSpace:
             raise DiskFull(error.place, error.cause)
 
     def look_now(self) -> None:
-        """Measure the free space on this thread, at a start."""
+        """Measure the free space on this thread. Called at the start of the broker."""
         try:
             self._measured(self._measure(self._paths()))
         except OSError as error:

@@ -1,8 +1,8 @@
-"""The state of one partition's data (appended, safe), and the actions that follow from events. This module has no I/O,
-clock or thread.
+"""Record which data of one partition are appended and which are safe, and decide the actions that follow from events.
+This module has no I/O, clock or thread.
 
-Data are safe when they are as durable as this node promised. With asynchronous flush this is so when they are appended,
-with group commit when they survive a power cut. Readers see safe data, unless the log has a lower limit
+Data are safe when they are as durable as this node promised. With asynchronous flush, data are safe when they are
+appended; with group commit, when they survive a power cut. Readers see safe data, unless the log has a lower limit
 (`PartitionLog.limit_visibility`).
 
 Every method that is named after an event records the event and returns the log's next actions, as bits.
@@ -60,9 +60,11 @@ JOURNAL = 4
 SYNC = 8
 """Sync the partition's own files now."""
 SYNC_SOON = 16
-"""Sync the partition's own files when their turn comes. Nobody waits for this."""
+"""Sync the partition's own files in the background, when it is their turn among all partitions. No put waits for this
+sync.
+"""
 MARK_DIRTY = 32
-"""There is data that no checkpoint covers, so call `due` from now on."""
+"""The partition now has data that no checkpoint covers, so the caller must call `due` from now on."""
 
 _NEVER = float("-inf")
 _NOWHERE = -1
@@ -169,8 +171,8 @@ class Durability:
     )
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
-        """end, count: end offset and record count of the readable data that a start found. synced_end: the offset up to
-        which they are on the disk.
+        """end, count: end offset and record count of the readable data that the start of the broker found. synced_end:
+        the byte offset up to which these data are on the disk.
         """
         self.mode = _WAITING if policy.has_group_commit else _SHOWING
         self.end = self.safe_end = end
@@ -200,22 +202,21 @@ class Durability:
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether, after a power cut, some data could be restored only from the journal or the transaction log.
-
-        This holds for a power cut now, and for one when the journal's present group is safe.
+        """Whether some data could be restored only from the journal or the transaction log after a power cut. True if
+        this holds for a power cut now, or if it will hold when the journal's present write is synced.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
-        """Note that the transaction log can restore data below `end` until the files are synced. The data are appended
-        or about to be appended.
+        """Record that the transaction log can restore the data below byte offset `end` until the partition's files are
+        synced. These data are appended or will be appended at once.
         """
         self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
-        """Return whether data below `end` still have to be made safe. False if they are safe already, and after a
-        failure.
+        """Return whether data below `end` still have to be made safe. Return False if they are safe already, or if a
+        sync has failed.
         """
         return self.safe_end < end and self.failure is None
 
@@ -243,7 +244,8 @@ class Durability:
     def appended_unreplayable(self, end: int, records: int = 0) -> int:
         """Record an append of `records` records up to `end` that is not journaled. Return the actions.
 
-        Only a sync makes these data safe. If a start would not recognize them as good, only a checkpoint does.
+        Only a sync makes these data safe. If they contain damaged bytes, which a start would cut off, only a checkpoint
+        makes them safe.
         """
         self.end = end
         self.count += records
@@ -290,7 +292,7 @@ class Durability:
             self.read_only = cause
 
     def write_again(self, cause: str) -> None:
-        """Allow appends again if they are forbidden because of `cause`."""
+        """Allow appends again if `write_failed` has forbidden them with this `cause`."""
         if self.read_only == cause:
             self.read_only = None
 
@@ -309,11 +311,11 @@ class Durability:
         return actions
 
     def found_dirty(self) -> None:
-        """Record that a start found data that no checkpoint covers."""
+        """Record that the start of the broker found data that no checkpoint covers."""
         self.dirty = True
 
     def synced_at_start(self) -> None:
-        """Record that all data that a start found were synced before the log is used."""
+        """Record that all data that the start of the broker found have been synced before the first use of the log."""
         self.synced_end = self.end
 
     def _next(self, event: DurabilityEvent) -> int:
@@ -328,8 +330,8 @@ class Durability:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, end: int, callback: SafeCallback) -> bool:
-        """Let `take_answers` return the callback when `end` is safe or a sync fails. Return False if the caller should
-        call it now.
+        """Keep the callback until the data below `end` are safe or a sync fails; then `take_answers` returns it. Return
+        False without keeping it if the caller should call it now.
         """
         if self.safe_end >= end or self.failure is not None:
             return False
@@ -372,8 +374,9 @@ class Durability:
         """Request a job of this kind; 0 stands for the jobs that were requested before. Return the kind of the job to
         begin now, 0 for none.
 
-        A syncing job waits for the running one, and serves all requests that were made meanwhile. A job that only
-        writes index units runs beside a syncing job. If it cannot begin now, its request is not kept.
+        If a syncing job is running, the next syncing job begins after it and serves all requests that were made
+        meanwhile. A job that only writes index units runs beside a syncing job. If it cannot begin now, its request is
+        not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:

@@ -1,5 +1,5 @@
-"""Sync all files of a file system at once. Find the file systems of the partitions, and keep descriptors for the
-syncs.
+"""Sync all files of a file system at once. Find the file systems that contain the partitions, and keep a file
+descriptor open for the syncs of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FileSystems:
     sync, even if it failed between two calls.
 
     (A descriptor that is opened for each call misses an error that was already reported to another process's
-    syncfs(2).) Partition directories may be links to other disks. Any thread.
+    syncfs(2).) Partition directories may be links to other disks. Any thread may use this object.
     """
 
     def __init__(self, files: Files) -> None:

@@ -1,5 +1,5 @@
-"""The file system as the store uses it. Every call that can fail or wait goes through `Files`, so tests can make each
-call fail.
+"""The store's access to the file system. Every call of the operating system that can fail or wait goes through `Files`,
+so tests can make each call fail.
 
 `OpenFiles` limits the number of open descriptors, because ten thousand partitions must not need ten thousand
 descriptors.
@@ -57,10 +57,8 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 class FailedSync(OSError):
-    """A sync has failed. The data that it should have written may be lost, whatever the cause. Freeing space does not
-    restore them.
-
-    By contrast, a write that fails because the disk is full has lost nothing (disk_space.no_room).
+    """A sync has failed. The data that it should have written may be lost, whatever the cause. Freeing disk space does
+    not restore them. By contrast, a write that fails because the disk is full has lost nothing (disk_space.no_room).
     """
 
 
@@ -109,7 +107,7 @@ class FileStatus(NamedTuple):
 
 
 class Readable(Protocol):
-    """The method that `read_exactly` needs."""
+    """An object with the method that `read_exactly` needs."""
 
     def pread(self, fd: int, size: int, position: int) -> bytes: ...
 
@@ -146,8 +144,8 @@ class Files:
         return any(page & 1 for page in bytes(pages))
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Read only bytes that are in the page cache. Raises BlockingIOError if there are none, EOPNOTSUPP if this is
-        unknown.
+        """Read only bytes that are in the page cache. Raises BlockingIOError if none are in it. Raises OSError with
+        EOPNOTSUPP if the file system cannot tell which bytes are in it.
         """
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
@@ -163,11 +161,13 @@ class Files:
         return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
-        """Start writing dirty pages to the disk. This neither waits nor makes anything safe. It is only a hint, too."""
+        """Tell the kernel to start writing dirty pages of this range to the disk. The call does not wait, and it does
+        not make the data safe. It is only a hint and has no effect where it is not supported.
+        """
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
-        """Sync the file's data. Raises FailedSync, as the other syncs do."""
+        """Sync the file's data. All syncs raise FailedSync if they fail."""
         with _syncing():
             os.fdatasync(fd)
 
@@ -271,7 +271,7 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Add the file's name to an OSError raised in this block, because calls with a descriptor do not set it."""
+    """Add the file's name to an OSError raised in the `with` block, because calls with a descriptor do not set it."""
     try:
         yield
     except OSError as error:
@@ -282,7 +282,9 @@ def naming(path: str) -> Iterator[None]:
 
 @contextmanager
 def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a descriptor for this block. Like `naming`, add the file's name to an OSError raised in the block."""
+    """Open a file descriptor for the `with` block. Like `naming`, add the file's name to an OSError raised in the
+    block.
+    """
     fd = files.open(path, flags)
     try:
         yield fd
@@ -295,7 +297,8 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
-    """Replace and sync a file. At every moment, either the old or the new file exists. Blocks. Raises OSError.
+    """Replace a file and sync it. At every moment, either the old or the new file exists. Blocks until the file is
+    synced. Raises OSError.
 
     data: the new content, or a function that makes it from the inode number of the new file.
     """
@@ -310,8 +313,8 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """Return `path`, with a number appended if that file exists. So files that were kept by an earlier recovery
-    stay.
+    """Return `path`, with a number appended if that file exists. So files that an earlier recovery has kept are not
+    overwritten.
     """
     name, number = path, 1
     with suppress(FileNotFoundError):
@@ -343,13 +346,16 @@ def may_exist(files: Files, path: str) -> bool:
 
 
 def default_open_limit() -> int:
-    """Return half of the process's soft limit on descriptors (the rest is for connections), at most 2,048."""
+    """Return how many file descriptors the store may keep open: half of the process's soft limit (the other half is for
+    connections), but at most 2,048.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
 
 
 class OpenFile:
-    """A file that is opened when it is used. `OpenFiles` may close it between uses. Owning thread.
+    """A file that is opened when it is used. `OpenFiles` may close it between uses. Only the owning thread uses this
+    object.
 
     A descriptor from `use()` is valid until another file of the same `OpenFiles` is used. `pin()` keeps the descriptor
     open for as long as a worker thread needs it.
@@ -397,8 +403,8 @@ class OpenFile:
     def read(self, size: int, position: int) -> Buffer:
         """Return `size` bytes from `position`, fewer only at the end of the file.
 
-        Waits for the disk. Raises NotCached if the data are not cached and waiting is not allowed
-        (`OpenFiles.cached_only`).
+        This waits for the disk if necessary. Raises NotCached if the data are not in the page cache and waiting is not
+        allowed (`OpenFiles.cached_only`).
         """
         fd = self.use()
         if not self._table.may_wait:
@@ -435,7 +441,8 @@ class OpenFiles:
     """Keeps at most `limit` descriptors open. The clock algorithm (cheap, close to LRU) chooses the descriptor to
     close.
 
-    Pinned files are never closed, so the limit is exceeded when all are pinned. Owning thread.
+    Pinned files are never closed, so more than `limit` descriptors may be open if all are pinned. Only the owning
+    thread uses this object.
     """
 
     def __init__(self, files: Files, limit: int) -> None:
@@ -443,8 +450,8 @@ class OpenFiles:
         self.limit = limit
         self.may_wait = True
         self.cached_only = CachedOnly(self)
-        """A `with` block in which `OpenFile.read` raises NotCached instead of waiting. Such blocks must not be
-        nested.
+        """A context manager. In its `with` block, `OpenFile.read` raises NotCached instead of waiting for the disk.
+        These blocks must not be nested.
         """
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(tuning.SCRATCH_BYTES))
@@ -470,8 +477,8 @@ class OpenFiles:
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Write to a file that is not open. If the table is full, either an idle file is closed, or this file is closed
-        again after the write.
+        """Write to a file that is not open. If `limit` files are open already, either an unused file is closed first,
+        or this file is closed again after the write.
 
         Without this, if more files are written in turn than may be open, each file would be closed before its next
         write.
@@ -483,8 +490,8 @@ class OpenFiles:
             write_all(self.files, fd, buffers, position)
 
     def _has_idle(self) -> bool:
-        """Return whether the next file of the ring may be closed. The clock advances only once in MISSES_PER_STEP
-        calls, but that finds idle files soon enough.
+        """Return whether the next file of the ring may be closed, because it was not used lately. The clock algorithm
+        advances only once in MISSES_PER_STEP calls, but this finds unused files soon enough.
         """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:

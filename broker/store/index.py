@@ -16,13 +16,13 @@ from the data.
      52    8 zero
      60    4 CRC-32 of bytes 0…59
 
-Version 1 had its units back to back, without checksums. The checkpoint of such a file is trusted, but its units are
-made again.
+Version 1 had its units back to back, without checksums. The checkpoint of a file of version 1 is trusted, but its units
+are made again.
 
-Store time: a record written by a Java broker has a negative message id, which contains no date, and no other time. So
-when its unit is rebuilt, the time is only an upper bound. The bound is stored as a NEGATIVE number: -t means "stored at
-t or earlier". Searches use abs(t) and assume that times do not decrease, which is true because the broker's message
-clock never goes back.
+Store time: a record that a Java broker has written contains no time. Its message id is negative and contains no date.
+So when its unit is rebuilt, only an upper bound of its store time is known. The bound is stored as a NEGATIVE number:
+-t means "stored at t or earlier". Searches use abs(t) and assume that times do not decrease, which is true because the
+broker's message clock never goes back.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ _UNCHECKED_VERSION = 1
 class Checkpoint(NamedTuple):
     """The content of an index header, which promises: `units` units describe all data in [first_offset, end).
 
-    crc: as Units.crc. None means that the file has version 1 and its units are not used.
+    crc: the value of Units.crc. None means that the file has version 1 and that its units are not used.
     """
 
     first_offset: int
@@ -114,7 +114,9 @@ def pack_header(checkpoint: Checkpoint) -> bytes:
 
 
 def unpack_header(data: bytes) -> Checkpoint | None:
-    """Return the checkpoint. Return None if the bytes are not a whole header of a known version."""
+    """Return the checkpoint that an index header contains. Return None if the bytes are not a complete header of a
+    known version.
+    """
     if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
         return None
     magic, version, unit_bytes, *fields = _HEADER.unpack_from(data)
@@ -131,11 +133,13 @@ def largest_id(units: Buffer | UnitArray) -> int:
 
 
 Vouched = tuple[int, int]
-"""The first byte offset and the end of synced data."""
+"""A range of synced data of a segment: its first byte offset and its end."""
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint read from a file, and the last unit that it covers, if any: (offset, id, time_ms, size, tag)."""
+    """A checkpoint that was read from a file, and the last unit that it covers: (offset, id, time_ms, size, tag). The
+    unit is None if there is none.
+    """
 
     checkpoint: Checkpoint
     last_unit: tuple[int, int, int, int, int] | None
@@ -145,8 +149,8 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
     """Return the checkpoint of an index file. Return None if the file is missing, damaged or too short, or belongs to
     another segment.
 
-    Of the units, only those in the last block are checked. A file that cannot be read counts as damaged, because it can
-    be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
+    Only the units in the last block that the checkpoint covers are checked. A file that cannot be read counts as
+    damaged, because it can be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
     """
     try:
         with opened(files, path) as fd:
@@ -183,14 +187,15 @@ def _read_checkpoint(load: Callable[[int, int], bytes], path: str, first_offset:
 def write_units(
     files: Files, path: str, stored: int, units: Buffer, crc: int = 0, vouched: Vouched | None = None
 ) -> int:
-    """Write units behind the `stored` ones without syncing them. If `stored` is 0, create the file anew. Return the
-    CRC-32 after these units.
+    """Write units to an index file behind its first `stored` units, without a sync. If `stored` is 0, create the file
+    anew. Return the CRC-32 of the units in the last block if that block is incomplete.
 
-    crc: the result of the last write, 0 if nothing is stored. vouched: if nothing is stored, the synced data that the
-    file's header still promises (version 1, or only damage). An overwritten file would promise nothing before the next
-    checkpoint, and a start in between would check, and perhaps cut, data that it could have trusted. So in this case
-    the file is replaced by a new one that promises the same data, which waits for the disk. Any thread, one at a time
-    per file. Raises OSError; then the promised part is unchanged, or either the old file or the new one exists.
+    crc: the result of the last write; 0 if nothing is stored. vouched: given only if nothing is stored but the old
+    file's header says that a range of data is synced (because the file has version 1, or the range is damaged). An
+    overwritten file would not say this before the next checkpoint. A start in between would check, and perhaps cut,
+    data that it could have trusted. So in this case the file is replaced by a new file whose header says the same, and
+    this waits for the disk. Any thread may call this, but only one at a time per file. Raises OSError; then the units
+    that the header covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -203,8 +208,8 @@ def write_units(
 def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
     """Replace or create an index file with these units. Return its header, and the CRC-32 after all units.
 
-    The header promises the synced data in [first_offset, end) and the units up to `end`. Other units may follow. Any
-    thread. At every moment either the old file or the new, synced file exists. Raises OSError.
+    The header says that the data in [first_offset, end) and the units for them are synced. `units` may contain further
+    units. Any thread may call this. At every moment either the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -221,11 +226,13 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Write a new header that promises more units. `write_units` has written these units, and their data are synced.
+    """Write a new header that covers more units than before. `write_units` has written these units, and the data that
+    they describe are synced.
 
-    sync: whether to sync the units first. If False, a sync of the file system has covered them since they were written.
-    Any thread; other units may be written behind the checkpoint meanwhile. The header itself is not synced, because an
-    older header is also true. Raises OSError. Nothing is promised before all of it is synced.
+    sync: whether to sync the units first. If False, a sync of the whole file system has already put them on the disk.
+    Any thread may call this; other units may be written behind the checkpoint meanwhile. The header itself is not
+    synced, because the older header is also true after a crash. The header is written only after all units that it
+    covers are synced. Raises OSError.
     """
     with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
@@ -234,8 +241,8 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: b
 
 
 FRESH_SUFFIX = ".new"
-"""The suffix of an index file during its rebuild. A file that a crash has left is overwritten, or removed with the
-segment.
+"""The suffix of an index file during its rebuild. If a crash has left such a file, the next rebuild overwrites it, or
+it is removed together with the segment.
 """
 
 
@@ -244,10 +251,11 @@ def _end_of(unit: Any) -> int:
 
 
 class Units(ABC):
-    """The units of one segment. `stored` of them are in a file and are checked at every read; the others are in memory.
+    """The units of one segment. The first `stored` units are in a file, and every read checks them; the other units are
+    in memory.
 
-    crc: the CRC-32 of the units in the file's last block, if that block is not complete. Searches cost O(log n) block
-    reads. All methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
+    crc: the CRC-32 of the units in the file's last block, if that block is not complete. A search reads O(log n)
+    blocks. All methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
     """
 
     __slots__ = ("_tail", "crc", "path", "stored")
@@ -334,11 +342,12 @@ def _time(unit: Unit) -> int:
 
 
 class Index(Units):
-    """The units of one segment. `stored` of them are in the file, the rest is in memory until the next checkpoint.
+    """The units of one segment. The first `stored` units are in the file, the others are in memory until the next
+    checkpoint.
 
-    Owning thread. Only `write_units` runs in other threads, on a copy. A search costs O(1) if it begins where an
-    earlier `units_ending_by` ended, as most readers do. (Units never change, so a known record boundary stays valid.) A
-    read of the file may raise NotCached, like `OpenFile.read`.
+    Only the owning thread uses this object; `write_units` runs in other threads on a copy of the units. A search takes
+    O(1) if it begins where an earlier `units_ending_by` ended, which is usual for readers that read in order. (Units
+    never change, so a known record boundary stays valid.) A read of the file may raise NotCached, like `OpenFile.read`.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
@@ -366,7 +375,7 @@ class Index(Units):
 
     @property
     def max_id(self) -> int:
-        """The largest positive message id, 0 if there is none. O(unstored units)."""
+        """The largest positive message id, 0 if there is none. Takes O(unstored units)."""
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
     def extend(self, units: Buffer) -> int:
@@ -448,13 +457,13 @@ class Index(Units):
 class UnitReader(Units):
     """The units of one segment as they were when this object was made. It reads with a descriptor of its own.
 
-    Any thread. Use it as a context manager, in one thread at a time.
+    Any thread may use it as a context manager, but only one thread at a time.
     """
 
     __slots__ = ("_fd", "_files")
 
     def __init__(self, files: Files, path: str, stored: int, crc: int, tail: Buffer = b"") -> None:
-        """stored, crc: those of the segment's Index. tail: the units behind the stored ones."""
+        """stored, crc: the values of the segment's Index. tail: the packed units that are only in memory."""
         super().__init__(path, stored, crc, tail)
         self._files = files
         self._fd = -1

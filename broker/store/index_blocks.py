@@ -1,4 +1,5 @@
-"""The layout of units in an index file: blocks with a checksum, which every read verifies. Any thread.
+"""The layout of units in an index file: blocks with a checksum, which every read verifies. Any thread may use these
+functions.
 
     block i: 4,096 bytes from 4096 * i on, little-endian
      off size
@@ -8,10 +9,11 @@
     4080   12 zero
     4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
 
-The trailer is written once, by the write that completes the block. An incomplete block has no trailer. Its readers know
-how many units it has and their CRC-32 (`Checkpoint.crc`, `Units.crc`), which each write continues. So a write reads
-nothing, and no byte that a header promises is written twice. Because the CRC-32 begins with the block's number, it also
-detects a block that is in the wrong place.
+The trailer (the fields behind the units) is written once, by the write that completes the block. An incomplete block
+has no trailer; readers know from elsewhere how many units it has and the CRC-32 of these units (`Checkpoint.crc`,
+`Units.crc`). Each write computes the new CRC-32 from the one before. So a write need not read the file, and no byte
+that a header covers is written twice. Because the CRC-32 begins with the block's number, it also detects a block that
+is in the wrong place.
 
 Many blocks are read and checked at once. The equivalent simple code is in tests/unit/broker/store/test_references.py;
 the benchmark is `consume`.
@@ -77,10 +79,10 @@ _RIGHT = 0x2144DF1C
 """The CRC-32 of a good block, trailer included. (Any bytes followed by their own CRC-32 have this CRC-32.)"""
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Errors that say nothing about the file itself."""
+"""Error numbers that mean a lack of descriptors or memory; they do not show that the file is damaged."""
 
 _Load = Callable[[int, int], Buffer]
-"""load(size, position): returns bytes of the file, fewer only at its end."""
+"""load(size, position): returns `size` bytes of the file from `position` on; fewer only at the end of the file."""
 
 
 class IndexDamaged(Exception):  # internal: the log then reads the data themselves and rebuilds the index
@@ -94,8 +96,8 @@ class IndexDamaged(Exception):  # internal: the log then reads the data themselv
 
 
 def unreadable(path: str, position: int, error: OSError) -> IndexDamaged | StoreError:
-    """Return the error to raise for a failed read. A file that is gone or has a bad sector counts as damaged, so that
-    it is rebuilt, too.
+    """Return the error to raise for a failed read of an index file. A file that is missing or has a bad sector counts
+    as damaged, so that it is rebuilt.
     """
     if error.errno in _SCARCE:
         return StoreError(f"{path} cannot be read: {error}")
@@ -145,8 +147,8 @@ def _trailer(block: int, crc: int) -> bytes:
 
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
-    """Return the buffers that add units if they are written at `unit_position(stored)`, and the CRC-32 after these
-    units.
+    """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. Also return
+    the CRC-32 of the units in the block that is incomplete then.
 
     crc: the CRC-32 of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
     """
@@ -165,7 +167,9 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
 
 
 def _pack_blocks(first: int, units: memoryview) -> Buffer:
-    """Return whole blocks, numbered from `first` on, that contain these units. All blocks are made at once."""
+    """Return complete blocks that contain these units. The first block gets the number `first`. numpy makes all blocks
+    at once.
+    """
     count = len(units) // _BLOCK_UNIT_BYTES
     blocks = np.zeros(count, _BLOCK)
     blocks["units"] = np.frombuffer(units, f"V{_BLOCK_UNIT_BYTES}")
@@ -179,8 +183,8 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """Read and check the units of one block that are among the `stored` ones, and return their bytes. More bytes may
-    follow them.
+    """Read and check the units of one block, and return their bytes; other bytes may follow them. Only the first
+    `stored` units of the file are in use.
 
     Raises IndexDamaged, and the errors of `load`.
     """
@@ -228,13 +232,13 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """Return the CRC-32 of the good blocks 0 … block-1 of any index, back to back. With it, one pass checks many
-    blocks.
+    """Return the CRC-32 of `block` good blocks, numbered from 0 on, one behind the other. It is the same for every
+    index file. With it, one pass over the data checks many blocks.
 
-    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. If it begins with the CRC-32 of the blocks
-    before it, the result differs by the difference of the two beginnings, carried through as many zero bytes, because
-    CRC-32 is linear. Damage in one block is always detected, as with one CRC-32 per block. Damage in several blocks is
-    detected except once in 2^32 cases.
+    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation
+    begins with the CRC-32 of the blocks before, the result differs from _RIGHT by a known value: the difference of the
+    two beginnings, carried through as many zero bytes as a block has. Damage in one block is always detected, as with
+    one CRC-32 per block. Damage in several blocks is detected except once in 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:

@@ -22,15 +22,15 @@ _log = logging.getLogger(__name__)
 
 
 class _Lost(NamedTuple):
-    """A segment without an index. not_before: no rebuild is tried before this monotonic time in seconds."""
+    """A segment without an index. not_before: the monotonic time in seconds before which no rebuild is tried."""
 
     log: PartitionLog
     not_before: float
 
 
 class IndexRebuilding:
-    """The closed segments without an index. Owning thread; the segments are read in a worker thread
-    (`run_in_thread`).
+    """Rebuilds the indexes of closed segments that have none. Only the owning thread uses this object; the segments are
+    read in a worker thread (`run_in_thread`).
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class IndexRebuilding:
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
         """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has removed
-        the segment meanwhile; the new index file may be left over.
+        the segment during the rebuild; its new index file may still exist and must be removed.
         """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
@@ -58,7 +58,9 @@ class IndexRebuilding:
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Plan to rebuild the missing indexes of the log, after `start` or from the next `tick` on."""
+        """Plan to rebuild the missing indexes of the log. The rebuilds begin with `start`, or with the next `tick`
+        after it.
+        """
         for segment in log.segments:
             if segment.index is None:
                 self._lost.setdefault(segment, _Lost(log, 0.0))
@@ -126,8 +128,8 @@ class IndexRebuilding:
 
 
 def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tuple[Checkpoint, list[Damaged]]:
-    """Read a closed, synced segment record by record, and write and sync an index for it. Any thread. Changes only the
-    index file.
+    """Read a closed, synced segment record by record, and write and sync an index for it. Any thread may call this.
+    Only the index file is changed.
 
     Damaged ranges are skipped and returned; their records are not in the index. Raises OSError.
     """
@@ -139,6 +141,8 @@ def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tupl
 
 
 def _is_at_rest(log: PartitionLog, segment: Segment) -> bool:
-    """Return whether a new index can promise all data of the segment, and no job writes to the index file."""
+    """Return whether a new index can be written for the segment: all data of the segment are synced, and no job writes
+    to its index file.
+    """
     safe = segment.synced == segment.end and segment.end <= log.durability.safe_end
     return safe and not log.writes_index(segment)

@@ -1,13 +1,13 @@
-"""The store's internal logs. They contain data that a broker keeps in addition to its partitions and writes in the same
-way.
+"""The store's internal logs. They contain data that a broker keeps in addition to the messages of its partitions, and
+that it writes in the same way as messages.
 
 An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like a
 partition. Its directory's name has no `-`, so Java brokers ignore it. No client can name its topic, because a client's
 topic may not contain `/` (limits.check_topic). `Store.logs()` never returns it.
 
 The code that opens the store names the internal topics (assembly/kinds.py). Each internal topic has two logs: one for
-partitions with asynchronous flush and one for partitions with group commit. So its data become safe in the same way as
-the messages to which they belong.
+partitions with asynchronous flush and one for partitions with group commit. So data in an internal log become safe in
+the same way as the messages to which they belong.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same turn of the reactor, so that a start finds both or neither. recovered: called before partitions and
-    other topics are recovered.
+    in the same turn of the reactor. After a crash, a start then finds either both or neither. recovered: called when a
+    log of this topic is recovered, before partitions and other internal topics are recovered.
     """
 
     directory: str
@@ -60,13 +60,13 @@ class InternalTopic:
     recovered: OnRecovered | None = None
 
     def config(self, number: int) -> TopicStoreConfig:
-        """Return the settings of one of the topic's logs."""
+        """Return the store settings of the topic's log `number` (LOOSE or WAITING)."""
         if number == WAITING:
             return TopicStoreConfig(self.max_segment_size, 0, 0)
         return TopicStoreConfig(self.max_segment_size, tuning.INTERNAL_SYNC_RECORDS, tuning.INTERNAL_SYNC_MS)
 
     def path(self, data_path: str, number: int) -> str:
-        """Return the directory of one of the topic's logs. data_path: the store's first data path."""
+        """Return the directory of the topic's log `number`. data_path: the store's first data path."""
         return os.path.join(data_path, self.directory, str(number))
 
 
@@ -75,7 +75,7 @@ InternalTopics: TypeAlias = Mapping[str, InternalTopic]
 
 
 def is_internal(topic: str) -> bool:
-    """Return whether this is the topic of internal logs."""
+    """Return whether this topic name belongs to an internal topic."""
     return topic.startswith("/")
 
 

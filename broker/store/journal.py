@@ -6,10 +6,10 @@ Checkpoints sync the partition files later. When checkpoints cover a journal fil
 an acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their own
 files are synced instead, which avoids the second write. For the files' format see journal_format.py.
 
-Invariants. The entries of one partition follow each other without a gap, in offset order. A file is removed only when
-all its entries are synced in their partitions; this may happen before the removal of an older file that a failed
-partition still needs. After a failed write or sync nothing more is written, except if the write failed because of a
-full disk and was undone.
+Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
+only when the data of all its entries are synced in the partitions' own files. This may happen before the removal of an
+older journal file, if the older one is still needed because a partition has failed. After a failed write or sync
+nothing more is written, except if the write failed because of a full disk and was undone.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 class JournalStatus(NamedTuple):
-    """Figures for operators. cause: why the journal failed, "" if it has not. waiting: the number of appends that wait
-    for the next group.
+    """The journal's status for operators. cause: why the journal failed; "" if it has not failed. waiting: the number
+    of appends that wait for the next write of the journal.
     """
 
     cause: str
@@ -55,14 +55,18 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
-"""An append: (log, base, end, count, data). It is a plain tuple, because one is made per append."""
+"""An append: (log, base, end, count, data). It is a plain tuple to save time, because one is created for every
+append.
+"""
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
 """Maps each log of a group to (end, count) of its last append."""
 
 
 class _NoRoom(Exception):
-    """Raised if the disk is full and no part of the group is in the journal."""
+    """Raised if the disk is full, so that a group of appends could not be written. No part of the group is in the
+    journal then.
+    """
 
 
 class _File:
@@ -79,7 +83,9 @@ class _File:
 
 
 class Journal:
-    """The journal of a store. Owning thread; a worker thread writes and syncs one group at a time."""
+    """The journal of a store. Only the owning thread calls its methods. A worker thread writes and syncs one group of
+    appends at a time.
+    """
 
     def __init__(
         self,
@@ -93,10 +99,11 @@ class Journal:
         full_files: int = tuning.JOURNAL_FULL_FILES,
         with_messages: frozenset[str] = frozenset(),
     ) -> None:
-        """checkpoint(log): starts a sync of the log's own files soon. `tick` checks whether it is done.
+        """checkpoint(log): requests a sync of the log's own files, which starts soon. `tick` checks whether the sync is
+        done.
 
-        run_group: runs the writes and syncs of groups; by default `run_in_thread`, which also removes files.
-        with_messages: the internal topics with InternalTopic.with_messages.
+        run_group: runs the writes and syncs of the journal in a thread; by default `run_in_thread`. Journal files are
+        always removed with `run_in_thread`. with_messages: the internal topics with InternalTopic.with_messages.
         """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
@@ -121,7 +128,7 @@ class Journal:
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
-        """Return the present status. The figures do not include a write in progress."""
+        """Return the present status. A write in progress is not included in the numbers."""
         files = (*self._full, *((self._file,) if self._file else ()))
         return JournalStatus(
             "" if self.failure is None else self.failure.cause,
@@ -137,15 +144,16 @@ class Journal:
         """Make the bytes appended to `log` at [base, end) safe. The log is then notified by a call of its `safe`, or of
         its `end` if its own files were synced.
 
-        count: the number of records in the log up to `end`, as the log counts them. data: the bytes, which must not
-        change until they are safe.
+        count: the log's own count of records up to `end`. data: the bytes, which must not change until they are safe.
         """
         self._waiting.append((log, base, end, count, data))
         if self._running is None and not self._held:
             self._start()
 
     def hold(self) -> None:
-        """Begin no group until `release` was called as often as `hold`. So appends in between share one group."""
+        """Write nothing until `release` was called as often as `hold`, so that the appends in between are written and
+        synced together.
+        """
         self._held += 1
 
     def release(self) -> None:
@@ -155,8 +163,8 @@ class Journal:
             self._start()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when all appends added so far are safe or have failed; call it at once if that is so
-        already. The logs know whether they are safe.
+        """Call `callback` once when all appends added so far are safe or have failed; call it at once if none is
+        pending. The callback can ask the logs whether their data are safe.
         """
         if self._waiting:
             self._callbacks.append(callback)
@@ -166,7 +174,7 @@ class Journal:
             callback()
 
     def _start(self) -> None:
-        """Begin the next group, if there are waiting appends and writing is allowed."""
+        """Begin to write the waiting appends as the next group, if there are any and writing is allowed."""
         while self._waiting and not self._closed and self.failure is None:
             waiting, callbacks = self._take_waiting()
             # a checkpoint has covered the others
@@ -205,8 +213,8 @@ class Journal:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
     def _synced_directly(self, log: PartitionLog, job: SyncJob, result: object) -> None:
-        """Handle the end of a log's own sync, which made its data safe or failed. In both cases the next group may
-        begin.
+        """Handle the end of a sync of a log's own files, which was made instead of a journal write. Whether the sync
+        succeeded or failed, the next group may begin.
         """
         log.end(job, result)
         self._direct -= 1
@@ -222,8 +230,8 @@ class Journal:
             _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
-        """Worker thread: write the group and sync it with one call. Do nothing if the journal is closed. Raises
-        OSError, or _NoRoom if the disk is full; then the journal is unchanged.
+        """Write the group to the journal and sync it with one call, in a worker thread. Do nothing if the journal is
+        closed. Raises OSError, or _NoRoom if the disk is full; then the journal is unchanged.
         """
         with self._lock:
             if self._closed:
@@ -245,8 +253,8 @@ class Journal:
             file.size += size
 
     def _new_file(self) -> _File:
-        """Worker thread: create the next file and make it the current one. The owning thread does not read `_file`
-        while a group is written.
+        """Create the next journal file and make it the current one. This runs in a worker thread, so the owning thread
+        does not read `_file` while a group is written.
         """
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
@@ -285,8 +293,8 @@ class Journal:
         self._group_ended()
 
     def _do_without(self, last: _Last, cause: _NoRoom) -> None:
-        """On a full disk, sync the partitions' own files instead. The appended data already have their space there, so
-        nothing is lost.
+        """Sync the partitions' own files instead of writing to the journal, because the disk is full. The data are
+        already appended to these files and occupy their space there, so nothing is lost.
         """
         if not self._full_disk:
             self._full_disk = True
@@ -312,7 +320,7 @@ class Journal:
         self._answer_all()
 
     def _answer_all(self) -> None:
-        """Call all waiting callbacks, which then ask the logs for the outcome."""
+        """Call all callbacks that `when_settled` keeps; they ask the logs whether the data are safe."""
         callbacks, self._running, self._callbacks = [*(self._running or ()), *self._callbacks], None, []
         _call_all(callbacks)
 
@@ -329,8 +337,8 @@ class Journal:
                 self._checkpoint(log)
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
-        """Return whether syncing the partitions' own files costs less. False if an internal log is in the group and the
-        group has few bytes.
+        """Return whether it costs less to sync the partitions' own files than to write the group to the journal. Return
+        False if the group has few bytes and contains data of an internal log.
         """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
@@ -340,7 +348,9 @@ class Journal:
         return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
     def tick(self) -> None:
-        """Remove the journal files that the partitions' own files now cover. Call this several times a second."""
+        """Remove the journal files whose data are now synced in the partitions' own files. Call this several times a
+        second.
+        """
         kept = []
         for file in self._full:
             file.ends = {log: end for log, end in file.ends.items() if log.durability.synced_end < end}
@@ -361,7 +371,8 @@ class Journal:
         self._files.unlink(file.path)
 
     def turn_over(self) -> int | None:
-        """Start to make all current files removable. Return the next file number, for `has_older`.
+        """Start to make all present journal files removable. Return the number of the next journal file, for calls of
+        `has_older`.
 
         This requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is being
         written; then call this again later.
@@ -376,19 +387,20 @@ class Journal:
         return self._next_number
 
     def has_older(self, number: int) -> bool:
-        """Return whether files with a lower number still exist."""
+        """Return whether journal files with a lower number still exist."""
         return any(each < number for each in chain(self._removing, (file.number for file in self._full)))
 
     @property
     def stuck(self) -> str | None:
-        """Why some files will stay until a restart; None if all can be removed."""
+        """The reason why some journal files will stay until a restart; None if all of them can be removed."""
         if self.failure is not None:
             return str(self.failure)
         failed = (log for file in self._full for log in file.ends if log.durability.failure is not None)
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Check that no file with a lower number exists, and make sure that none can come back. Worker thread; blocks.
+        """Check that no journal file with a lower number exists, and sync their removal, so that none can come back.
+        Blocks, so it is called in a worker thread.
 
         Raises OSError, also if such a file exists.
         """
@@ -400,19 +412,21 @@ class Journal:
             self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
-        """Number new files from `number` + 1 on. number: the last file's number in the journal of an earlier run."""
+        """Give new journal files the numbers from `number` + 1 on. number: the number of the last file in the journal
+        of an earlier run.
+        """
         self._next_number = number + 1
 
     def stop(self) -> None:
-        """Begin no more groups, and wait until the present group is written. The caller then closes the logs, which
-        syncs them.
+        """Begin no more writes, and wait until the present write ends. The caller then closes the logs, which syncs
+        their data.
         """
         with self._lock:
             self._closed = True
 
     def close(self) -> None:
-        """Remove every file, or keep them all if a log is not synced. To be called after `stop` and after the logs are
-        closed.
+        """Remove all journal files, or keep all of them if the data of some log are not synced. To be called after
+        `stop` and after the logs are closed.
         """
         files = [*self._full, *((self._file,) if self._file is not None else ())]
         synced = self.failure is None and all(

@@ -7,9 +7,9 @@ A block contains the data that one sync made safe. All numbers are little-endian
     a row per entry: offset of its data in the partition i64, data bytes u32, name bytes u16, 0 u16 |
     the names, `<topic>-<partition>` UTF-8, back to back | the data, whole records, back to back
 
-A block is good as a whole or not at all, because no part of a torn block was ever acknowledged. Only the last block of
-the last file can be torn. Anywhere else, bytes that are not a good block are damage, and the good blocks behind them
-still count.
+Either a whole block is good or none of its data are used, because no part of an incomplete block was ever acknowledged.
+Only the last block of the last file can be incomplete. Anywhere else, bytes that are not a good block are damage, and
+the good blocks behind them are still used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 JOURNAL_DIRECTORY = "metaqjournal"
 JOURNAL_SUFFIX = ".journal"
 DAMAGED_SUFFIX = ".damaged"
-"""The suffix of a file that is kept because a part of it could not be read."""
+"""The suffix of the name of a journal file that is kept because a part of it could not be read."""
 
 _NAME = re.compile(r"[0-9]{20}\.journal")
 _MAGIC = 0x4B51544D  # "MTQK"
@@ -73,8 +73,8 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Return a block for file `number`, as buffers. names, bases, ends: the partition's name and the offsets of each
-    entry. data: the data of all entries, divided into buffers in any way.
+    """Return a block for journal file `number`, as buffers. names, bases, ends: for each entry the partition's name,
+    and the byte offsets where its data begin and end. data: the data of all entries, divided into buffers in any way.
     """
     rows = np.zeros(len(names), _ROW)
     rows["base"] = bases
@@ -93,7 +93,9 @@ def encode_block(
 
 
 class JournalData:
-    """Reads the data of journal entries. Each file is opened once and stays open until `close`. One thread."""
+    """Reads the data of journal entries. Each file is opened once and stays open until `close`. Only one thread may use
+    this object.
+    """
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -128,8 +130,8 @@ class JournalGap(NamedTuple):
 
 
 class JournalContents(NamedTuple):
-    """The content of the whole journal. entries: by partition name, in order. paths: the paths of all files, oldest
-    first. gaps: the unreadable parts.
+    """The content of the whole journal. entries: the entries of each partition in order, by partition name. paths: the
+    paths of all files, oldest first. gaps: the unreadable parts.
     """
 
     entries: dict[str, list[JournalEntry]]

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """The state of a segment whose key file may lack blocks, as the owning thread saw it."""
+    """A segment whose key file may lack blocks, with its state at the time when the owning thread started the job."""
 
     segment: Segment
     end: int
@@ -39,7 +39,7 @@ class _Lacking(NamedTuple):
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
     """Write one more block if there are enough data for one. Return all blocks of the segment.
 
-    Any thread. Raises OSError, IndexDamaged.
+    Any thread may call this. Raises OSError, IndexDamaged.
     """
     segment, segment_end, closed, reader, known = lacking
     first_offset, path = segment.first_offset, segment.keys_path
@@ -67,8 +67,8 @@ def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[Key
 
 
 class KeyBuilding:
-    """The logs whose key files lack blocks. Owning thread. A worker thread (`run_in_thread`) writes one block at a
-    time.
+    """Finds the logs whose key files lack blocks, and has the blocks written. Only the owning thread uses this object.
+    A worker thread (`run_in_thread`) writes one block at a time.
     """
 
     def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:
@@ -88,7 +88,9 @@ class KeyBuilding:
         return len(self._waiting)
 
     def start(self, logs: Iterable[PartitionLog]) -> None:
-        """Plan to check the files of an earlier run or of a Java broker. No file is opened before the next tick."""
+        """Plan to check the key files of these logs, which may stem from an earlier run or lack data of a Java broker.
+        No file is opened before the next tick.
+        """
         for log in logs:
             if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:
                 self._waiting[log] = None
@@ -99,8 +101,8 @@ class KeyBuilding:
         self._waiting.clear()
 
     def consider(self, log: PartitionLog) -> None:
-        """Plan to write the log's next block if there are enough data for one. To be called after a checkpoint.
-        O(1).
+        """Plan to write the next block of the log's key files if there are enough data for one. To be called after a
+        checkpoint. Takes O(1).
         """
         segments = log.segments
         if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
@@ -186,8 +188,8 @@ class KeyBuilding:
         self._next()
 
     def _without_index(self, log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
-        """Give up the damaged index. After its rebuild, `revisit` is called. If the rebuild cannot begin, try again
-        later.
+        """Stop using the damaged index, so that it is rebuilt. After its rebuild, `revisit` is called. If the rebuild
+        cannot begin, try again later.
         """
         del self._waiting[log]
         try:

@@ -19,10 +19,10 @@ from the data.
      92    4 CRC-32 of bytes 0…91
 
 Hashes are practically random, so the position of a hash in a sorted block can be estimated. A search reads a few KiB
-around this position. The results are only candidates, so the caller compares the record's own keys. The last record
-shows whether the segment is still the one that was indexed, because a Java broker may have cut and rewritten it in
-between. A block is synced before its header is written. So after a crash its header is either complete and true, or
-missing.
+around this position. The results are only candidates, so the caller compares the record's own keys. A block's last
+record shows whether the segment still has the data that were indexed, because a Java broker may have cut and rewritten
+the segment in between. The entries of a block are synced before its header is written. So after a crash the header is
+either complete and true, or missing.
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record 
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
-"""How many bytes of a larger record are searched for keys. Only a Java producer can have sent such a record."""
+"""If a record has more bytes than this, only its first bytes, up to this limit, are searched for keys. Only a Java
+producer can have sent such a record.
+"""
 
 
 class KeyBlock(NamedTuple):
-    """One block, for the records in [start, end) of the partition. `position`: where the block's entries begin in the
-    file.
+    """One block of a key file, for the records in [start, end) of the partition. `position`: the byte position in the
+    file where the block's entries begin.
     """
 
     start: int
@@ -107,7 +109,8 @@ def scan_keys(
     """Read the records that `units` describe from the segment that begins at `first_offset`. Return their entries,
     unsorted.
 
-    Any thread. Reads windows of 4 MiB and lets other threads use the interpreter in between. Raises OSError.
+    Any thread may call this. It reads windows of 4 MiB and lets other threads use the interpreter in between. Raises
+    OSError.
     """
     found: list[Entries] = [np.empty(0, np.uint64)]
     positions = units["offset"] - first_offset
@@ -159,8 +162,8 @@ def _entries_in(
 def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
-    """Yield the entries of one record with a long property list, which may have millions of keys. Repeated keys are
-    left out if possible.
+    """Yield the entries of one record with a long property list, which may have millions of keys. Most repetitions of a
+    key are left out.
     """
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
@@ -198,8 +201,8 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
 
 
 def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
-    """Return some neighbouring entries of one block, sorted. They include all entries with hash `key`. Any thread.
-    Raises OSError.
+    """Return some neighbouring entries of one block, sorted. They include all entries with hash `key`. Any thread may
+    call this. Raises OSError.
     """
     count = block.entries
     guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
@@ -228,9 +231,9 @@ def read_blocks(
     """Return the good blocks of a key file that describe the segment [first_offset, end). Return () if there is no such
     file.
 
-    Any thread. The list ends before a block that is torn or foreign, or whose last record is gone; later blocks are
-    written again. check_entries: whether to reject also blocks whose entries do not match their checksum. Raises
-    OSError.
+    Any thread may call this. The list ends before the first block that is incomplete, belongs to other data, or whose
+    last record is no longer in the segment. That block and later blocks will be written again. check_entries: whether
+    to reject also blocks whose entries do not match their checksum. Raises OSError.
     """
     try:
         size = files.status(path).size
@@ -250,7 +253,9 @@ def read_blocks(
 
 
 class Covered(NamedTuple):
-    """The range of a block: bytes [start, end) of the partition, and the units of all good records in this range."""
+    """The data that a block covers: bytes [start, end) of the partition, and the index units of all good records in
+    this range.
+    """
 
     start: int
     end: int
@@ -312,8 +317,8 @@ def append_block(
     """Write the entries of the records in `covered` as a block at `position` of the key file. Create the file if it is
     missing.
 
-    Any thread, one at a time per file. Bytes behind `position` are cut off first. Raises OSError. Then the file may
-    have entries without a header before them, which the next attempt cuts off.
+    Any thread may call this, but only one at a time per file. Bytes behind `position` are cut off first. Raises
+    OSError; then the file may contain entries without a block header, which the next attempt cuts off.
     """
     start, end, units = covered
     ids = units["id"]

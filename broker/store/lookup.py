@@ -1,4 +1,6 @@
-"""Find positions in one partition with its index units: by offset, by message count, by time."""
+"""Find positions in one partition by offset, by message count, or by time. The index units of the partition are used
+for this.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ T = TypeVar("T")
 
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
-    """Decorate a query so that it is repeated if an index turns out to be damaged. Each time one segment fewer has an
-    index.
+    """Decorate a query so that it is repeated if an index turns out to be damaged. Each repetition uses one index less,
+    so the repetitions end.
     """
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
@@ -45,16 +47,16 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
 """give_up(segment, index, damage): drops `index` of the segment and starts its rebuild. Returns False if that is not
-possible now, or not needed because the segment has another index or is gone. Raises StoreError if a new segment is
-needed and cannot be begun.
+possible now, or if it is not necessary because the segment has a new index or no longer exists. Raises StoreError if
+this requires a new segment and the new segment cannot be created.
 """
 
 
 class Lookup:
-    """Answers queries with the segments' indexes. Owning thread.
+    """Answers queries with the segments' indexes. Only the owning thread uses it.
 
-    If an index is damaged, it is given up, and the query is answered as for a segment without an index. Raises
-    StoreError if that is impossible.
+    If an index is damaged, the segment loses this index, and the query is answered as for a segment without an index.
+    Raises StoreError if that is impossible.
     """
 
     def __init__(self, segments: Segments, give_up: GiveUp) -> None:
@@ -64,7 +66,7 @@ class Lookup:
         self._walked: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """Forget known positions, because a cut has removed records and others may replace them."""
+        """Forget the remembered positions. Called after a cut, because other records may replace the removed ones."""
         self._walked = frozenset()
 
     def _do_without(self, damage: IndexDamaged) -> None:
@@ -95,8 +97,8 @@ class Lookup:
         return found.end if isinstance(found, Damaged) else found[1]
 
     def _unit_at(self, segment: Segment, index: Index, offset: int) -> Damaged | tuple[int, int]:
-        """Return number and offset of the unit whose record contains this byte. If the byte lies in a gap between
-        units, return the gap.
+        """Return the number of the unit whose record contains this byte, and the byte offset of the record. If the byte
+        lies in no record but in a gap between two records, return the gap.
         """
         number = index.starting_before(offset + 1) - 1
         start, end = segment.first_offset, segment.first_offset
@@ -113,7 +115,7 @@ class Lookup:
         """Return a function for a worker thread that checks the data at `offset`, first_offset <= offset < visible_end.
 
         The function returns whether a record with a right checksum lies there, and if not, how far the damage extends.
-        It raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
+        The function raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
         """
         segment, _ = self._segments.extent(offset, 1)
         look = partial(self._segments.snapshot().look, segment)
@@ -131,8 +133,8 @@ class Lookup:
         return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
     def is_indexed(self, offset: int) -> bool:
-        """Return whether `record_start` can answer exactly for this offset. If not, call `Snapshot.record_start` in a
-        worker thread.
+        """Return whether `record_start` gives an exact result for this offset. If it does not, call
+        `Snapshot.record_start` in a worker thread.
         """
         return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
@@ -185,8 +187,8 @@ class Lookup:
         """Return the byte offset that is at most `messages` whole messages and at most `max_bytes` bytes after
         `offset`.
 
-        offset: where a message begins. The result is also the beginning of a message, or visible_end. A segment whose
-        index is being rebuilt is included as a whole.
+        offset: where a message begins. The result is also the beginning of a message, or visible_end. If the index of a
+        segment is being rebuilt, the result never lies inside this segment, but at its end.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -203,8 +205,8 @@ class Lookup:
         """Return the byte offset of the first readable record that was stored at `time_ms` (Unix ms) or later. Return
         visible_end if there is none.
 
-        The result is exact for records of this broker. A Java broker's records count with their latest possible store
-        time. A segment whose index is being rebuilt is included as a whole.
+        The result is exact for records of this broker. For a Java broker's records, the latest possible store time is
+        used. A segment whose index is being rebuilt is treated as if all its records were stored at that time or later.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -224,10 +226,10 @@ class Lookup:
         max_bytes.
 
         All units belong to the segment that contains `offset`, and are back to back. They end at a gap, where damage
-        was found when the index was made. So the first unit may start behind `offset`. The first unit is returned even
-        if its record is larger than max_bytes, so that a caller can always go on. The result is empty at visible_end,
-        and inside a segment's last record or the damage behind it. Raises OffsetOutOfRange and StoreError like
-        `Segments.read`.
+        was found when the index was made. If `offset` lies in such a gap, the first record starts behind `offset`. The
+        first unit is returned even if its record is larger than max_bytes, so that a caller can always go on. The
+        result is empty at visible_end, and inside a segment's last record or the damage behind it. Raises
+        OffsetOutOfRange and StoreError like `Segments.read`.
 
         If the segment's index is being rebuilt, the records are read one after the other: at most 4 MiB, or one record
         of MAX_RECORD_BODY_BYTES. Then `offset` must be the start of a record. The result is empty if it is not, or if
@@ -248,9 +250,10 @@ class Lookup:
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
         """Yield index units of all readable records that start in [offset, end), in pieces. Waits for the disk.
 
-        Includes records behind damage, with or without an index. offset: where a record or damage starts. max_bytes,
-        max_count: the limits of a piece, as for `units`. Reports the damage that it skips. Raises OffsetOutOfRange,
-        StoreError.
+        Records behind damaged bytes are included, with or without an index. offset: the byte offset where a record or a
+        damaged range starts. max_bytes,
+        max_count: the limits of each piece; see `units`. Damaged bytes are skipped and reported. Raises
+        OffsetOutOfRange, StoreError.
         """
         while offset < min(end, self._segments.visible_end):
             units = self.units(offset, max_bytes, max_count)
@@ -265,8 +268,8 @@ class Lookup:
             offset = int(units[-1]["offset"]) + int(units[-1]["size"])
 
     def _unit_of(self, place: Sound) -> UnitArray:
-        """Return the unit of a record that is too large for `_walked_units`. Records of Java producers may be so
-        large.
+        """Return the unit of a record that is too large for `_walked_units`. Java producers can send such large
+        records.
         """
         segment, _ = self._segments.extent(place.start, 1)
         start = place.start - segment.first_offset
@@ -290,7 +293,7 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap. If there is no gap, this costs only one comparison of sums."""
+    """Return the units before the first gap. If there is no gap, one comparison of sums is enough to find this out."""
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
         return units

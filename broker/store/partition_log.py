@@ -1,8 +1,8 @@
-"""One partition: its segments, the appends to them, and which data are safe.
+"""One partition: store its segments, append to them, and determine which data are safe.
 
 `segments` and `lookup` read, and `Writer` appends. `Durability` decides which data are synced, which data readers see,
-and which waiting callbacks are called. This object carries out the decisions of `Durability`. Invariants, checked by
-tests after every step (`testing.check_invariants`), are those of the parts, and
+and which waiting callbacks are called. This object carries out the decisions of `Durability`. Tests check the
+invariants after every step (`testing.check_invariants`). The invariants of the parts hold, and in addition:
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
 - with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
@@ -46,9 +46,8 @@ _log = logging.getLogger(__name__)
 AppendListener = Callable[["PartitionLog", int, int, int, Sequence[Buffer], Buffer, int], None]
 """listener(log, base, end, count, data, units, segment).
 
-Called after the bytes `data` were appended at [base, end). count: the number of records in the log up to `end`, as the
-log counts them. units: the index units as they were stored. segment: the byte offset where the segment of these bytes
-begins.
+Called after the bytes `data` were appended at [base, end). count: the log's own count of records up to `end`. units:
+the index units as they were stored. segment: the byte offset where the segment of these bytes begins.
 """
 
 
@@ -69,7 +68,9 @@ class StoreServices:
 
 
 class PartitionLog:
-    """One partition. Owning thread. Other threads use only `segments.snapshot()` and the jobs of `begin`."""
+    """One partition. Only the owning thread uses this object. Other threads may use only snapshots from
+    `segments.snapshot()` and the jobs that `begin` returns.
+    """
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class PartitionLog:
         shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """segments: as for Segments. unsynced_directories: the directories in which names of these files may not be on
-        the disk.
+        """segments: see Segments. unsynced_directories: directories that must be synced, because their entries for the
+        segments' files may not be on the disk yet.
         """
         self.topic = topic
         self.partition = partition
@@ -91,17 +92,17 @@ class PartitionLog:
         self.on_visible: Callable[[PartitionLog], None] | None = None
         """Called each time more data become visible, after the waiting callbacks are called."""
         self.renewals = 0
-        """How often a cut has replaced the log's segments."""
+        """The number of cuts that have replaced the log's segments since the start."""
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
         self.bound: tuple[int, int] | None = None
-        """The byte offset behind which readers see nothing, and the record count up to it; see `limit_visibility`. None
-        if there is no such bound.
+        """The byte offset behind which readers see nothing, and the log's record count up to this offset; see
+        `limit_visibility`. None if there is no such bound.
         """
         self.told_end = 0
-        """The highest end offset that was passed to `raise_bound` and not cut off since then. Other nodes also have all
-        data before it.
+        """The highest end offset that was passed to `raise_bound` and was not cut off since then. Other nodes also have
+        all data before this offset.
         """
         self._damaged_end = -1  # end of copied damage that no synced header covers yet
         self._jobs: list[SyncJob] = []  # running
@@ -156,7 +157,7 @@ class PartitionLog:
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts wait for the disk (group commit)."""
+        """Whether puts are answered only after their data are on the disk (group commit)."""
         return self.durability.has_group_commit
 
     # --- appending ----------------------------------------------------------------------------------------------------
@@ -166,19 +167,21 @@ class PartitionLog:
     ) -> int:
         """Write whole records behind the last one and return the byte offset of the first.
 
-        data: the records' bytes, divided into buffers anywhere. They must not change before they are visible. units:
-        one packed UNIT for each record, with absolute byte offsets from `end_offset` on, and store times in order.
-        Times before the log's last time (because the clock was set back) are raised to that time. The append is all or
-        nothing: a failed write is cut back, the log becomes read-only and LogReadOnly is raised. If the disk was only
-        full, DiskFull is raised and the log stays writable. If the segment has reached its size, a new segment begins
-        afterwards. Raises ValueError, with nothing written, if data and units do not belong together.
+        data: the records' bytes, divided into buffers at any positions. The buffers must not change before the records
+        are visible to readers. units: one packed UNIT for each record, with absolute byte offsets from `end_offset` on,
+        and store times in order. Times before the log's last time (because the clock was set back) are raised to that
+        time. The append is all or nothing. After a failed write the file is cut back to its former size, the log
+        becomes read-only, and LogReadOnly is raised. If the write failed only because the disk is full, DiskFull is
+        raised instead and the log stays writable. If the segment has reached its maximum size, a new segment begins
+        afterwards. Raises ValueError, with nothing written, if the units do not describe the data.
 
-        segment: for a copied log, where the segment of these records begins in the source, as `Store.on_append`
-        reported there. The records are written into that segment, which is created if it begins at `end_offset`. This
-        log then begins no segments by size. Raises ValueError if that segment is not the last one and cannot become the
-        last one; StoreError if the segment's index must be rebuilt first. journaled: False for a large copy for whose
-        parts nobody waits. With group commit, such data are safe after the next sync of this log, which the caller has
-        to request. The page cache does not keep them.
+        segment: given only for a log that is copied from another node: the byte offset where the segment of these
+        records begins on that node, as `Store.on_append` reported it there. The records are written into that segment,
+        which is created if it begins at `end_offset`. In this case this log does not begin new segments because of
+        their size. Raises ValueError if that segment is not the last one and cannot become the last one. Raises
+        StoreError if the segment's index must be rebuilt first. journaled: False for a large copy, if nobody waits
+        until its parts are safe. With group commit, such data are safe after the next sync of this log, which the
+        caller has to request. The page cache does not keep them.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -216,12 +219,12 @@ class PartitionLog:
         return base
 
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
-        """Append bytes that are damaged in the source of this copied log. They have no index units. Otherwise the same
-        as `append`.
+        """Append bytes that are damaged on the node from which this log is copied. They have no index units. Everything
+        else is as in `append`.
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which begins at
-        once. Without the checkpoint, a start would take the bytes for its own damage and cut there (also with
-        asynchronous flush, after kill -9).
+        once. Without the checkpoint, a start would treat the bytes as new damage on this node and cut the log there
+        (also with asynchronous flush, after kill -9).
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -245,8 +248,8 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """If too many index units are in memory to wait for the next checkpoint, write them, or make that checkpoint
-        now.
+        """If so many index units are in memory that they cannot wait for the next checkpoint, write them to the index
+        file, or make the checkpoint now.
         """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
@@ -255,8 +258,8 @@ class PartitionLog:
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
-        """Begin the next segment. If names of earlier segments must be synced first, let `go_on` begin it when they are
-        on the disk.
+        """Begin the next segment. If the names of earlier segments' files must be synced first, request that sync;
+        `go_on` then begins the segment when the names are on the disk.
         """
         self._roll_owed = self._owes_names
         if self._roll_owed:
@@ -271,10 +274,11 @@ class PartitionLog:
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
     def _go_on_in(self, first_offset: int) -> None:
-        """Begin a segment at this offset, or return to the last segment that has records.
+        """Begin a segment at this byte offset. If the last segment is empty and the segment before it begins at this
+        offset, remove the empty segment and continue the one before it instead.
 
-        The latter happens if the source is still in that segment: another node led before, or the source did not begin
-        a new segment when this log did.
+        The removal is necessary if the node from which the log is copied still appends to the earlier segment. This
+        happens if another node was the leader before, or if that node did not begin a new segment when this log did.
         """
         segments = self.segments
         again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
@@ -295,7 +299,8 @@ class PartitionLog:
             raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _take_up_again(self) -> None:
-        """Remove the empty last segment, and continue the segment before it. This waits for the disk, but it is rare.
+        """Remove the empty last segment, and continue the segment before it. This waits for the disk, but it is rarely
+        necessary.
 
         The empty segment's name must be gone before the other segment grows, or a start would find an overlap.
         """
@@ -324,8 +329,8 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether there is a segment whose file name may not be on the disk, and some data would survive a power cut
-        only in the journal or the transaction log.
+        """Return whether two things are true: the file name of some segment may not be on the disk, and some data would
+        survive a power cut only in the journal or the transaction log.
 
         The name of a newer segment may reach the disk first, so that after a power cut the newer segment exists without
         the older one. A start could not distinguish this from the result of retention, and would not restore the data
@@ -337,7 +342,7 @@ class PartitionLog:
         """Sync the names of the segments' files. This waits for the disk, so it is called only when a segment must
         begin at once.
 
-        Raises LogReadOnly if that fails, because a failed sync is never repeated, whatever it should have written.
+        Raises LogReadOnly if the sync fails, because a failed sync is never repeated, not even for file names.
         """
         try:
             for directory in dict.fromkeys(self._writer.unsynced_directories):
@@ -356,9 +361,11 @@ class PartitionLog:
         return not self._jobs and not self.durability.dirty
 
     def renew(self, segments: Sequence[Segment], config: TopicStoreConfig) -> None:
-        """Replace the segments after a cut. Called by the store, when nobody waits and no job is running.
+        """Replace the segments after a cut. The store calls this when no callback waits for this log and no job of it
+        is running.
 
-        Counts that `Store.on_append` reported become invalid. A bound stays where it was, or is lowered to the end.
+        Counts that `Store.on_append` reported become invalid. If the visibility is limited (`limit_visibility`), the
+        bound stays where it was, or is lowered to the new end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -372,10 +379,10 @@ class PartitionLog:
             self._act(SHOW)
 
     def use(self, config: TopicStoreConfig) -> None:
-        """Switch to other settings.
+        """Switch to other settings for the topic.
 
         When group commit begins, unsynced data stay visible and are synced at once. When group commit ends, waiting
-        puts still wait for their sync. Later puts become visible as soon as the waiting ones are.
+        puts still wait for their sync. Later puts become visible as soon as the waiting puts are visible.
         """
         self._writer.max_segment_size = config.max_segment_size
         self.use_policy(config.flush_policy)
@@ -387,8 +394,8 @@ class PartitionLog:
     # --- safety -------------------------------------------------------------------------------------------------------
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
-        """Call `callback(None)` exactly once when durability.safe_end >= end: either at once, or in order when the
-        flush ends.
+        """Call `callback(None)` exactly once when durability.safe_end >= end. If that is true already, call it at once,
+        else when the flush ends, in the order of the calls of this method.
 
         Call `callback(LogReadOnly)` instead if the flush fails or has failed. end: the end offset of an append, at most
         end_offset.
@@ -405,14 +412,14 @@ class PartitionLog:
         self.request(DATA | INDEX)
 
     def safe(self, end: int, count: int) -> None:
-        """Record that the journal holds all data below `end`, which are the first `count` records as this log counts
-        them. Called by the journal.
+        """Record that the journal contains all data below byte offset `end`. count: this log's own count of records up
+        to `end`. Called by the journal.
         """
         self._act(self.durability.safe(end, count))
 
     def sync_failed(self, cause: str) -> None:
-        """Record that no more data can become safe, neither here nor in the journal, and notify all waiting callbacks.
-        This is final.
+        """Record that no more data of this log can become safe, neither in its own files nor in the journal, and call
+        all waiting callbacks with the error. The log stays in this state until a restart.
         """
         if self.read_only is None:
             self._turn_read_only(cause)
@@ -465,10 +472,12 @@ class PartitionLog:
             self.bound = self.segments.visible_end, self.segments.counted
 
     def raise_bound(self, end: int, count: int) -> None:
-        """Let readers see data below `end` as soon as the data are safe. The data may not have been appended yet.
+        """Let readers see data below byte offset `end` as soon as the data are safe. The data need not have been
+        appended yet.
 
-        end, count: those of an append to this very log, as `Store.on_append` reported them, because another node counts
-        differently. Readers see no more than before if the log has no bound, or a bound at `end` or higher.
+        end, count: values of an append to this log that `Store.on_append` of this node reported, because other nodes
+        count records differently. Readers see no more than before if the log has no bound, or a bound at `end` or
+        higher.
         """
         if end > self.told_end:
             self.told_end = end
@@ -485,8 +494,8 @@ class PartitionLog:
 
     @contextmanager
     def all_visible(self) -> Iterator[None]:
-        """Make all safe data readable within this `with` block, without calling `on_visible`. For the owner, who must
-        not leave the thread to others within the block.
+        """Make all safe data readable within this `with` block, without calling `on_visible`. Only the owner of the log
+        may use this; the code in the block must not return to the reactor before the block ends.
         """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
@@ -499,7 +508,7 @@ class PartitionLog:
                 self._show_within(bound)
 
     def _show_within(self, bound: tuple[int, int]) -> bool:
-        """Let readers see safe data up to the bound. Return whether they see more than before."""
+        """Let readers see safe data up to the bound. Return whether readers see more data than before the call."""
         before = self.segments.visible_end
         safe = self.durability.safe_end, self.durability.safe_count
         self.segments.show(*min(safe, bound))
@@ -508,7 +517,9 @@ class PartitionLog:
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 
     def request(self, kind: int) -> None:
-        """Start a job of this kind that covers all data appended so far. Do nothing after a failure."""
+        """Start a sync job of this kind that covers all data appended so far. Do nothing if an earlier sync has
+        failed.
+        """
         job = self.begin(kind)
         if job is not None:
             job.pin()
@@ -519,11 +530,11 @@ class PartitionLog:
         self.go_on()
 
     def begin(self, kind: int) -> SyncJob | None:
-        """Begin a job like `request`, but let the caller run it. The caller pins and runs the job, or runs it in a
-        group, and then calls `end` and `go_on`.
+        """Begin a sync job like `request`, but return it so that the caller runs it. The caller pins and runs the job
+        alone, or runs it together with jobs of other logs, and then calls `end` and `go_on`.
 
-        Returns None after a failure, and if no job can begin now. Then a syncing job follows the running jobs by
-        itself, but a job that only writes index units must be requested again.
+        Return None if an earlier sync has failed, or if no job can begin now. In the second case a requested sync
+        begins by itself after the running jobs, but a job that only writes index units must be requested again.
         """
         if kind == INDEX and not self._settle_units():
             return None
@@ -549,13 +560,15 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Begin the segment that waited for the job, and begin jobs that were requested meanwhile."""
+        """Called after the end of a job: begin a new segment if one had to wait for the job, and begin jobs that were
+        requested meanwhile.
+        """
         if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()
         self.request(0)
 
     def sync_now(self) -> None:
-        """Sync all data on this thread and call all waiting callbacks. Blocks. For start and shutdown."""
+        """Sync all data on this thread and call all waiting callbacks. Blocks. Used only at start and shutdown."""
         job = self.begin_last()
         if job is not None:
             job.pin()
@@ -563,8 +576,8 @@ class PartitionLog:
             self.end_last(job)
 
     def begin_last(self) -> SyncJob | None:
-        """Return a job that covers all data. The caller runs it and passes it to `end_last`. Return None after a
-        failure.
+        """Return a last sync job that covers all data. The caller runs the job and passes it to `end_last`. Return None
+        if an earlier sync has failed.
 
         This waits for running jobs, and cancels jobs that have not begun.
         """
@@ -576,7 +589,7 @@ class PartitionLog:
         return self._make_job(kind) if kind else None
 
     def end_last(self, job: SyncJob) -> None:
-        """Apply the results of this job, and call the callbacks that wait for it."""
+        """Apply the results of the job that `begin_last` returned, and call the callbacks that wait for its data."""
         job.release()
         if job.error is not None:
             self.sync_failed(str(job.error))
@@ -615,7 +628,7 @@ class PartitionLog:
     # --- damaged indexes ----------------------------------------------------------------------------------------------
 
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        """Give up this damaged index, as lookup.GiveUp describes."""
+        """Stop using this damaged index and start its rebuild, as lookup.GiveUp describes."""
         segments = self.segments
         if segment.index is not index or segment not in segments or segment.first_offset >= segments.visible_end:
             return False

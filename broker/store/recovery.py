@@ -1,14 +1,16 @@
 """Prepare a partition directory for use after a start (storage.md §4), and report exactly what was repaired.
 
-Data before the partition's newest checkpoint were synced and are trusted. Later data, in the segment with this
-checkpoint and in all later ones, are checked by CRC, because a power cut may have destroyed any part of them.
-- A torn record or zeros at the end were never completely written. They are cut off, and their size is reported.
+Data before the partition's newest checkpoint were synced and are trusted. Data behind the checkpoint, in its segment
+and in all later segments, are checked by CRC, because a power cut may have destroyed any part of them.
+- An incomplete record or zeros at the end were never completely written. They are cut off, and their size is reported.
 - Bytes that fail the check but have good records behind them are damage. All data from there on are first copied to
   `<segment>.damaged-<position>` and synced, then cut off, and the range is reported. (metaq 1.x cuts without a report.)
-- If a segment ends early, later segments are removed from the log and kept as `<segment>.damaged-<first offset>`.
+- If a segment ends before the next segment begins, all later segments are removed from the log and kept as
+  `<segment>.damaged-<first offset>`.
 - Data that were checked in the page cache are compared with the disk, and rewritten if necessary (rewriting.py).
 - A cut that a crash has interrupted is finished first (cut_files.py).
-- Older segments are never changed. If an index is missing or behind, a worker thread makes a new one.
+- Older segments are never changed. If an older segment's index is missing or does not cover the whole segment, a worker
+  thread makes a new index.
 """
 
 from __future__ import annotations
@@ -60,15 +62,16 @@ _log = logging.getLogger(__name__)
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
 """A segment without a checkpoint that was last changed this long before its partition's newest segment is assumed to be
-on the disk, because the kernel writes data after 30 seconds. This broker makes checkpoints as often, so only a Java
-broker's directory has such segments. Because of this rule, the first start of this broker need not read all of them.
+on the disk, because the kernel writes data after 30 seconds. This broker makes checkpoints at least every 30 seconds,
+so only directories of a Java broker have such segments. Because of this rule, the first start of this broker need not
+read all of them.
 """
 
 
 class PartitionDamage(NamedTuple):
     """Damaged bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
-    quarantine: the file with a copy of all data from `start` on, where the log was cut.
+    The log was cut at `start`. quarantine: the file with a copy of all data from `start` on.
     """
 
     start: int
@@ -78,7 +81,7 @@ class PartitionDamage(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What was found and repaired in one partition directory. Offsets and sizes are in bytes."""
+    """A report about one partition directory: what the recovery found and repaired. Offsets and sizes are in bytes."""
 
     directory: str
     segments: int = 1
@@ -92,7 +95,7 @@ class RecoveryReport:
     cut_reason: str = ""
     damage: tuple[PartitionDamage, ...] = ()
     missing_bytes: int = 0
-    """The number of bytes below the checkpoint that are missing in the segment's file."""
+    """The number of bytes that the checkpoint covers but that are missing in the segment's file."""
     set_aside: tuple[str, ...] = ()
     """Whole segments behind the cut that were removed from the log, under their new names."""
 
@@ -120,8 +123,8 @@ class RecoveryReport:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
-    """Segments that are ready for a PartitionLog. Missing indexes are still to be rebuilt. unsynced_directories: as for
-    PartitionLog.
+    """The segments of a recovered directory, ready for a PartitionLog. Missing indexes must still be rebuilt.
+    unsynced_directories: the argument of PartitionLog with this name.
     """
 
     segments: list[Segment]
@@ -133,9 +136,9 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     """Open all segments of a directory, and repair data that no checkpoint covers. An empty directory gets its first
     segment.
 
-    sync: PageCacheSync. Repairs are not synced; `synced` of each segment says up to where it is synced. Owning thread,
-    before the log is used. Raises StoreError (a gap or an overlap below the newest checkpoint, a bad name, an
-    unreadable file).
+    sync: a PageCacheSync. Repairs are not synced; `synced` of each segment says up to where the segment is synced.
+    Called on the owning thread before the log is used. Raises StoreError for a gap or an overlap below the newest
+    checkpoint, for a bad file name, and if a file cannot be read.
     """
     try:
         finish_cut(open_files.files, directory)
@@ -168,22 +171,24 @@ def _last_time(stored: StoredCheckpoint | None) -> int:
 
 
 def _names(directory: str) -> tuple[str, ...]:
-    """Return the directories that must be synced so that the names of a partition's new segments are on the disk."""
+    """Return the directories that must be synced after new segments of a partition were created, so that the names of
+    their files are on the disk.
+    """
     return directory, os.path.dirname(directory)
 
 
 def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
-    """Return the number of the first segment of a partition that a start checks and may cut. found: the partition's
+    """Return the position in `found` of the first segment that a start checks and may cut. found: the partition's
     segments, at least one. Raises OSError.
     """
     return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
-    """Return the number of the first segment that may not be completely on the disk.
+    """Return the position in `found` of the first segment that may not be completely on the disk.
 
-    A checkpoint syncs all earlier segments before its own segment. Without a checkpoint, the time of the last change
-    decides.
+    A checkpoint is written only after all earlier segments are synced. If there is no checkpoint, the time of the last
+    change decides which segments are assumed to be on the disk.
     """
     checkpointed = max((number for number, each in enumerate(known) if each is not None and each.units), default=0)
     recent = max(file.modified_ms for file in found) - _WRITTEN_BACK_MS
@@ -203,14 +208,16 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """The segments from the newest checkpoint on. They are checked in order up to the first segment that is not
-    whole.
+    """The last segments of a partition, beginning with the segment that has the newest checkpoint. They are checked in
+    order up to the first segment that is damaged or incomplete.
     """
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
         self.segments: list[Segment] = []
         self.report = RecoveryReport(directory)
-        """The report, without the fields for which the whole partition is needed: `segments` and `missing_bytes`."""
+        """The recovery report. The fields `segments` and `missing_bytes`, which concern the whole partition, are not
+        filled in here.
+        """
         self._sync = sync
         self._last_time_ms = 0
         self._open_files = open_files
@@ -245,7 +252,9 @@ class _Tail:
         self.report.checked_bytes += file.size - start
 
     def _check(self, file: SegmentFile, start: int) -> Scan:
-        """Check the data behind position `start`, and cut off the part that is not good."""
+        """Check the data of a segment behind byte position `start`, and cut off all data from the first bad record
+        on.
+        """
         if start == file.size:
             return Scan(np.empty(0, UNIT_DTYPE), start)
         with opened(self._files, file.path, os.O_RDWR) as fd:
@@ -268,7 +277,8 @@ class _Tail:
         self._files.fdatasync(fd)
 
     def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
-        """Remove the segments behind the remaining end from the log, and keep their data under other names.
+        """Remove the segments in `following`, which lie behind the point where the log now ends, and keep their data
+        under other names.
 
         After a power cut, a new segment may exist although the unsynced end of the segment before it is lost.
         """
@@ -286,7 +296,8 @@ class _Tail:
 
 
 def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
-    """Return the checkpoint of a segment's index if it describes exactly these data, else None. Raises OSError.
+    """Return the checkpoint of a segment's index if the index describes exactly the data in the segment's file, else
+    None. Raises OSError.
 
     Units are compared with the records to which they point, because another broker may have cut and rewritten the file.
     """
@@ -313,11 +324,12 @@ def _believed(files: Files, file: SegmentFile, found: StoredCheckpoint | None) -
 
 
 def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last_unit: Unit) -> bool:
-    """Return whether the segment still has the records of the units. The last readable record decides.
+    """Return whether the segment still has the records that the index units describe. To decide this, compare the last
+    readable record with its unit.
 
-    Another broker may have cut the file at a unit's offset and continued with other records. If there is no good record
-    at all, the file is damaged; then the result is True, so that synced data behind the damage are not lost. Raises
-    IndexDamaged, OSError, StoreError.
+    Another broker may have cut the file at the beginning of a record and then appended other records. If there is no
+    good record at all, the file is damaged; then the result is True, so that synced data behind the damage are not
+    lost. Raises IndexDamaged, OSError, StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -344,11 +356,11 @@ def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | 
 
 
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
-    """Return the index of a recovered segment. If the checkpoint does not cover many of its units, write those units to
-    the file.
+    """Return the index of a recovered segment. If the index has many units that the checkpoint does not cover, write
+    those units to the index file.
 
     If they stayed in memory, ten thousand partitions would need hundreds of MB for them. The written units are not
-    synced: the header's promise stays true, and the next checkpoint covers them.
+    synced. The header stays true, because it only covers older units, and the next checkpoint covers the new ones.
     """
     vouched = None
     if known is not None and known.crc is None:
@@ -381,8 +393,8 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
-    """Return why the file is not good from `position` on, and the damage if there is any, else None. position: before
-    the file's end.
+    """Return a text which says why the file is not good from byte position `position` on, and a PartitionDamage, or
+    None if no good record follows. position: must be before the file's end.
     """
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None

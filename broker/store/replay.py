@@ -1,10 +1,10 @@
-"""Restore data that only the journal still has. These are the bytes behind the last good record of a segment.
+"""Restore data that only the journal still has. Such data belong behind the last good record of a segment.
 
-A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). Its good records
-are trusted, because another broker may have written them: a Java broker that ran in between does not know the journal.
-The journal's data are only added where the file stops, or where the file lacks the first bytes of a record but has the
-rest. They are never added in the middle of an entry for which the file has other bytes. If the other broker has
-replaced acknowledged messages with its own, this is reported.
+A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). The good records
+of the file are trusted even if the journal differs. A Java broker, which does not know the journal, may have run in
+between and written them. The journal's data are only added where the file stops, or where the file lacks the first
+bytes of a record but has the rest of it. If the file has other bytes than the journal within an entry, the rest of this
+entry is not added. If the other broker has replaced acknowledged messages with its own, this is reported.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""The number of bytes of a record before its message id: length and checksum. They are zero for an empty message
-(record.HEADER).
+"""The position of the message id in a record, in bytes. Length and checksum stand before it; both are zero for an empty
+message (record.HEADER).
 """
 
 ReadSegment = Callable[[int, int], bytes]
@@ -41,8 +41,9 @@ ReadSegment = Callable[[int, int], bytes]
 class Gap(NamedTuple):
     """Lost bytes [start, end) of a partition that were acknowledged.
 
-    Neither the partition's files nor the journal have them, although the journal continues behind them. If `replaced`
-    is True: the journal has them, but the files have other good records in their place or before them.
+    If `replaced` is False, neither the partition's files nor the journal have these bytes, although the journal
+    continues behind them. If `replaced` is True, the journal has these bytes, but the files have other good records in
+    their place or before them.
     """
 
     start: int
@@ -51,10 +52,10 @@ class Gap(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """The journal's data that follow the good records of a segment.
+    """The parts of the journal that continue a segment behind its good records.
 
     file: the segment. If the directory has lost its first segment, this is a segment of size 0 that does not exist.
-    end: the byte offset behind the good records, where the parts are to be written in order. lost: data that cannot be
+    end: the byte offset behind the good records; the parts are to be written there in order. lost: data that cannot be
     restored.
     """
 
@@ -65,8 +66,8 @@ class Continuation(NamedTuple):
 
 
 def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | None]:
-    """Return up to which offset the entries continue a partition that ends at `end`, and the gap that stops them, if
-    any. All offsets are byte offsets.
+    """Return the offset up to which the journal's entries continue a partition that ends at `end` without a gap. Also
+    return the first gap, or None if there is none. All offsets are byte offsets.
     """
     for entry in entries:
         if entry.base > end:
@@ -79,7 +80,8 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
     """Add the journal's entries to every partition that lacks them, and report losses. Return the journal's contents.
 
     directory_for: returns the directory of partition `<topic>-<partition>`, which may not exist yet. The restored data
-    are not synced, so the journal must stay until they are. Raises StoreError. For the rest see `continuations`.
+    are not synced, so the journal must be kept until they are synced. Raises StoreError. `continuations` says which
+    data are restored.
     """
     try:
         journal = read_journal(files, data_path)
@@ -168,10 +170,11 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 
 
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
-    """Remove an index that does not describe the present content of the segment's file, and sync the removal.
+    """Remove a segment's index if it does not describe the present content of the segment's file, and sync the removal.
 
-    Otherwise the index would match again as soon as the file has its bytes back, before these bytes and a new file's
-    name are on the disk. After another power cut, a start would take torn bytes among them for damage to synced data.
+    Otherwise the index would match again as soon as the file has its bytes back, although these bytes, and perhaps the
+    name of a new file, are not on the disk yet. After another power cut, a start would treat bytes that were only
+    partly written as damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -187,11 +190,12 @@ def continuations(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Iterator[Continuation]:
-    """Yield, for each segment of a partition, how the entries continue it. Segments without entries are left out.
+    """Yield, for each segment of a partition, the data with which the journal's entries continue it. Segments without
+    entries are left out.
 
     segments: the directory's segments, in order. If there is no segment, or the first one is lost, a segment that
-    begins at the first entry is added. entries: this partition's entries, at least one, in offset order. Only reads.
-    Raises OSError.
+    begins at the first entry is added. entries: this partition's entries, at least one, in offset order. This function
+    changes no files. Raises OSError.
     """
     if not segments or _first_is_lost(files, segments, entries):
         base = entries[0].base
@@ -206,9 +210,9 @@ def continuations(
 def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
     """Return whether the first segment is missing because of a power cut, not because of retention.
 
-    As long as neither directory nor file was synced, a file system may keep a newer segment's name but lose an older
-    one's. The first checkpoint with units comes after both syncs. If this has happened, the journal's entries reach up
-    to the newer segment.
+    As long as neither the directory nor the file was synced, a file system may keep the name of a newer segment but
+    lose the name of an older one. If a checkpoint with units exists, both syncs were done before it. If the name of the
+    first segment was lost, the journal's entries reach up to the newer segment.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -220,8 +224,8 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
 def _continuation(
     files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
 ) -> Continuation:
-    """Return how the entries continue one segment. entries: those that begin in the segment. limit: the byte offset
-    where the next segment begins.
+    """Return the data with which the journal's entries continue one segment. entries: the entries that begin in this
+    segment. limit: the byte offset where the next segment begins.
     """
     if not file.size:
         return _continue(file, lambda size, offset: b"", (file.first_offset, file.first_offset), limit, entries, data)
@@ -247,8 +251,8 @@ def _continue(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Continuation:
-    """Return how the entries continue the segment behind the good records. checked: the byte offsets between which all
-    records were found good; data before them were synced.
+    """Return the data with which the journal's entries continue the segment behind its good records. checked: the range
+    of byte offsets in which all records were found good; data before this range were synced.
     """
     replaced = _replaced(read, checked, entries, data)
     if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
@@ -271,10 +275,11 @@ def _continue(
 def _replaced(
     read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
-    """Return the last entries in whose place the checked records have other bytes, newest first. The records may cover
-    an entry wholly or only its beginning.
+    """Return the last entries that differ from the checked records at the same offsets, newest first. The records may
+    cover an entry wholly or only its beginning.
 
-    Another broker only appends. So if it has replaced any entry, the last entry that is covered differs.
+    Another broker only appends records. So if it has replaced any entry, then the last entry that the records cover
+    differs from them.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -291,12 +296,12 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Find the first record in which file and entry differ. Return its byte offset if the file only lacks the record's
-    first bytes, else None.
+    """Find the first record in which the segment's file differs from the journal entry. Return the record's byte offset
+    if the file only lacks the record's first bytes, else None.
 
-    If a record's length and checksum are in one sector and the rest in the next, a power cut may destroy only the
-    former. The record then looks like an empty message, but it still has its id, which no broker assigns twice. end:
-    where the file's good records end.
+    If a record's length and checksum are at the end of one sector and the rest is in the next sector, a power cut may
+    destroy only the length and the checksum. The record then looks like an empty message, but it still has its id, and
+    no broker assigns an id twice. end: where the file's good records end.
     """
     records = memoryview(data.read(entry))
     there = read(min(entry.end, end) - entry.base, entry.base)

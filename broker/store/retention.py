@@ -1,9 +1,9 @@
 """Find segments that are too old or too many (storage.md §5), remove them from their logs at once, and delete their
 files in a worker thread.
 
-A segment no longer exists as soon as its data file is gone. Derived files are removed afterwards; one that stays is a
-left-over file, but never counts as a segment. The removal of each data file is synced before the next removal begins,
-so that a power cut leaves no gap.
+A segment no longer exists as soon as its data file is gone. Its index and key files are removed afterwards. If the
+removal of such a file fails, the file is left over, but never counts as a segment. The removal of each data file is
+synced before the next removal begins, so that a power cut leaves no gap.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_e
 
 
 _SKEW_MS = 24 * 3600 * 1000
-"""A file whose date is at most this far ahead of this machine's clock counts as changed just now, because file servers'
-clocks differ.
+"""The tolerance, in milliseconds, for a file's modification time in the future. If the time is at most this far ahead
+of this machine's clock, the file counts as changed just now, because the clocks of file servers differ.
 """
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,8 @@ class SegmentAge(NamedTuple):
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:
     """Return how many of the oldest closed segments are older than the policy allows at `now` (Unix seconds).
 
-    A young segment also keeps the segments behind it, so no gap can arise. (metaq 1.x judges each segment alone.)
+    A segment that is too young to be removed also keeps all segments behind it, so that no gap can arise. (metaq 1.x
+    judges each segment alone.)
     """
     for count, segment in enumerate(closed):
         if now - segment.modified <= policy.max_age_s:
@@ -81,7 +82,7 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
     """Return how many of the oldest closed segments to remove from each of a topic's logs so that the topic loses
     `excess` bytes.
 
-    In all logs together, the segment that was changed the longest time ago is removed first, but never before an older
+    The segment that was changed the longest time ago in any of the logs is removed first, but never before an older
     segment of its own log. If the closed segments have fewer bytes than `excess`, the rest stays, because the last
     segment of a log is never removed.
     """
@@ -98,7 +99,9 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
 
 
 class Retention:
-    """Applies the topics' delete policies. Owning thread. A worker thread (`run_in_thread`) removes the files."""
+    """Applies the topics' delete policies. Only the owning thread uses this object. Worker threads (`run_in_thread`)
+    remove the files.
+    """
 
     def __init__(
         self,
@@ -108,8 +111,9 @@ class Retention:
         clock: Callable[[], float],
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
-        """clock: wall clock in seconds. on_restored(log): called when removed segments are in the log again because
-        their files could not be removed. Indexes that were rebuilt meanwhile were not given to these segments.
+        """clock: wall clock in seconds. on_restored(log): called when removed segments belong to the log again because
+        their files could not be removed. If an index of such a segment was rebuilt in the meantime, the segment does
+        not use it yet.
         """
         self.enabled = True
         """Whether `apply` and `apply_sizes` remove segments. False for a copied log, which only drops data that its
@@ -121,17 +125,20 @@ class Retention:
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed. Further segments of these logs wait, so that no gap can arise."""
+        """Logs whose files are being removed. No further segments of these logs are removed meanwhile, so that no gap
+        can arise.
+        """
         self._untidy: dict[PartitionLog, None] = {}
-        """Logs with left-over files."""
+        """Logs with files that should have been removed but still exist. The next run tries to remove them again."""
         self._undated: set[str] = set()
         """Data files of segments that are known to have no plausible date."""
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
         """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: returns whether it is the topic's turn (topics may have their own schedules). Files that cannot be
-        removed are logged, and tried again at the next run. Their segments return to the log if the data file stays.
+        is_due: returns whether retention is due for a topic now (topics may have their own schedules). If a file cannot
+        be removed, this is logged, and the next run tries again. A segment whose data file could not be removed belongs
+        to the log again.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
@@ -145,7 +152,9 @@ class Retention:
         return removed
 
     def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
-        """Do the same as `apply` for the oldest segments of topics that are larger than their policies allow."""
+        """Do the same as `apply`, but remove the oldest segments of topics that are larger than their policies
+        allow.
+        """
         limited: dict[str, DeletePolicy | None] = {}
         topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
         for log in logs if self.enabled else ():
@@ -199,7 +208,7 @@ class Retention:
         self._remove(log, count, Disposal.DELETE)
 
     def tidy(self, log: PartitionLog) -> None:
-        """Let the next run remove files that no longer belong to any segment of the log."""
+        """Make the next run remove the files that no longer belong to any segment of the log."""
         self._untidy[log] = None
 
     def _tidy(self) -> None:
@@ -233,8 +242,8 @@ class Retention:
         """Return when a segment was last changed (Unix ms): the file's time or, if that is not plausible, the time of
         the segment's last message.
 
-        A date in the future would keep all later segments. A date from before metaq existed would delete fresh
-        messages.
+        With a date in the future, the segment and all later segments would never be removed. With a date from before
+        metaq existed, new messages would be deleted.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
@@ -305,8 +314,9 @@ def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposa
     """Delete or archive segment files, oldest first. Stop at the first data file that cannot be removed, because no gap
     may arise.
 
-    Also removes derived files, including those that earlier runs have left over. Any thread, one at a time per
-    partition. first_kept: the byte offset where the partition begins afterwards. Never raises.
+    Also remove index and key files, including those that earlier runs have left over. Any thread may call this, but
+    only one at a time per partition. first_kept: the byte offset where the partition begins afterwards. Never raises an
+    exception.
     """
     result = _Discarded()
     try:
@@ -343,7 +353,9 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
 
 
 def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) -> None:
-    """Remove files that do not belong to a segment: derived files of removed segments, and unfinished archives."""
+    """Remove files that do not belong to a segment: index and key files of removed segments, and unfinished
+    archives.
+    """
     names = set(files.list_directory(directory))
     for name in sorted(names):
         stem, dot, suffix = name.partition(".")
@@ -364,7 +376,9 @@ def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) ->
 
 
 def _zip(files: Files, path: str) -> None:
-    """Write `<path>.zip` completely, or create no file with that name. Raises OSError, _Unreadable."""
+    """Compress a segment file to `<path>.zip`. Either the archive is written completely, or there is no file with that
+    name. Raises OSError, _Unreadable.
+    """
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with opened(files, unfinished, os.O_RDWR | os.O_CREAT):
         """Create the file like all files of this broker, so that no other user may read it."""

@@ -1,9 +1,10 @@
-"""Make sure that data that are read at a start are on the disk, or will be.
+"""Make sure that the data that a start of the broker reads are on the disk, or that a later sync writes them there.
 
-After a failed write-back Linux marks the pages as clean. Reads still find them, and a later sync writes nothing and
-succeeds. Writing the same bytes into these pages again does not help, because ext4 then assumes that it has converted
-the blocks, which still read as zeros once the pages are gone (seen on Linux 6.18). So cached data are dropped from the
-page cache and read again. If the disk has other bytes, the data are written again, into fresh pages.
+After a failed write-back Linux marks the pages as clean. Reads still return these pages, and a later sync writes
+nothing and succeeds. Writing the same bytes into these pages again does not help. Ext4 then wrongly assumes that the
+blocks on the disk are already marked as written, so they read as zeros once the pages are gone (seen on Linux 6.18). So
+cached data are dropped from the page cache and read again. If the bytes on the disk differ, the data are written again,
+into new pages.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class PageCacheSync:
-    """The sync that a start needs once before it can drop pages from the page cache, because dirty pages cannot be
-    dropped.
+    """A sync that a start of the broker needs once before it can drop pages from the page cache, because pages that are
+    not written to the disk yet cannot be dropped.
     """
 
     def __init__(self, file_systems: FileSystems, directories: Sequence[str]) -> None:
@@ -36,7 +37,7 @@ class PageCacheSync:
         self._done = False
 
     def __call__(self) -> None:
-        """Sync on the first call only. Blocks."""
+        """Sync the file systems of the directories, but only on the first call. Blocks until the sync is done."""
         if self._done:
             return
         self._done = True
@@ -47,14 +48,14 @@ class PageCacheSync:
 
 
 class Rewriter:
-    """Reads one file forwards in place of `Files`, and makes sure that cached data that were found good are on the
-    disk. One thread.
+    """Reads one file from the beginning to the end, with the same method as `Files`. Makes sure that data that were
+    read from the page cache and found good are on the disk. Only one thread may use it.
     """
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
-        """fd: the file's descriptor, open for reading and writing. sync: PageCacheSync."""
+        """fd: the file's descriptor, open for reading and writing. sync: a PageCacheSync."""
         self.rewritten_bytes = 0
-        """The number of bytes that the disk did not have and that were written again."""
+        """The number of bytes that were missing on the disk and were written again."""
         self.wrote = False
         """Whether the file needs a sync."""
         self._files = files
@@ -66,8 +67,8 @@ class Rewriter:
         files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data before they are checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Do the same as Files.pread, and note whether the bytes were cached. Bytes that an earlier call has read are
-        not checked again.
+        """Do the same as Files.pread, and remember whether the bytes were in the page cache. This is not checked again
+        for bytes that an earlier call has read.
         """
         start, end = max(position, self._looked_to), position + size
         if start < end:
@@ -77,10 +78,10 @@ class Rewriter:
         return self._files.pread(fd, size, position)
 
     def secure(self, position: int, data: Buffer) -> None:
-        """If these bytes, which were just read, were cached, compare them with the disk. If they differ, write them
-        again.
+        """If these bytes, which were just read, came from the page cache, compare them with the bytes on the disk. If
+        the disk has other bytes, write the data again.
 
-        Written bytes are not synced. Raises OSError.
+        Bytes that are written again are not synced. Raises OSError.
         """
         if position >= self._cached_to:
             return
@@ -94,8 +95,8 @@ class Rewriter:
         write_all(self._files, self._fd, [cached], position)
 
     def _drop(self, position: int, size: int) -> bool:
-        """Drop these bytes from the page cache. Return whether that worked; it does not on tmpfs, where they have no
-        other place.
+        """Drop these bytes from the page cache. Return whether that worked. It does not work on tmpfs, which stores
+        data only in the page cache.
         """
         start = position - position % mmap.PAGESIZE
         end = position + size
@@ -107,9 +108,10 @@ class Rewriter:
 
 
 def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
-    """Make sure that all bytes of a file that reads return are on the disk. Return how many were missing there. Blocks.
+    """Make sure that all bytes that reads of a file return are on the disk. Return the number of bytes that were
+    missing on the disk. Blocks until this is done.
 
-    sync: PageCacheSync. Raises OSError.
+    sync: a PageCacheSync. Raises OSError.
     """
     with opened(files, path, os.O_RDWR) as fd:
         rewriter = Rewriter(files, path, fd, sync)

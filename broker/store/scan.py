@@ -1,4 +1,5 @@
-"""Read records from a `.meta` file without an index. This is used for recovery and for rebuilding indexes. Any thread.
+"""Read records from a `.meta` file without an index. This is used for recovery and for rebuilding indexes. Any thread
+may use these functions.
 
 Neighbouring records of equal size are found and checked without a Python step for each record. The equivalent simple
 code is in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
@@ -48,8 +49,8 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Return the largest message id that any broker assigns at or before `time_ms`; 0 for a time before the epoch of
-    ids.
+    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms); 0 if this time is before
+    the time from which ids are counted.
     """
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
@@ -57,7 +58,7 @@ def time_id(time_ms: int) -> int:
 class Scan(NamedTuple):
     """The units of the good records, and the position in the file behind the last good record.
 
-    Units of records with a negative id have time_ms 0 until `bound_java_times` sets a time.
+    The unit of a record with a negative id has time_ms 0 until `bound_java_times` sets its time.
     """
 
     units: UnitArray
@@ -76,10 +77,11 @@ def scan_units(
 ) -> Scan:
     """Check records one by one from position `start` up to `size`. Stop at the first record that is not whole and good.
 
-    A good record ends at or before `size`, has the right CRC-32, and is not 20 zero bytes. (Those are a zero-filled
-    tail; an empty record of a broker has a message id.) Positions are byte positions in the file; units contain
-    first_offset + position. checked: called for each sequence of good records with its position and its bytes, in
-    order. For the cost per record see docs/decisions/096-what-reading-without-an-index-costs.md.
+    A good record ends at or before `size`, has the right CRC-32, and does not consist of 20 zero bytes. (20 zero bytes
+    belong to the zero-filled end of a file; an empty record that a broker has written has a message id.) Positions are
+    byte positions in the file; the offset in a unit is first_offset + position. checked: called for each sequence of
+    good records with its position and its bytes, in order. For the cost per record see
+    docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -102,10 +104,10 @@ def scan_units(
 
 
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
-    """Yield scans that cover all of [start, size). Each has either the units of good records, or no units and the end
-    of bad bytes.
+    """Yield scans that cover all of [start, size). Each scan has either the units of good records, or no units and the
+    position where a range of bad bytes ends.
 
-    For the rest see `scan_units`. A scan has at most tuning.WALK_RECORDS records.
+    A scan has at most tuning.WALK_RECORDS records. Arguments and good records are as in `scan_units`.
     """
     position = start
     while position < size:
@@ -118,7 +120,9 @@ def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Ite
 
 
 def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:
-    """Do the same as `scan_units` for bytes in memory, of which the first is at `first_offset` of the partition."""
+    """Do the same as `scan_units` for bytes in memory. The first byte is at byte offset `first_offset` of the
+    partition.
+    """
     blocks, end = [], 0
     for run in _runs(data, max_records):
         units, good = _units_of(data, run, first_offset)
@@ -140,8 +144,8 @@ class _Run(NamedTuple):
 
 
 def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
-    """Yield the records that the length fields describe, up to a record that is incomplete or impossible. Checksums are
-    not verified.
+    """Yield the records that the length fields describe, up to the first record that is incomplete or has an impossible
+    length. Checksums are not verified.
     """
     position = 0
     left = len(data) if max_records is None else max_records
@@ -160,8 +164,8 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
-    """Return how many records of `size` bytes follow each other from `position` on. A few are checked first, so that
-    mixed sizes cost little.
+    """Return how many records of `size` bytes follow each other from `position` on. A few records are checked first, so
+    that the call takes little time if the records have different sizes.
     """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
@@ -187,7 +191,9 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Return the checksums of the bodies. No Python bytecode runs per record."""
+    """Return the CRC-32 of the body of each record in the run. They are computed without a Python loop over the
+    records.
+    """
     bodies: Iterable[Buffer]
     if run.size:
         records = memoryview(data)[run.starts[0] : run.end]
@@ -232,12 +238,12 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Give records without a date a bound as their time: the file's mtime or the time of the next dated record,
-    whichever is earlier, as a negative number.
+    """Give each record without a date an upper bound as its store time, as a negative number. The bound is the file's
+    mtime or the time of the next record with a date, whichever is earlier.
 
     Records without a date are those with a negative id, or with an id that this broker software cannot have assigned.
-    Then all times are put in order, because ids need not be in order: the ids of a transaction are older than its
-    commit.
+    Then times that are lower than the time before them are raised to that time. This is necessary because ids need not
+    be in order: the messages of a transaction got their ids before the commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
@@ -259,6 +265,7 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
     """Return the position of the first good record after `start`; None if there is none in [start, size).
 
-    Blocks, because it reads all bytes in between (`protocol/resync.py`). This takes longest if there is no good record.
+    Blocks, because it reads all bytes up to that record (`protocol/resync.py`). This takes longest if there is no good
+    record.
     """
     return next_record(partial(read_exactly, files, fd), start, size)

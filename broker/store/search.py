@@ -1,8 +1,9 @@
 """Find stored messages by id and by key. A worker thread searches a snapshot of some partitions.
 
-The blocks of key files yield candidate records, and the records' own keys decide. Data that no block covers, at the end
-of a growing segment, are read. Their entries are returned, so that the next search only reads newer data. A search has
-limits: data that it did not search are counted, so they are never skipped without notice.
+The blocks of key files yield candidate records. Each candidate is then read to check whether it has the key. Data that
+no block covers, at the end of a growing segment, are read completely. Their key entries are returned, so that the next
+search only reads newer data. A search may read only a limited number of bytes. It counts the bytes that it did not
+search, so that the caller can report them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """Return the messages with this id, at most `limit`. There is only one, unless Java brokers have assigned the id.
-    Worker thread.
+    """Return the messages with this id, at most `limit`. There is only one such message, unless Java brokers have
+    assigned the id. Runs in a worker thread.
     """
     found = FoundMatches()
     for log in logs:
@@ -68,7 +69,9 @@ def _find_id_in(segment: _SearchedSegment, message_id: int) -> int | None:
 
 
 def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> FoundMatches:
-    """Return the messages with a key, at most `limit` from each log, in the requested order. Worker thread."""
+    """Return the messages with a key, at most `limit` from each log, in the requested order. Runs in a worker
+    thread.
+    """
     found = FoundMatches()
     for log in logs:
         left = query.limit
@@ -86,7 +89,7 @@ def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Bud
 
 
 def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iterator[Match]:
-    """Yield the records with the key, in the requested order."""
+    """Yield the segment's records that have the query's key, in the requested order."""
     if not segment.usable or not len(segment.reader):
         return
     first_offset = segment.segment.first_offset
@@ -103,8 +106,8 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
-    """Return where the blocks begin that overlap bytes [start, end) of the partition, and where the data begin that no
-    block covers.
+    """Return the byte offsets where the parts of the segment begin that overlap bytes [start, end) of the partition. A
+    part is a block of the key file, or the data at the end that no block covers.
     """
     if start >= end:
         return []
@@ -116,7 +119,7 @@ def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) 
 
 def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list[tuple[Match, bytes]]:
     """Return the records of the matches, at most `max_bytes` together. The first record is returned even if it is
-    larger. Worker thread.
+    larger than that. Runs in a worker thread.
 
     Records that retention has removed meanwhile are left out. Raises OSError.
     """
@@ -132,11 +135,11 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 
 class _SearchedSegment:
-    """A segment during a search. It opens its files when needed. Use it as a context manager; in the block, `usable`
-    says whether the segment can be searched.
+    """A segment during a search. It opens the segment's files when needed. Use it as a context manager; inside the
+    `with` block, `usable` says whether the segment can be searched.
 
-    Unreadable data are logged and counted in `found` as not searched. A segment that retention has removed counts as
-    empty.
+    If the segment cannot be read, this is logged, and its bytes are counted in `found` as not searched. A segment that
+    retention has removed is treated as empty.
     """
 
     def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
@@ -239,7 +242,8 @@ class _SearchedSegment:
     def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
         """Return the positions in [low, high) of records that may have a key with this hash, in order.
 
-        start: offset where the searched block begins, or `covered` for data that no block covers.
+        start: the byte offset where the block to be searched begins, or `covered` to search the data that no block
+        covers.
         """
         block = next((block for block in self.blocks if block.start == start), None)
         if block is not None:
@@ -250,10 +254,11 @@ class _SearchedSegment:
         return positions_of(entries, hashed, low, high)
 
     def _recent(self) -> Recent:
-        """Return entries for data that no block covers: entries that earlier searches have kept, and entries of newer
-        data.
+        """Return key entries for the data that no block covers. Entries kept from earlier searches are used; newer data
+        are read.
 
-        The newest part is read first. If the budget does not allow reading all of it, nothing is kept.
+        The newest data are read first. If the budget does not allow reading all data, the new entries are not kept for
+        later searches.
         """
         view, known = self.view, self.view.recent
         if known is None or not known.start <= self.covered <= known.end:
@@ -272,8 +277,8 @@ class _SearchedSegment:
         return read
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
-        """Yield the units of the records from `start` on in pieces, the last piece first, as far as the budget
-        allows.
+        """Yield the index units of the records from byte offset `start` on in pieces, the last piece first. Stop when
+        the budget is used up.
         """
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)

@@ -1,4 +1,5 @@
-"""The part of searches for messages by id and by key that belongs to the owning thread: their input and their results.
+"""Prepare searches for messages by id and by key, and keep their results. This is the part of a search that runs on the
+owning thread.
 
 `Searching` makes snapshots of partitions. search.py searches them in a worker thread. `Searching` then keeps reusable
 results.
@@ -47,7 +48,7 @@ MAX_SEARCH_SECONDS = 5.0
 
 class KeyQuery(NamedTuple):
     """A search for messages with `key` that were stored at `begin_ms` … `end_ms` (Unix ms). In each partition it finds
-    the last `limit` messages, or the first ones with oldest_first.
+    the newest `limit` messages, or the oldest `limit` messages if oldest_first is set.
     """
 
     key: str
@@ -58,8 +59,8 @@ class KeyQuery(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Sorted entries of records in [start, end) of a partition that no block covers. They are kept from earlier
-    searches.
+    """Sorted key entries of the records in [start, end) of a partition, which no block of a key file covers. The
+    entries are kept from earlier searches.
     """
 
     start: int
@@ -68,10 +69,10 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """A segment as the owning thread saw it. It is readable up to `end`.
+    """The state of a segment when the owning thread prepared a search. The segment is readable up to byte offset `end`.
 
     segment_index: only the owning thread may use it. While the index is being rebuilt, segment_index is None and
-    `units` are empty. keys: as Segment.keys.
+    `units` are empty. keys: the value of Segment.keys.
     """
 
     segment: Segment
@@ -90,7 +91,9 @@ class LogView(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A matching record. time_ms: the store time as in the index, negative if it is a bound (index.py)."""
+    """A record that matches a search. time_ms: the store time as the index has it; it is negative if it is only an
+    upper bound (index.py).
+    """
 
     time_ms: int
     partition: int
@@ -108,7 +111,7 @@ class FoundMatches:
     more: bool = False
     """Whether there are more matches than requested."""
     learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
-    """Segments whose blocks were unknown before, with their blocks."""
+    """Segments whose key-file blocks were unknown before this search, each with its blocks."""
     damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
     """Segments with a damaged index."""
     lost: list[Segment] = field(default_factory=list)
@@ -117,7 +120,9 @@ class FoundMatches:
 
 
 class Budget:
-    """The bytes and the time that a search may still use. All steps of the search share it, one after the other."""
+    """The number of bytes that a search may still read, and the time that it may still take. All steps of the search
+    use the same Budget, one after the other.
+    """
 
     def __init__(
         self,
@@ -142,7 +147,9 @@ class Budget:
 
 
 class Searching:
-    """Makes the views that search.py searches, and keeps reusable results of searches. Owning thread."""
+    """Creates the views that search.py searches, and keeps results that later searches can use. Only the owning thread
+    uses it.
+    """
 
     def __init__(self, files: Files, building: KeyBuilding) -> None:
         self._files = files

@@ -1,4 +1,4 @@
-"""One `.meta` file of a partition and its known state (storage.md §3)."""
+"""A segment: one `.meta` file of a partition, and what the broker knows about its state (storage.md §3)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
 
 MAX_OFFSET = 1 << 62
-"""The highest offset where a segment can begin. No partition becomes so long, and appends behind it still have an
-offset.
+"""The highest byte offset where a segment can begin. No partition becomes so long, and offsets of records appended
+behind it still fit into 64 bits.
 """
 
 _log = logging.getLogger(__name__)
@@ -75,12 +75,13 @@ class SegmentFile(NamedTuple):
 
 
 class Segment:
-    """A segment in use. Owning thread.
+    """A segment in use. Only the owning thread uses it, with the exceptions below.
 
     `index` is None while the index of a closed segment is missing, until it is rebuilt. `synced` is the byte offset up
-    to which the data are known to be on the disk. `checkpointed` is the byte offset up to which the data and their
-    index are. `keys`: the blocks of the segment's key file, None until somebody reads them. `removed`: whether the
-    segment was removed from its log. Other threads may read the paths, `first_offset` and `removed`.
+    to which the data are known to be on the disk. `checkpointed` is the byte offset up to which both the data and their
+    index units are known to be on the disk. `keys`: the blocks of the segment's key file, None until the key file is
+    read. `removed`: whether the segment was removed from its log. Other threads may read the paths, `first_offset` and
+    `removed`.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")
@@ -97,7 +98,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The byte offset behind the last byte."""
+        """The byte offset in the partition behind the segment's last byte."""
         return self.first_offset + self.size
 
     @property
@@ -110,7 +111,7 @@ class Segment:
 
     @property
     def count(self) -> int:
-        """The number of records; 0 while the index is being rebuilt."""
+        """The number of records in the segment; 0 while the index is being rebuilt."""
         return 0 if self.index is None else len(self.index)
 
     @property
@@ -151,7 +152,7 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
 
 
 def check_contiguous(found: Sequence[SegmentFile]) -> None:
-    """Raise StoreError, which names both files, if there is a gap or an overlap between neighbours."""
+    """Raise StoreError if there is a gap or an overlap between neighbouring segments. The error names both files."""
     for before, after in pairwise(found):
         if before.end != after.first_offset:
             what = "gap" if before.end < after.first_offset else "overlap"

@@ -1,4 +1,6 @@
-"""The segments of one partition as one readable log: byte ranges, record counts, changes of the list, and snapshots."""
+"""Present the segments of one partition as one readable log, with byte ranges, record counts and snapshots. Add and
+remove segments.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ T = TypeVar("T")
 
 
 class Segments(Sequence[Segment]):
-    """The readable data of a partition, oldest segment first. Owning thread; other threads use `snapshot`.
+    """The readable data of a partition, oldest segment first. Only the owning thread uses this object; other threads
+    read a `snapshot`.
 
     Invariants: the segments are contiguous; only the last one grows, and only the last one may be empty; first_offset
     <= visible_end <= end_offset = end of the last segment, and none of these offsets ever goes back; 0 <=
@@ -33,8 +36,8 @@ class Segments(Sequence[Segment]):
     """
 
     def __init__(self, segments: Sequence[Segment], files: Files) -> None:
-        """segments: at least one, and contiguous. The last one must be writable and have an index. (recovery.py makes
-        them.)
+        """segments: at least one segment; the segments must be contiguous. The last segment must be writable and have
+        an index. (recovery.py creates the segments.)
         """
         self.files = files
         self._segments = list(segments)  # the list is replaced, never changed, so that snapshots can share it
@@ -45,9 +48,11 @@ class Segments(Sequence[Segment]):
         self.end_offset = self.visible_end = self.active.end
         self._visible = self.counted_to_end
         self.damage = DamagedRanges()
-        """The damage that readers, or rebuilds of indexes, have found."""
+        """The damaged ranges that readers and rebuilds of indexes have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
-        """Called with the number of newly found damaged bytes, and with whether they are a separate range."""
+        """Called when damage is found, with the number of newly found damaged bytes and whether they are a range
+        separate from known damage.
+        """
 
     @overload
     def __getitem__(self, number: int) -> Segment: ...
@@ -69,14 +74,14 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """The number of readable records in the log's own count. That count includes records that retention has removed
-        and records of lost indexes.
+        """The number of readable records in the log's own count. The log's own count includes records that retention
+        has removed and records whose index was lost.
         """
         return self._visible
 
     @property
     def counted_to_end(self) -> int:
-        """Like `counted`, but for all records."""
+        """Like `counted`, but also counts records that readers cannot see yet."""
         return self._bases[-1] + self.active.count
 
     @property
@@ -91,7 +96,7 @@ class Segments(Sequence[Segment]):
 
     @property
     def synced_end(self) -> int:
-        """The byte offset up to which the files are on the disk. O(unsynced segments)."""
+        """The byte offset up to which the segments' files are synced to the disk. Takes O(unsynced segments)."""
         end = self.end_offset
         for segment in reversed(self._segments):
             if segment.synced == segment.end:
@@ -102,14 +107,14 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`; 0 if there is no positive one. An index is read only if
-        its maximum is not below `limit`.
+        """Return the largest known message id below `limit`; 0 if there is no positive one. The units of a segment's
+        index are read only if the segment's largest id is not below `limit`.
         """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """Return the segments that no checkpoint covers completely, oldest first. They are the last segments, except
-        those without an index.
+        """Return the segments that no checkpoint covers completely, oldest first. A segment whose index is being
+        rebuilt is left out if its data are synced.
         """
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
@@ -122,10 +127,10 @@ class Segments(Sequence[Segment]):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
-        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there. None
-        if they are not all in the page cache: then a worker thread should call `snapshot().read`. The last record may
-        be incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if the file cannot be read, ValueError
-        for max_bytes <= 0.
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
+        is visible_end. Return None if these bytes are not all in the page cache; then a worker thread should call
+        `snapshot().read`. The last record may be incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if
+        the file cannot be read, ValueError for max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:
@@ -143,35 +148,40 @@ class Segments(Sequence[Segment]):
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot with which other threads may read the present data. O(1)."""
+        """Return a snapshot with which other threads may read the present data. Takes O(1)."""
         return Snapshot(self.files, self._segments, self.visible_end)
 
     def start_of(self, offset: int) -> int:
         """Return where the segment that contains this byte starts. Return visible_end if offset >= visible_end, and
         first_offset if offset is lower than that.
 
-        For the `offset` command of metaq 1.x (wire.md §4), which asks for a safe starting point.
+        Used for the `offset` command of metaq 1.x (wire.md §4), with which a client asks for an offset where it can
+        safely start to read.
         """
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     def number_at(self, offset: int) -> int:
-        """Return the number of the segment that contains this byte. Return the last number if offset is behind the end,
-        and -1 if it is below first_offset.
+        """Return the position of the segment that contains this byte in the list of segments. Return the last segment's
+        position if offset is behind the end, and -1 if it is below first_offset.
         """
         return bisect_right(self._starts, offset) - 1
 
     def count_before(self, number: int) -> int:
-        """Return the number of messages before segment `number`."""
+        """Return the number of messages before the segment at position `number` of the list."""
         return self._bases[number] - self._removed
 
     def number_with(self, message: int) -> int:
-        """Return the number of the segment that contains message number `message`, 0 <= message < message_count."""
+        """Return the position in the list of the segment that contains message number `message`, 0 <= message <
+        message_count.
+        """
         return bisect_right(self._bases, message + self._removed) - 1
 
     def report_damage(self, found: Damaged) -> None:
-        """Record damaged bytes that somebody has found, and report them if they were not known."""
+        """Record damaged bytes that a reader or the rebuild of an index has found, and report them if they were not
+        known.
+        """
         if found.start >= self.first_offset and (new := self.damage.add(found)):
             _log.error(
                 "%s is damaged in [%d, %d), %d bytes: consumers pass over them",
@@ -186,20 +196,20 @@ class Segments(Sequence[Segment]):
     # --- what the writer and durability tell --------------------------------------------------------------------------
 
     def grown(self, size: int, units: Buffer) -> int:
-        """Record that `size` bytes were written behind the last record. Return how many index units are only in
-        memory.
+        """Record that `size` bytes with these index units were written behind the last record. Return how many index
+        units are only in memory.
         """
         self.active.size += size
         self.end_offset += size
         return self.active_index.extend(units)
 
     def show(self, end: int, count: int) -> None:
-        """Make all data up to `end` readable. count: the number of records up to there in the log's own count."""
+        """Make all data up to byte offset `end` readable. count: the log's own count of records up to `end`."""
         self.visible_end = end
         self._visible = count
 
     def add(self, segment: Segment) -> None:
-        """Add a new, empty segment as the active one."""
+        """Add a new, empty segment, to which records will be appended from now on."""
         self._segments = [*self._segments, segment]
         self._relist()
 
@@ -229,7 +239,9 @@ class Segments(Sequence[Segment]):
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:
-        """Add segments again that could not be deleted. They end where the log starts now."""
+        """Add segments again that were removed from the log but whose files could not be deleted. They end where the
+        log starts now.
+        """
         self._segments = [*segments, *self._segments]
         self._removed -= sum(segment.count for segment in segments)
         for segment in segments:
@@ -316,10 +328,11 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
 
 
 class Snapshot(NamedTuple):
-    """The readable bytes of a partition at one moment. Any thread; it reads files with its own descriptors.
+    """The readable bytes of a partition at one moment. Any thread may use a snapshot, because it opens its own file
+    descriptors.
 
-    All methods raise OffsetOutOfRange(first, visible end), also if retention has removed the data, and StoreError if a
-    file cannot be read.
+    All methods raise OffsetOutOfRange(first, visible end) if the offset is outside the readable data or retention has
+    removed the data. They raise StoreError if a file cannot be read.
     """
 
     files: Files
@@ -331,19 +344,20 @@ class Snapshot(NamedTuple):
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" there.
-
-        The last record may be incomplete."""
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
+        is visible_end. The last record may be incomplete.
+        """
         segment, length = self.extent(offset, max_bytes)
         if not length:
             return b""
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Return where the record that contains this byte starts. Reads all records from the segment's start on:
-        O(records).
+        """Return the byte offset where the record that contains this byte starts. This reads all records from the
+        segment's start on, so it takes O(records).
 
-        Behind damage it continues at the next good record. For a byte inside damage, return where the damage starts.
+        Damaged bytes are skipped up to the next good record. If the byte itself is damaged, return where the damaged
+        range starts.
         """
         segment, end = find_segment(self.segments, self.visible_end, offset)
         first = segment.first_offset
@@ -351,7 +365,7 @@ class Snapshot(NamedTuple):
         return self.look(segment, walk).start
 
     def look(self, segment: Segment, question: Callable[[Files, int], T]) -> T:
-        """Return the result of `question(files, descriptor)` for a segment's data file."""
+        """Open a segment's data file and return the result of `question(files, descriptor)`."""
         try:
             with opened(self.files, segment.path) as fd:
                 return question(self.files, fd)

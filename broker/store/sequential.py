@@ -1,4 +1,5 @@
-"""Read cold data in order: prefetch the next piece, and drop pages that were already read from the page cache.
+"""Read data that are not in the page cache in order: prefetch the next piece, and drop pages from the page cache that
+the reader has already read.
 
 Without this, a reader that is far behind would wait for the disk at each request. It would also push data out of the
 page cache that producers have just written and that readers at the end still need. Only pages that were not cached
@@ -32,10 +33,10 @@ class _Range(NamedTuple):
 
 
 class SequentialReader:
-    """Reads one partition for one reader. Its methods run in worker threads, one at a time.
+    """Reads one partition on behalf of one client. Its methods run in worker threads, one at a time.
 
-    The methods make few system calls, because after each call a thread waits for the interpreter lock and takes it from
-    the reactor.
+    The methods make few system calls. After each system call a worker thread waits for Python's interpreter lock, and
+    when it gets the lock, the reactor thread has to stop.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
@@ -47,8 +48,8 @@ class SequentialReader:
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data of the last prefetch were already cached, because others read the same data or they were
-        just written.
+        """Whether the data of the last prefetch were already in the page cache, because other clients read the same
+        data or the data were just written.
         """
         self._brought: deque[_Range] = deque()
 
@@ -79,8 +80,8 @@ class SequentialReader:
         return log.look(segment, read)
 
     def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
-        """If the data up to `needed` are not prefetched yet, tell the kernel to read up to `stop`. Return whether it
-        was told.
+        """If the data up to byte offset `needed` are not prefetched yet, tell the kernel to read the data up to byte
+        offset `stop`. Return whether the kernel was told to read.
 
         Returns before the data are in the page cache.
         """
@@ -103,7 +104,7 @@ class SequentialReader:
             return False
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Drop the pages that this reader has loaded and that end before `before`."""
+        """Drop the pages from the page cache that this reader has loaded and that end before byte offset `before`."""
         if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
             return
@@ -113,8 +114,8 @@ class SequentialReader:
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """Drop all pages before `hot` that this reader has loaded of the last segment, because it goes to another
-        segment.
+        """Drop all pages of the last read segment that this reader has loaded before byte offset `hot`. Called when the
+        reader goes to another segment.
         """
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:

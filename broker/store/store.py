@@ -1,4 +1,4 @@
-"""All partitions of one broker: open them, create them, run timers and retention, and shut down."""
+"""Manage all partitions of one broker: open and create partitions, run timed work and retention, and shut down."""
 
 from __future__ import annotations
 
@@ -42,15 +42,18 @@ __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreCon
 _log = logging.getLogger(__name__)
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
-"""callback(errors): has one entry per log: None if its data are safe on this node, else why they will not be safe."""
+"""callback(errors): `errors` has one entry per log, which is None if the log's data are safe on this node, else the
+error because of which they will not become safe.
+"""
 
 
 class Append:
-    """An append for `Store.append_many`: the arguments of `PartitionLog.append`, and later the result.
+    """An append for `Store.append_many`. It contains the arguments of `PartitionLog.append`, and after the append its
+    result.
 
-    data: buffers that are whole records when joined; a single buffer may have only the header or the body of a record.
-    [base, end): the byte offsets of the data; empty if they were not appended. error: why the data were not appended,
-    or are not safe.
+    data: buffers that together contain whole records; a single buffer may contain only the header or the body of a
+    record. [base, end): the range of byte offsets at which the data were appended; empty if they were not appended.
+    error: why the data were not appended, or why they are not safe.
     """
 
     __slots__ = ("base", "data", "end", "error", "log", "segment", "units")
@@ -70,8 +73,8 @@ A = TypeVar("A", bound=Append)
 
 
 class Store:
-    """The store of a broker. Owning (reactor) thread. Disk syncs, retention and rebuilds of indexes run in worker
-    threads (`run_in_thread`).
+    """The store of a broker. Only the owning (reactor) thread uses it. Disk syncs, retention and rebuilds of indexes
+    run in worker threads (`run_in_thread`).
     """
 
     def __init__(
@@ -90,11 +93,12 @@ class Store:
         key_block_bytes: int = tuning.KEY_BLOCK_BYTES,
         disk_reserve: int | None = None,
     ) -> None:
-        """data_paths: all directories to scan. New partitions are created in data_path_for(topic), by default the first
-        data path.
+        """data_paths: all directories to scan for partitions. New partitions are created in the directory
+        data_path_for(topic), by default in the first data path.
 
-        kinds: the internal topics. run_journal: runs only the journal's groups in a thread, so that puts do not wait
-        for other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for intervals.
+        kinds: the internal topics. run_journal: runs only the journal's writes and syncs in a thread, so that puts do
+        not wait for other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for
+        intervals.
         max_open_files: how many descriptors to keep open between uses, by default a share of the process's limit.
         key_block_bytes: see key_building.py. disk_reserve: see DiskSpace.
         """
@@ -103,8 +107,8 @@ class Store:
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
-        """The names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and, as far as
-        is known, lack no synced data.
+        """The names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and from which
+        no synced data are known to be missing.
         """
         self._config_for = config_for
         self._kinds = kinds
@@ -227,11 +231,11 @@ class Store:
             _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until recovered data are on the disk, for the partitions whose readers may only see data that cannot be
-        lost.
+        """Wait until the recovered data are on the disk, for partitions in which readers may only see data that cannot
+        be lost.
 
-        journaled: whether there is a journal to be removed; it may have made puts of any partition safe. Raises
-        StoreError.
+        journaled: whether a journal of an earlier run is to be removed. If so, all partitions are synced, because puts
+        to any partition may be safe only through that journal. Raises StoreError.
         """
         logs = [log for log in self.all_logs() if journaled or log.has_group_commit]
         segments = [
@@ -262,8 +266,8 @@ class Store:
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
     def close(self) -> None:
-        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. Blocks. May be called
-        twice.
+        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. This blocks until all
+        is on the disk. A second call does nothing.
         """
         if self._closed:
             return
@@ -289,8 +293,8 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """Called on this thread for every append to any log, in order, before anything waits for the append or reads
-        it.
+        """The listener that is called on the owning thread for every append to any log, in order. It is called before
+        anything waits for the appended data or reads them.
 
         Exceptions of the listener are logged. It must not append, and must not keep `data` longer than the owner of the
         Append keeps the data unchanged.
@@ -305,9 +309,9 @@ class Store:
         """Call `log.append(data, units, segment)` for each append, in order, and return the appends. They share one
         sync of the journal.
 
-        Each append is taken from the iterable when the earlier ones are done. If an append fails, its `error` is set.
-        Later appends to the same partition fail with the same error, but appends to other partitions do not. Raises
-        ValueError like `append`; then the earlier appends are done.
+        An append is taken from the iterable only when the earlier appends are done. If an append fails, its `error` is
+        set. Later appends to the same partition fail with the same error, but appends to other partitions do not.
+        Raises ValueError like `PartitionLog.append`; the appends before the wrong one have been made then.
         """
         taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
@@ -329,11 +333,11 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call `callback` once when each log is safe on this node up to its `end`, or has failed. Call it at once if
-        all are safe.
+        """Call `callback` once when the data of each log are safe on this node up to its `end`, or the log has failed.
+        Call it at once if the data of all logs are safe.
 
-        "Safe" means the same as in `PartitionLog.when_safe`; readers may see less. If the journal makes the logs safe,
-        no callback is registered in each log; instead one callback of the journal's group serves all of them.
+        "Safe" means the same as in `PartitionLog.when_safe`; readers may not see all safe data yet. If the journal
+        makes the data safe, no callback is registered in each log; instead one callback in the journal serves all logs.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -341,18 +345,20 @@ class Store:
             self._journal.when_settled(partial(_ask, ends, callback))
 
     def journal_status(self) -> JournalStatus:
-        """Return the status of the journal, which the partitions with group commit share."""
+        """Return the status of the journal. All partitions with group commit share this journal."""
         return self._journal.status()
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 
     def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
-        """Return those of `paths` that are not in `known` (default: the store's data paths), as real paths."""
+        """Return the paths in `paths` that are not in `known` (default: the store's data paths), with symbolic links
+        resolved.
+        """
         others = set(self.data_paths if known is None else map(os.path.realpath, known))
         return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
 
     def lock_empty_paths(self, paths: Iterable[str]) -> dict[str, int]:
-        """Worker thread: create each directory if needed, and lock it. Return a dict path -> lock.
+        """Create each directory if needed, and lock it. Return a dict from path to lock. Called in a worker thread.
 
         Raises ConfigError, DirectoryInUse; after an error nothing stays locked.
         """
@@ -367,12 +373,14 @@ class Store:
         return locks
 
     def adopt_paths(self, locks: Mapping[str, int]) -> None:
-        """Use these directories, which `lock_empty_paths` has locked, for new partitions."""
+        """Add these directories, which `lock_empty_paths` has locked, to the data paths, so that new partitions can be
+        created in them.
+        """
         self.data_paths += locks
         self._locks += locks.values()
 
     def has_partitions(self, path: str) -> bool:
-        """Return whether any partition is in the data path `path`."""
+        """Return whether the data path `path` contains any partition of this store."""
         return any(os.path.dirname(log.directory) == path for log in self._logs.values())
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -417,7 +425,7 @@ class Store:
         return self._logs.values()
 
     def all_logs(self) -> Iterable[PartitionLog]:
-        """Return all logs: those of partitions and the internal ones."""
+        """Return the logs of all partitions and all internal logs."""
         return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
@@ -429,10 +437,11 @@ class Store:
 
     @property
     def max_message_id(self) -> int:
-        """The largest id in any log that this broker software can have assigned, 0 if there is none. New ids must be
-        larger.
+        """Return the largest message id in any log that this broker software can have assigned; 0 if there is none. New
+        ids must be larger.
 
-        O(partitions); O(messages) for segments with a foreign id (message_id.foreign_from).
+        Takes O(partitions), but O(messages) for segments that contain an id from other software
+        (message_id.foreign_from).
         """
         limit = foreign_from(int(self._clock() * 1000))
         return max((log.segments.largest_id_below(limit) for log in self._logs.values()), default=0)
@@ -462,8 +471,8 @@ class Store:
         return [log for (name, _), log in self._internal_logs.items() if name == topic]
 
     def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
-        """Return those internal logs of a topic that can be read while this node follows. A log whose end is being cut
-        off is left out, because until the cut is done its files have less data than its index says.
+        """Return the internal logs of a topic that can be read while this node is a follower. A log whose end is being
+        cut off is left out, because until the cut is done its files have less data than its index describes.
         """
         return [log for log in self.internal_logs(topic) if log.read_only is None]
 
@@ -518,8 +527,8 @@ class Store:
             self.key_building.consider(log)
 
     def reconfigure(self) -> None:
-        """Apply the present settings to every log. (Retention reads its settings at each run. Data paths are read only
-        for new partitions.)
+        """Apply the present topic settings to every log. (Retention needs no such call, because it reads its settings
+        at each run. Data paths are read only for new partitions.)
         """
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
@@ -527,13 +536,13 @@ class Store:
     # --- cutting ------------------------------------------------------------------------------------------------------
 
     def cut(self, ends: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """Cut off all data behind byte offset `end` of each of these logs. Call `done` when that is on the disk.
+        """Cut off all data behind byte offset `end` of each of these logs. Call `done` when the cuts are on the disk.
 
         The removed data are kept in `<segment>.damaged-…` files beside the segment. The broker's log names these files.
-        Readers and writers then find no trace of those bytes, and `visible_end` is lowered, too. A crash leaves each
-        log in the state either before or after the cut. Nothing may be appended to these logs before `done` is called.
-        A cut costs a sync of all partitions that have data in the journal, and a few ticks. `done` is called at once if
-        nothing is to be cut.
+        Readers and writers then find no trace of the removed bytes, and `visible_end` is lowered, too. A crash leaves
+        each log in the state either before or after the cut. Nothing may be appended to these logs before `done` is
+        called. A cut needs a sync of all partitions that have data in the journal, and takes a few calls of `tick`.
+        `done` is called at once if nothing is to be cut.
 
         done(kept, error). kept: for each log that was cut, the files that keep its removed data. error: why the other
         logs were not cut. It is a StoreError if a log has no record boundary at `end`, or cannot be synced or cut. Logs
@@ -546,10 +555,10 @@ class Store:
         self._cut({log: Change(end) for log, end in ends.items() if end < log.end_offset}, done)
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """Remove all data of these logs, and let each continue as an empty log at its new first offset. Otherwise the
-        same as `cut`.
+        """Remove all data of these logs, and let each log continue as an empty log at its new first byte offset.
+        Everything else is as in `cut`.
 
-        Raises StoreError for an offset that lies in the log or at its end.
+        Raises StoreError if a new first offset lies in the log's present data or at their end.
         """
         for log, first_offset in first_offsets.items():
             first, end = log.first_offset, log.end_offset
@@ -578,8 +587,8 @@ class Store:
         self._cutting.tick()
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
-        """Return, for each partition `<topic>-<partition>` and each internal log, its first offset, its end, and where
-        its last segment begins.
+        """Return a dict with an entry for each partition `<topic>-<partition>` and each internal log: the byte offsets
+        of its first byte, of its end, and of the beginning of its last segment.
         """
         found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
@@ -589,20 +598,20 @@ class Store:
     def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
         """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: returns whether it is the topic's turn (topics may have their own schedules). If files cannot be
-        removed, this is logged, and their segments return to the log until the next run.
+        is_due: returns whether retention is due for a topic now (topics may have their own schedules). If files cannot
+        be removed, this is logged, and their segments belong to the log again until the next run.
         """
         return self._retention.apply(self._logs.values(), is_due)
 
     def apply_size_limits(self) -> list[RemovedSegment]:
-        """Do the same as `apply_retention` for the oldest segments of topics with more bytes than their policies
-        allow.
+        """Do the same as `apply_retention`, but remove the oldest segments of topics that have more bytes than their
+        policies allow.
         """
         return self._retention.apply_sizes(self._logs.values())
 
     @property
     def retention_enabled(self) -> bool:
-        """Whether `apply_retention` and `apply_size_limits` remove segments; True unless set otherwise."""
+        """Whether `apply_retention` and `apply_size_limits` remove segments. True by default."""
         return self._retention.enabled
 
     @retention_enabled.setter
@@ -610,12 +619,13 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove whole segments before byte offset `first_offset` from a log, because its source has removed them.
-        Their files are removed in the background according to this broker's own policy for the topic (deleted if it has
-        none).
+        """Remove whole segments before byte offset `first_offset` from a log, because the node from which the log is
+        copied has removed them. Their files are removed in the background according to this broker's own policy for the
+        topic (deleted if it has none).
 
         Segments that readers do not see yet stay. The last segment also stays, and so does a segment that is not on the
-        disk with its index. While other segments of the log are being removed, all stay; then call this again later.
+        disk with its index. While other segments of the log are being removed, this call removes nothing; then call it
+        again later.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -623,7 +633,9 @@ class Store:
 
     @property
     def unindexed_segments(self) -> int:
-        """The number of closed segments whose index is still to be rebuilt. Their messages are not counted yet."""
+        """The number of closed segments whose index must still be rebuilt. Message counts do not include the messages
+        of these segments yet.
+        """
         return len(self._rebuilding)
 
 
@@ -634,8 +646,8 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """Ask the logs for the outcome after the journal is done. Data that are not safe then wait for a sync of their own
-    file, or have failed.
+    """Ask each log whether its data are safe, when the journal has handled them. Data that are not safe then either
+    wait for a sync of the partition's own files or have failed.
     """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}

@@ -1,4 +1,6 @@
-"""Sync a partition's data and index to the disk, with one worker call for one partition or for many together."""
+"""Sync a partition's data and index to the disk. One call in a worker thread does this for one partition or for many
+together.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Part:
-    """One segment's part of a job, with the segment's state when the job was made."""
+    """The part of a sync job that concerns one segment, with the segment's state at the time when the job was
+    created.
+    """
 
     def __init__(self, segment: Segment, kind: int) -> None:
         self.segment = segment
@@ -44,11 +48,11 @@ class _Part:
 
 
 class SyncJob:
-    """Work for one worker call. It is made and applied on the owning thread, and run in a worker thread.
+    """A sync of one partition. The owning thread creates the job and applies its result; a worker thread runs it.
 
-    A job covers the data below `end`, which have `count` records in the log's own count. Index units are written before
-    anything is synced, and may then be removed from memory (`settle_units`). Index headers, which contain promises, are
-    written last.
+    A job covers the data below byte offset `end`. `count` is the log's own count of records up to there. The job writes
+    index units to their files before it syncs anything; then they may be removed from memory (`settle_units`). It
+    writes index headers last, because a header states that the data and units before a given offset are on the disk.
     """
 
     def __init__(
@@ -61,17 +65,19 @@ class SyncJob:
         end: int,
         count: int,
     ) -> None:
-        """directory: the partition's directory. directories: the directories with new entries, which must be synced."""
+        """directory: the partition's directory. directories: directories that must be synced, because they have new
+        entries.
+        """
         self.kind = kind
         self.directory = directory
         self.end = end
         self.count = count
         self.directories = directories
         self.syncs_headers = False
-        """Whether the index headers must survive a power cut, too."""
+        """Whether the job also syncs the index headers, so that they survive a power cut."""
         self.error: OSError | None = None
         self.lacked_room = False
-        """Whether the index units are not in the files because the disk is full."""
+        """Whether the job could not write the index units to their files because the disk is full."""
         self.ran = False
         self._files = files
         self._parts = [_Part(segment, kind) for segment in segments]
@@ -81,7 +87,9 @@ class SyncJob:
         self._units_settled = not kind & INDEX
 
     def pin(self) -> None:
-        """Owning thread: keep the descriptors that `run` needs open until `release`. `run_together` needs none."""
+        """Keep the file descriptors that `run` needs open until `release` is called. A job for `run_together` needs no
+        descriptors. Called on the owning thread.
+        """
         try:
             for part in self._parts:
                 if part.unsynced:
@@ -90,8 +98,8 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Worker thread: run all steps of a pinned job, not in a group. Do nothing if the job was cancelled. A failure
-        is set in `error`.
+        """Run all steps of this job alone, after `pin`. Do nothing if the job was cancelled. A failure is stored in
+        `error`. Called in a worker thread.
         """
         if self.enter():
             try:
@@ -101,7 +109,9 @@ class SyncJob:
                 self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Worker thread: run one action of the job. An OSError ends this job but no other."""
+        """Run one action of the job in a worker thread. If it raises OSError, this job stores the error and skips its
+        later actions; other jobs of a group continue.
+        """
         if self.error is None:
             try:
                 action()
@@ -114,7 +124,7 @@ class SyncJob:
             self._cancelled = True
 
     def release(self) -> None:
-        """Owning thread: release the descriptors."""
+        """Release the file descriptors that `pin` keeps open. Called on the owning thread."""
         for part in self._parts:
             if part.fd is not None:
                 part.segment.data.unpin()
@@ -124,8 +134,9 @@ class SyncJob:
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
-        """Owning thread: remove the units from memory if they are in the files, even if they are not synced and `run`
-        still goes on. Return whether they are in the files; True for a job that writes no units.
+        """Remove the index units from memory if the job has written them to their files, even if they are not synced
+        and `run` still goes on. Return whether the units are in the files; True for a job that writes no units. Called
+        on the owning thread.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True
@@ -135,7 +146,7 @@ class SyncJob:
         return self._units_written
 
     def apply(self) -> None:
-        """Owning thread, after a successful run: record in the segments which data are on the disk now."""
+        """Record in the segments which data are on the disk now. Called on the owning thread after a successful run."""
         self.settle_units()
         for part in self._parts:
             segment = part.segment
@@ -147,7 +158,9 @@ class SyncJob:
                         part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        """Yield index paths, each with the checkpoint that its header may promise when data and units are synced."""
+        """Yield the paths of the index files, each with the checkpoint that may be written to its header once data and
+        units are synced.
+        """
         if self.kind & INDEX and not self.lacked_room:
             for part in self._parts:
                 segment = part.segment
@@ -158,7 +171,9 @@ class SyncJob:
     # --- the steps, in a worker thread --------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """Begin the job, unless it was cancelled. Return whether it has begun; then `leave` must follow."""
+        """Begin the job, unless it was cancelled. Return whether it has begun; if so, the caller must call `leave` at
+        the end.
+        """
         self._lock.acquire()
         self.ran = not self._cancelled
         if not self.ran:
@@ -166,12 +181,12 @@ class SyncJob:
         return self.ran
 
     def leave(self) -> None:
-        """End the job: let `cancel` go on."""
+        """End the job, so that a waiting call of `cancel` can continue."""
         self._lock.release()
 
     def write_units(self) -> None:
-        """Write the index units to their files without a sync. If the disk is full, they stay in memory for the next
-        job, which writes to the same positions again.
+        """Write the index units to their files without a sync. If the disk is full, the units stay in memory, and the
+        next job writes them to the same positions again.
         """
         try:
             for part in self._parts:
@@ -201,7 +216,9 @@ class SyncJob:
             self._write_checkpoints(sync=True)
 
     def move_checkpoints(self) -> None:
-        """Write the index headers, because a sync of the file systems has covered data and units."""
+        """Write the index headers with the new checkpoints. Called after a sync of whole file systems has put data and
+        units on the disk.
+        """
         if self.kind & DATA:
             self._check_named()
             self._write_checkpoints(sync=False)
@@ -224,12 +241,13 @@ class SyncJob:
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
-    """Worker thread: run the jobs of many partitions with one sync of each file system, instead of two syncs of each
-    partition.
+    """Run the jobs of many partitions in a worker thread, with one sync of each file system instead of two syncs of
+    each partition.
 
     Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck. The
-    disadvantage is that the sync also waits for data that other programs have written. sync: FileSystems.sync. Each job
-    keeps its own error. An error of the sync is kept in all jobs, and returned.
+    disadvantage is that the sync also waits for data that other programs have written. sync: FileSystems.sync. A
+    failure of one job is stored only in that job. If the sync of the file systems fails, its error is stored in all
+    jobs and returned.
     """
     entered = [job for job in jobs if job.enter()]
     failure = None

@@ -24,10 +24,11 @@ _SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in de
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When data are synced: at the threshold+1-th unsynced record or after the interval (storage.md §3).
+    """When a topic's data are synced: as soon as threshold + 1 records are unsynced, or after the interval (storage.md
+    §3).
 
     A threshold of 0 means group commit: puts are answered, and readers see data, only after the sync. The sync begins
-    at once, and all data that are appended while it runs share the next one.
+    at once. All data that are appended while a sync runs share the next sync.
     """
 
     threshold_records: int
@@ -35,7 +36,7 @@ class FlushPolicy:
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts wait for the disk."""
+        """Whether puts are answered only after their data are on the disk (group commit)."""
         return not self.threshold_records
 
     @property
@@ -59,10 +60,11 @@ class Disposal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeletePolicy:
-    """Closed segments that were not changed for `max_age_s` seconds are removed as `action` says.
+    """Retention rules of a topic. Closed segments that were not changed for `max_age_s` seconds are removed in the way
+    that `action` names.
 
     If a topic has more than `max_bytes` bytes of messages in all its partitions on this broker, its oldest closed
-    segments are removed, too. None: no limit.
+    segments are removed, too. If `max_bytes` is None, there is no limit.
     """
 
     action: Disposal
@@ -78,7 +80,7 @@ class TopicStoreConfig:
     unflush_threshold: int
     unflush_interval_ms: int
     delete_policy: DeletePolicy | None = None
-    """None: nothing is removed."""
+    """Which segments are removed. None if no segment is ever removed."""
 
     @property
     def flush_policy(self) -> FlushPolicy:
@@ -91,9 +93,9 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
     """Return the policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`,
     `delete,168,size=10g`.
 
-    `size=` is an extension of this broker. Metaq 1.x ignores words at that place, and reads every word except `true`
-    behind the age of `archive` as false. As in 1.x, other options are ignored. Raises ConfigError, which names
-    `option`, the value and the accepted forms.
+    `size=` is an extension of this broker. Metaq 1.x ignores a word at the place of `size=`. Behind the age of
+    `archive`, it treats every word except `true` as false. As in 1.x, other options are ignored. Raises ConfigError,
+    which names `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]
     age = _AGE.fullmatch(values[0].lower()) if values else None

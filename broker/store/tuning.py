@@ -5,15 +5,19 @@ from __future__ import annotations
 # --- syncs of partitions: `partitions-1024-sync`, `partitions-10240`, `batch-10240-sync` -----------------------------
 
 CHECKPOINT_SECONDS = 5.0
-"""The interval of checkpoints of a dirty partition. A start has to check the data behind the last checkpoint."""
+"""The interval in seconds between checkpoints of a partition with unsynced data. After a crash, the broker's start has
+to check the data behind the last checkpoint.
+"""
 
 JOURNALED_CHECKPOINT_SECONDS = 30.0
-"""Like CHECKPOINT_SECONDS, but for journaled data. It is longer because such a checkpoint only saves work at the next
-start, and large appends cause a checkpoint anyway.
+"""Like CHECKPOINT_SECONDS, but for partitions whose data are in the journal. The interval is longer because the journal
+already makes the data safe: the checkpoint only saves work at the next start. Large appends cause a checkpoint anyway.
 """
 
 MAX_BACKGROUND_JOBS = 16
-"""How many timer-driven syncs may run at once. Each keeps a descriptor open and a worker thread busy."""
+"""How many syncs that a timer has started may run at once. Each sync keeps a file descriptor open and a worker thread
+busy.
+"""
 
 GROUPED_FROM = 64
 """If more partitions than this wait for a sync, they share one sync of the whole file system, which includes other
@@ -21,53 +25,61 @@ programs' data.
 """
 
 MAX_GROUP = 128
-"""The maximum number of partitions in such a group. Ending their jobs and making those of the next group takes the
-owning thread some 3 ms.
+"""The maximum number of partitions that share one sync of the whole file system. When it ends, the owning thread takes
+some 3 ms to finish these partitions' jobs and to prepare the jobs of the next partitions.
 """
 
 LOOKED_AT_PER_TICK = 1024
-"""How many due dirty partitions one tick handles, in some 2 ms. The others wait for the next tick."""
+"""How many partitions with a due sync one tick of the timer handles. This takes some 2 ms. The other partitions wait
+for the next tick.
+"""
 
 WRITEBACK_BYTES = 4 << 20
-"""After so many appended bytes of a partition, the kernel is told to begin writing them. `batch`, `latency`."""
+"""When so many bytes were appended to a partition, the broker tells the kernel to begin writing them to the disk.
+Benchmarks: `batch`, `latency`.
+"""
 
 KEPT_COPY_BYTES = 16 << 20
-"""How many bytes at the end of a copy the page cache keeps while the kernel writes them. `python -m bench.catch_up`."""
+"""How many of the last bytes of a large copy stay in the page cache while the kernel writes them to the disk.
+Benchmark: `python -m bench.catch_up`.
+"""
 
 # --- memory for index units: `partitions-10240`, and the broker's memory there -------------------------------------
 
 MAX_UNSTORED_UNITS = 1 << 16
-"""How many index units one partition holds in memory (2 MiB) before they are written earlier than the checkpoint."""
+"""How many index units one partition may hold in memory (2 MiB). If there are more, they are written to the index file
+before the next checkpoint is due.
+"""
 
 MAX_UNITS = 3 << 20
 """How many index units all dirty partitions together may hold in memory (96 MiB)."""
 
 LEAST_UNITS = 256
-"""How many index units each dirty partition may always hold in memory, because writing fewer costs more than their
-memory.
+"""How many index units each partition with unsynced data may hold in memory even if MAX_UNITS is exceeded. Writing so
+few units would cost more than the memory they take.
 """
 
 # --- the journal: `sync-256`, `partitions-1024-sync` -----------------------------------------------------------------
 
 DIRECT_PARTITIONS = 2
-"""If at most so many partitions are busy, their own files are synced instead of the journal, unless the sync would wait
-for one of their checkpoints.
+"""If at most so many partitions receive puts, the broker syncs these partitions' own files instead of writing to the
+journal, unless the sync would have to wait for a running checkpoint.
 """
 
 JOURNAL_GROUP_BYTES = 16 << 20
 """The maximum number of bytes that one sync of the journal makes safe, unless a single append is larger."""
 
 JOURNAL_FILE_BYTES = 64 << 20
-"""When a journal file has this size, the next file is begun."""
+"""When a journal file has this size in bytes, the broker begins the next journal file."""
 
 JOURNAL_FULL_FILES = 4
-"""When there are so many full files, all their partitions are checkpointed at once. So at most 256 MiB have to be
-replayed.
+"""When there are so many full journal files, all partitions with data in them get a checkpoint at once. So a start has
+to replay at most 256 MiB of the journal.
 """
 
 JOURNAL_JOIN_BELOW_BYTES = 4096
-"""If the data's buffers are smaller than this on average, they are joined, because one copy costs less than so many
-calls.
+"""If the buffers of a journal write have fewer bytes than this on average, they are copied into one buffer, because the
+copy costs less than handling so many buffers.
 """
 
 INTERNAL_SYNC_RECORDS = 100_000
@@ -75,31 +87,38 @@ INTERNAL_SYNC_MS = 1000
 """The sync interval, in records and in milliseconds, of the internal logs for partitions with asynchronous flush."""
 
 DELAYED_SEGMENT_BYTES = 64 << 20
-"""The segment size of delayed messages. The longest-lived messages in the oldest segment are rewritten, so that this
-segment can be removed.
+"""The segment size in bytes of the log of delayed messages. Messages in the oldest segment with a very long delay are
+rewritten at the end of the log, so that the oldest segment can be removed.
 """
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
-"""Up to this size, numbered writes to one or two partitions are written to the journal together with their row, so that
-one sync covers all. Larger writes are not worth writing twice. `sync-256`, `latency-sync`.
+"""Puts with a producer's sequence number to one or two partitions are written to the journal, together with the log
+entry for the number, if they have at most this many bytes. So one sync covers both. For larger puts, writing the data
+twice costs too much. Benchmarks: `sync-256`, `latency-sync`.
 """
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
 FEW_PUTS = 8
-"""Up to so many single records are encoded one by one, because for them a numpy call costs more."""
+"""If a batch has at most so many records, they are encoded one by one, because for so few records a numpy call costs
+more.
+"""
 
 SLICE_RECORDS = 1 << 13
-"""How many records are stamped at once, in some milliseconds. Other connections get their turn in between."""
+"""How many records of a batch get their ids and times at once. This takes some milliseconds; then other connections get
+their turn.
+"""
 
 SLICE_BYTES = 4 << 20
-"""How many bytes are stamped at once, for the same reason."""
+"""How many bytes of records get their ids and times at once, before other connections get their turn."""
 
 SLICE_ATTRIBUTES = 1 << 10
-"""How many attributes are decoded at once, for the same reason."""
+"""How many message attributes are decoded at once, before other connections get their turn."""
 
 SLICE_ATTRIBUTE_BYTES = 1 << 20
-"""How many bytes of records with attributes are handled at once. Each attribute is copied and searched for its tag."""
+"""How many bytes of records with attributes are handled at once, before other connections get their turn. Each
+attribute is copied and searched for its tag.
+"""
 
 # --- reading what was stored: `consume`, `consume-arrow`, `python -m bench.backlog` -----------------------------------
 
@@ -107,10 +126,14 @@ SCRATCH_BYTES = 16 << 10
 """Up to this size, data are copied out of a reused read buffer. Larger reads get their own buffer."""
 
 SEARCH_FIRST_UNITS = 64
-"""How many index units the first read of a range gets. They determine the size of the next read."""
+"""How many index units are read first when the units of a byte range are requested. The sizes of these records
+determine how many units the next read gets.
+"""
 
 MAX_BOUNDARIES = 256
-"""How many record boundaries an index remembers, so that a continuing reader needs no search."""
+"""How many record boundaries an index remembers, so that no search is necessary for a reader that continues where its
+last read ended.
+"""
 
 UNITS_PER_READ = 1 << 16
 """How many index units (2 MiB) are read at once when all units of a segment are searched."""
@@ -119,33 +142,41 @@ LOAD_BYTES = 64 << 10
 """How many bytes are read around a missing piece of an index, because searches often read neighbouring bytes next."""
 
 EXAMINED_UNITS = 1 << 12
-"""How many consecutive records are examined for damage at once. Damage behind them is a separate range."""
+"""How many consecutive records one step of the search for damage examines. Damage behind them is reported as a separate
+range.
+"""
 
 WALKED_BYTES = 4 << 20
 """How many bytes of records without an index are checked at once on the owning thread."""
 
 MAX_WALKED = 256
-"""How many ends of such checks are remembered, so that the data before a continuing reader are not checked again."""
+"""How many positions are remembered at which a check of records without an index ended. So for a reader that continues
+there, the data before it are not checked again.
+"""
 
 MISSES_PER_STEP = 8
-"""Only once in so many writes to files that are not open may an open file be closed. So if several times as many files
-as may be open are written in turn, the open files stay open. `partitions-10240`.
+"""Of so many writes to files that are not open, only one may close another open file to keep its own file open. So if
+many more files are written in turn than may be open, the files that are open stay open. Benchmark: `partitions-10240`.
 """
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
 
 MAX_WINDOW_BYTES = 4 << 20
-"""How many bytes are prefetched ahead of a reader, and how many bytes behind it stay cached for others."""
+"""How many bytes are prefetched ahead of a reader, and how many bytes behind the reader stay in the page cache for
+other readers.
+"""
 
 HOT_TAIL_BYTES = 64 << 20
 """So many bytes at the end of a partition are never dropped from the page cache."""
 
 SPARE_MEMORY_PART = 0.1
-"""If more than this part of the machine's memory is unused, even by the page cache, no pages are dropped."""
+"""A part of the machine's memory, 0 … 1. No pages are dropped from the page cache while more than this part is used by
+nothing, not even by the page cache.
+"""
 
 ADVICE_BYTES = 1 << 20
-"""How many bytes one call prefetches. The kernel reduces it to the amount that the device reads at once, often 1,280
-KiB.
+"""How many bytes one system call asks the kernel to prefetch. The kernel prefetches at most the amount that the device
+reads at once, often 1,280 KiB.
 """
 
 # --- starting, and making indexes again: `python -m bench.startup` ----------------------------------------------------
@@ -154,16 +185,18 @@ SCAN_CHUNK_BYTES = 4 << 20
 """How many bytes are read at once while records are checked."""
 
 SCAN_RUN_FROM = 16
-"""At least so many neighbouring records of equal size are worth handling at once."""
+"""If at least so many neighbouring records have the same size, they are handled together, not one by one."""
 
 SCAN_MIXED_RECORDS = 256
-"""How many records are handled one by one before the next check for equal sizes."""
+"""How many records of different sizes are handled one by one before the next check whether neighbouring records have
+the same size.
+"""
 
 WALK_RECORDS = 1 << 20
-"""How many records are checked at once in a search for damage. They have 32 MiB of units."""
+"""How many records are checked at once in a search for damage. Their index units have 32 MiB."""
 
 COPY_BYTES = 4 << 20
-"""How many bytes are copied, or compared with the disk, at once."""
+"""How many bytes of a file are copied, or compared with the disk, at once."""
 
 UNITS_IN_MEMORY = 128
 """At most so many units (4 KiB) of a recovered segment stay in memory until the next checkpoint."""
@@ -179,44 +212,54 @@ REBUILD_RETRY_SECONDS = 60.0
 # --- key files: no scenario sends keys; docs/decisions/008-search-by-id-and-key.md has what was weighed ---------------
 
 KEY_BLOCK_BYTES = 64 << 20
-"""How many bytes of data one block covers. The end of a growing segment, up to this size, has no block, so searches
-read the data themselves.
+"""How many bytes of data one block of a key file covers. No block covers the last bytes of a growing segment, up to
+this size, so searches read these data themselves.
 """
 
 KEY_BLOCK_RECORDS = 1 << 19
-"""The maximum number of records of a block. Their units take 16 MiB of memory while the block is built."""
+"""The maximum number of records that one block of a key file covers. Their index units take 16 MiB of memory while the
+block is built.
+"""
 
 KEY_BYTES_PER_SECOND = 256 << 20
-"""The maximum rate of reading data for blocks. The limit leaves the disk to others while many blocks are built after an
-upgrade.
+"""The maximum rate, in bytes per second, of reading data for the blocks of key files. The limit leaves disk capacity to
+other work while many blocks are built after an upgrade.
 """
 
 KEY_LEAST_COST_BYTES = 1 << 20
-"""The minimum cost that is charged for a job, because it opens and syncs files."""
+"""The number of bytes that a job for key files counts against the rate limit at least, because every job opens and
+syncs files.
+"""
 
 KEY_LOGS_LOOKED_AT = 1024
-"""How many logs one tick, or the end of a job, checks for work. This takes a few milliseconds."""
+"""How many logs are checked for missing blocks of key files at once, by one tick or at the end of a job. This takes a
+few milliseconds.
+"""
 
 KEY_WINDOW_BYTES = 4 << 20
-"""How many bytes of data are read at once for a block."""
+"""How many bytes of data are read at once while a block of a key file is built."""
 
 KEY_SLICE_RECORDS = 512
-"""How many records' keys are hashed before other threads may use the interpreter. This takes half a millisecond, which
-is the longest wait for the interpreter.
+"""The keys of so many records are hashed before other threads may use the Python interpreter. This takes half a
+millisecond, so other threads wait at most that long for the interpreter.
 """
 
 KEY_SLICE_PAUSE_SECONDS = 0.00005
-"""The pause between such slices, in which other threads use the interpreter."""
+"""The pause in seconds after KEY_SLICE_RECORDS records, in which other threads use the Python interpreter."""
 
 MAX_RECENT_ENTRIES = 2 << 20
-"""How many entries are kept in memory (16 MiB) for data of all partitions that no key file covers yet."""
+"""How many key entries are kept in memory (16 MiB), for all partitions together, of data that no key file covers
+yet.
+"""
 
 CANDIDATE_BYTES = 4096
-"""How many bytes of a record are read to find its keys. More are read only if its attribute is longer."""
+"""How many bytes of a record are read at first to check its keys. More bytes are read only if the record's attribute is
+longer.
+"""
 
 # --- removing segments: no benchmark does -----------------------------------------------------------------------------
 
 MAX_DISCARDING = 2
 """The files of at most so many logs are deleted or compressed at the same time, and topics take turns. The limit exists
-because syncs must not wait for a thread behind such work.
+because syncs also need worker threads and must not wait for this work.
 """

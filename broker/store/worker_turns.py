@@ -27,12 +27,12 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 
 class Turns:
-    """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Owning thread. Any
-    other work that begins with a function and ends with a call of `done` can be shared in the same way.
+    """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Only the owning
+    thread uses it. `run_in_thread` may be any function that starts work and calls `done` at the end of the work.
 
     Each key has its own queue, and the queues take turns. So even if one key has many calls, another key still gets its
-    share. Invariant: a key is in `_waiting` as long as calls of it wait, and the order of the keys is the order of
-    turns.
+    share. Invariant: a key is in `_waiting` as long as calls with this key wait, and the order of the keys in
+    `_waiting` is the order of their turns.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Turns:
         pause: Callable[[], float] = lambda: 0.0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """pause: returns the seconds to wait before the next call may start, 0 for none. call_later: used to wait that
-        long.
+        """pause: returns how many seconds the next call must wait before it may start; 0 if it need not wait.
+        call_later: schedules the end of this wait.
         """
         self._run_in_thread = run_in_thread
         self._limit = limit

@@ -1,4 +1,4 @@
-"""Append to a partition's last segment, and begin the next segment."""
+"""Append records to a partition's last segment, and create the next segment."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Writes the records and segments of one partition. Owning thread. Knows nothing about safe or visible data.
+    """Writes the records and segments of one partition. Only the owning thread uses it. It does not track which data
+    are safe or visible to readers.
 
-    Invariants: the units of an indexed segment are back to back and end at the segment's end, except for copied damage.
-    Within a segment store times never decrease, whatever the clock does; for bounds this means the time without the
-    sign.
+    Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
+    damaged bytes that were copied. Within a segment store times never decrease, even if the clock is set back. A store
+    time that is only an upper bound is stored as a negative number; for it, the absolute value counts.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class Writer:
         max_segment_size: int,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """unsynced_directories: the directories in which names of the partition's files may not be on the disk."""
+        """unsynced_directories: directories that must be synced, because their entries for the partition's files may
+        not be on the disk yet.
+        """
         self.max_segment_size = max_segment_size
-        """The size in bytes at which `roll` is due for the last segment."""
+        """The segment size in bytes from which the caller should call `roll`."""
         self.unsynced_directories = list(unsynced_directories)
         self._directory = directory
         self._segments = segments
@@ -54,7 +57,9 @@ class Writer:
         self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
-        """Write bytes without index units behind the last record. Raises the same errors as `append`."""
+        """Write damaged bytes behind the last record, without index units for them. Raises the same errors as
+        `append`.
+        """
         segments = self._segments
         active = segments.active
         try:
@@ -64,15 +69,15 @@ class Writer:
         segments.grown(sum(map(len, data)), b"")
 
     def append(self, data: Sequence[Buffer], units: Buffer, *, copied: bool = False) -> tuple[int, Buffer]:
-        """Write whole records behind the last one. copied: whether they belong to a large copy, which the page cache
-        need not keep.
+        """Write whole records behind the last record of the partition. copied: whether the records belong to a large
+        copy, so that the page cache need not keep them.
 
-        Return the number of index units that are only in memory now, and the units as they were stored, with their
-        times in order.
+        Return the number of index units that are only in memory now, and the units as they were stored. In the stored
+        units no store time is lower than the one before it.
 
-        The append is all or nothing: a failed write is cut back. Raises DiskFull if the disk was only full; LogReadOnly
-        for any other failure, after which nothing may be appended; ValueError, with nothing written, if data and units
-        do not belong together.
+        The append is all or nothing: after a failed write the file is cut back to its former size. Raises DiskFull if
+        the write failed because the disk is full. Raises LogReadOnly for any other failure; then nothing more may be
+        appended. Raises ValueError, with nothing written, if the units do not describe the data.
         """
         segments = self._segments
         base = segments.end_offset
@@ -96,13 +101,15 @@ class Writer:
         return unstored, units
 
     def roll(self) -> None:
-        """Begin the next segment. Raises OSError; then the last segment can continue to grow."""
+        """Create the next segment. Raises OSError if that fails; then records can still be appended to the present last
+        segment.
+        """
         self._segments.add(create_segment(self._open_files, self._directory, self._segments.end_offset))
         self.unsynced_directories.append(self._directory)
 
     def _last_stored_ms(self) -> int:
-        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. Read once per
-        log.
+        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. The time is read
+        from the index only once, before the first append.
         """
         index = self._segments.active_index
         if not len(index):
@@ -114,7 +121,7 @@ class Writer:
             return 0
 
     def _cut_back(self, segment: Segment, failure: OSError) -> DiskFull | LogReadOnly:
-        """Undo a failed write. Return the error to raise."""
+        """Cut the file back to its size before a failed write. Return the error to raise."""
         cause = str(failure)
         try:
             self._open_files.files.truncate(segment.data.use(), segment.size)
@@ -129,9 +136,10 @@ class Writer:
         """Tell the kernel to begin to write appended data. This is done in a worker thread, which may have to wait for
         the device.
 
-        Otherwise the next sync would write all data at once and take long. For a copy, pages that should be written by
-        now are dropped from the page cache, so that the copy reuses the same pages. So the copy pushes nothing else
-        out, and it avoids pages that have been unused for long, which are expensive in a virtual machine.
+        Otherwise the next sync would write all data at once and take long. During a large copy, older pages of the
+        copy, which should be on the disk by now, are dropped from the page cache, so that the copy reuses the same
+        memory. So the copy does not push other data out of the page cache. It also avoids memory that has been unused
+        for long, which is expensive to use in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True
@@ -151,8 +159,8 @@ class Writer:
 
 
 def _written_back(files: Files, fd: int, dirty: range, written: range | None) -> None:
-    """Start to write the dirty bytes, and drop the written bytes from the page cache. Bytes that are still dirty stay
-    there.
+    """Tell the kernel to start writing the byte range `dirty` of the file, and drop the range `written` from the page
+    cache. Bytes of `written` that are not on the disk yet stay in the page cache.
     """
     files.start_writeback(fd, dirty.start, len(dirty))
     if written:
@@ -160,8 +168,8 @@ def _written_back(files: Files, fd: int, dirty: range, written: range | None) ->
 
 
 def _check_units(units: Buffer, base: int, size: int) -> tuple[int, int]:
-    """Check that the units describe the appended bytes. Return the store times of the first and the last record,
-    without the sign of a bound.
+    """Check that the units describe the appended bytes. Return the absolute values of the store times of the first and
+    the last record (a negative store time is an upper bound).
     """
     if not size or not units or len(units) % UNIT_BYTES:
         raise ValueError(f"append of {size} bytes with {len(units)} bytes of index units")

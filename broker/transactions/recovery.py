@@ -1,17 +1,18 @@
-"""Read the transaction log when the broker starts: complete committed messages in the partitions, and keep prepared
-transactions.
+"""Read the transaction log when the broker starts. Append messages of committed transactions that are missing in the
+partitions, and keep prepared transactions.
 
 The messages of a commit are looked up at the place that the attachment of its record names. If some of them are not
 there, they are looked up by message id. Messages that are still missing are appended (placing.py). Nothing is ever
 overwritten. Metaq 1.4.6.2, however, writes at the place that it remembers, even if other data lies there by then.
 
-Damaged messages are never delivered (following.py determines which messages are proven to be undamaged). The records
-around the damage are kept:
+Damaged messages are never delivered (following.py determines which messages are proven to be undamaged). The undamaged
+records before and after the damage are kept:
 
 - damaged bytes between records are replaced by a filler record, which has no meaning; damaged bytes at the end of the
   file are cut off;
 - a commit that has damaged messages and no message in any partition was not decided, so it is rolled back;
-- for any other commit, a block that cannot be proven is looked up in its partition; if it is not there, it is lost;
+- for any other commit, a block (the messages for one partition) that is not proven to be undamaged is looked up in its
+  partition; if it is not there, it is lost;
 - a prepared transaction with a damaged message is rolled back as if an operator had decided so; its coordinator gets
   this answer until it sends FORGET;
 - if the damaged bytes may have contained the commit or rollback record of a transaction, the transaction was committed
@@ -21,10 +22,10 @@ Bytes that are lost or replaced are first copied to `damaged-redo.<n>-<offset>`,
 
 A commit without any message in a partition was not decided, because nothing is appended before the commit record is
 synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
-earlier message cannot. Then none of the messages may be delivered, because some are gone. A decided commit looks the
-same if its log was damaged at rest and the power cut has also removed all of its messages from the partitions. It is
-rolled back, too. The log cannot distinguish these cases: it does not record what was synced, and no such record could
-cover the last write.
+earlier message cannot. Then none of the messages may be delivered, because some are lost. A decided commit looks the
+same if its log was damaged later on the disk and the power cut has also removed all of its messages from the
+partitions. It is rolled back, too. The two cases cannot be distinguished, because the log does not record which writes
+were synced, and no such record could cover the last write.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replayed:
-    """The result of a replay. `transactions` has the open transactions: the caller must keep the prepared ones and roll
-    back the others.
+    """The result of a replay of the transaction log. `transactions` contains the open transactions; the caller must
+    keep the prepared ones and roll back the others.
     """
 
     files: list[RedoFile] = field(default_factory=list)
@@ -70,14 +71,18 @@ class Replayed:
     each partition.
     """
     local_commits: dict[str, int] = field(default_factory=dict)
-    """The commits of local transactions that were read, in the order of the log: key -> id of the first message."""
+    """The commits of local transactions that the replay has read, in the order of the log: key -> id of the
+    transaction's first message.
+    """
     first_message_id: int | None = None
     """Id of the first message that was read; None if there is no message, or if damage may hide commits."""
     max_message_id: int = 0
     appended: int = 0
-    """Number of messages that had to be appended."""
+    """Number of messages that the replay had to append to partitions."""
     late: int = 0
-    """Number of messages that a Java broker accepted after their transaction's preparation; it never commits them."""
+    """Number of messages that a Java broker accepted after the preparation of their transaction; a Java broker never
+    commits such messages.
+    """
 
 
 class Logs(Protocol):
@@ -104,14 +109,16 @@ def replay(
     """Read all redo files from `start` on, and repair the partitions. Call this before anything else uses the
     partitions. Blocks.
 
-    decide: called with the decisions on prepared transactions that cannot be committed, before their data is removed;
-    it must write them to the disk. Raises OSError, StoreError.
+    decide: called with the decisions on prepared transactions that cannot be committed, before the data of these
+    transactions is removed. It must write the decisions to the disk. Raises OSError, StoreError.
     """
     return _Replay(files, directory, logs, now_ms).run(start, decide)
 
 
 class _OldFile:
-    """What the replay has found in one file. lost: the byte ranges to copy before the repair."""
+    """The findings of the replay in one redo file. lost: the byte ranges that must be copied before the file is
+    repaired.
+    """
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -120,14 +127,14 @@ class _OldFile:
         self.tail: RedoDamage | None = None
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
-        """Records to write after the last good record."""
+        """Buffers of the records that must be written after the last good record."""
         self.rolled_back: list[tuple[int, list[Buffer]]] = []
-        """The position of each undecided commit record, with the records that replace it; they have the same number of
-        bytes.
+        """The position of each commit record that was not decided, with the records that replace it. The new records
+        have the same number of bytes as the old record.
         """
 
     def damaged(self, damage: RedoDamage, size: int) -> None:
-        """Note damaged bytes of the file. size: the size of the file in bytes."""
+        """Record a damaged byte range of the file. size: the size of the file in bytes."""
         if damage.end == size:
             self.tail = damage
         else:
@@ -147,7 +154,9 @@ class _Replay:
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
         self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
-        """The commits with missing blocks, each with its blocks that were found."""
+        """The commits of which some blocks are missing in their partitions. Each comes with its file and with the
+        blocks that were found, by store.
+        """
         self._damaged = False
 
     def run(self, start: RedoPosition | None, decide: Decide) -> Replayed:
@@ -178,8 +187,8 @@ class _Replay:
         return self.result
 
     def _secure(self, paths: Sequence[str]) -> None:
-        """Make sure that the disk has the same contents of these files that a read returns. After a failed sync, data
-        may be only in the page cache.
+        """Make sure that the contents of these files on the disk are the same as a read returns. This is necessary
+        because after a failed sync some data may be only in the page cache.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -244,8 +253,8 @@ class _Replay:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
-        """Return the blocks of a commit that are in their partitions, by store. The other blocks are appended after all
-        files are read.
+        """Return the blocks of a commit that are found in their partitions, by store. The missing blocks are appended
+        after all files are read.
 
         A power cut may have left only a part of a block, at the end of its partition. Such a block is completed at
         once, before anything else is appended after it. This is necessary because the commits of several files are not
@@ -277,7 +286,7 @@ class _Replay:
     def _whole_attachment(
         self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
     ) -> tuple[Location, ...]:
-        """Return the locations that replace a damaged attachment, and report the damage."""
+        """Return the locations that shall replace the damaged attachment of a commit record, and log the damage."""
         entry, path = ended.entry, old.file.path
         if right == entry.locations and len(placed) == len(right):
             _log.warning("%s: %s at byte %d, but right places", path, entry.attachment_problem, entry.offset)
@@ -294,7 +303,7 @@ class _Replay:
         return tuple(placed) if fits else right
 
     def _is_there(self, ended: Ended) -> bool:
-        """Whether any message of a commit is in a partition, or was there until retention removed it."""
+        """Return whether any message of a commit is in its partition, or was there until retention removed it."""
         believed = ended.entry.attachment_problem is None
         for block in ended.blocks:
             log = self._logs.stored(block.topic, block.partition)
@@ -308,9 +317,10 @@ class _Replay:
     def _roll_back(self, old: _OldFile, ended: Ended) -> None:
         """Turn an undecided commit into a rollback.
 
-        The log is changed as well. Otherwise a later replay would judge the commit again, when the place that it names
-        may lie below a partition's first message. A commit record is longer than a rollback record because of its
-        attachment; a filler record takes the remaining bytes.
+        The record in the log is replaced by a rollback record. Otherwise a later replay would examine the commit again;
+        by then the place that the commit names may be before the partition's first message, and the commit would be
+        taken for a decided one. A commit record is longer than a rollback record because of its attachment; a filler
+        record takes the remaining bytes.
         """
         entry, operation, logged = ended.entry, ended.operation, ended.transaction
         assert entry.seal is not None
@@ -346,7 +356,7 @@ class _Replay:
                 log.durability.committed(end)
 
     def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
-        """Return where the messages of a commit lie in one partition. If they are lost, report this and return None."""
+        """Return the place of a commit's messages in one partition. If they are lost, log this and return None."""
         believed = ended.entry.attachment_problem is None
         if block.proven:
             log = self._logs.for_replay(block.topic, block.partition)
@@ -398,7 +408,9 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """Load the messages of the prepared transactions, and decide the transactions that cannot be committed."""
+        """Process the transactions that no record has ended: load the messages of the prepared ones, and make the
+        decisions on those that cannot be committed.
+        """
         for logged in self._following.open.values():
             old = self._old[logged.file]
             there = self._present(logged) if logged.may_have_ended else 0
@@ -423,8 +435,8 @@ class _Replay:
         )
 
     def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
-        """Complete a commit whose record was damaged. A partition has messages of it, and no partition gets them before
-        the commit.
+        """Complete a commit whose record was damaged. The transaction was committed, because a partition has messages
+        of it, and messages are appended to partitions only after the commit.
         """
         placed = []
         for (topic, partition), puts in logged.by_partition().items():
@@ -466,7 +478,9 @@ class _Replay:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _repair(self, old: _OldFile) -> None:
-        """Copy the damaged bytes, and make the file readable to its end, also for Java brokers."""
+        """Copy the damaged bytes of the file to other files, and change the file so that it can be read to its end,
+        also by Java brokers.
+        """
         if not old.lost and not old.ends:
             return
         path = old.file.path

@@ -4,18 +4,18 @@ adds to them.
     record     length n u32 | n bytes TxCommand | attachment of a commit          big-endian, back to back
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
-The attachment says where the commit's messages lie in the partition logs. After the fields of 1.x, metaq adds fields of
-its own to TxCommand. 1.x ignores them:
+The attachment states where the messages of the commit are in the logs of the partitions. After the fields of 1.x, metaq
+adds fields of its own to TxCommand. 1.x ignores them:
 
     seal         field 14, bytes     of a put: crc u32 · of an operation: messages u32 | content u32 | crc u32
     attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
-crc: CRC-32 of the record's position in its file (u64), of the fields of 1.x, and of the two numbers before it (messages
-and content). The position is included so that a message body that looks like a record is never taken for a record.
-messages: the number of messages of the transaction. content: the CRC-32 of the CRC-32s of their records, in order, so
-that a lost message is detected. Numbers are big-endian, except the fixed32, which protobuf makes little-endian. Records
-of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
+crc: CRC-32 of the record's position in its file (u64), of the fields of 1.x, and of the two numbers that precede crc in
+the seal (messages and content). The position is included so that a message body that looks like a record is never taken
+for a record. messages: the number of messages of the transaction. content: the CRC-32 of the CRC-32s of their records,
+in order, so that a lost message is detected. Numbers are big-endian, except the fixed32, which protobuf makes
+little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 LENGTH = Struct(">i")
-"""The length in front of each record."""
+"""The format of the length field in front of each record."""
 _LOCATION = Struct(">qiii")
 
 _PLACE = Struct(">Q")
@@ -65,7 +65,7 @@ _CRC = Struct(">I")
 _SEAL_TAG, _ATTACHMENT_TAG, _PADDING_TAG = 14 << 3 | 2, 15 << 3 | 5, 13 << 3 | 2
 
 _ATTACHMENT_CRC_BYTES = 4
-"""Bytes of the attachment's checksum, which lies directly before the attachment."""
+"""Number of bytes of the attachment's checksum, which is directly before the attachment."""
 
 _FILLER_KEY = "TX:{}:0"
 _FILLER = re.compile("TX:-*:0")
@@ -87,8 +87,8 @@ class Seal(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """The bytes of the fields of 1.x, the CRC-32 of the record's position and these bytes, and the seal. seal: None for
-    a record without one.
+    """The checked contents of a record: the bytes of the fields of 1.x, the CRC-32 of the record's position and these
+    bytes, and the seal. seal: None if the record has no seal.
     """
 
     command: bytes
@@ -97,7 +97,7 @@ class Sealed(NamedTuple):
 
 
 class Location(NamedTuple):
-    """Where the messages of a commit lie in one partition: their byte offset, their size in bytes, and their
+    """The place of a commit's messages in one partition: their byte offset, their size in bytes, and their
     block_checksum.
     """
 
@@ -109,8 +109,8 @@ class Location(NamedTuple):
 
 
 class RedoEntry(NamedTuple):
-    """One record. offset: the position of its first byte in the file. size: its bytes, including the attachment. crc:
-    the CRC-32 of the record without its seal.
+    """One record of a redo file. offset: the position of its first byte in the file. size: its number of bytes,
+    including the attachment. crc: the CRC-32 of the record without its seal.
     """
 
     offset: int
@@ -118,20 +118,20 @@ class RedoEntry(NamedTuple):
     command: StoredPut | Operation
     crc: int
     seal: Seal | None
-    """None if a Java broker or an old metaq release wrote the record."""
+    """The seal of the record; None if a Java broker or an old metaq release wrote the record."""
     locations: tuple[Location, ...] = ()
-    """Where the messages lie; only a commit has locations."""
+    """The places of the messages in their partitions; only the record of a commit has locations."""
     attachment_problem: str | None = None
-    """Why the locations cannot be trusted; None if they can."""
+    """The reason why `locations` cannot be trusted; None if they can be trusted."""
 
     @property
     def end(self) -> int:
-        """The place in the file where the next record begins."""
+        """The byte position in the file where the next record begins."""
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Return the position and the bytes to write so that the commit record has other locations. The names of the
-        stores and their order must stay the same.
+        """Return the bytes to write, and their position in the file, to replace the locations in this commit record by
+        `locations`. The names of the stores and their order must stay the same.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
@@ -142,8 +142,8 @@ def _record_crc(command: Buffer, offset: int) -> int:
 
 
 def add_content(content: int, crc: int) -> int:
-    """Return the `content` of a transaction after one more message, whose record has this crc. content: the value so
-    far; 0 if there was no message.
+    """Return the value of `content` for a transaction after one more message. crc: the crc of the message's record.
+    content: the value before this message; 0 if it is the first message.
     """
     return crc32(_CRC.pack(crc), content)
 
@@ -187,12 +187,14 @@ def _operation_seal(command: bytes, offset: int, messages: int, content: int) ->
 
 
 def attachment_seal(attachment: bytes) -> bytes:
-    """Return the field that stands before an attachment and has its checksum."""
+    """Return the encoded field that stands before an attachment and contains the attachment's checksum."""
     return _ATTACHMENT.pack(_ATTACHMENT_TAG, crc32(attachment))
 
 
 def encode_locations(locations: Sequence[Location]) -> bytes:
-    """Return a commit's attachment; its length depends only on the names."""
+    """Return the attachment of a commit record for these locations. Its length depends only on the names of the
+    stores.
+    """
     parts = []
     for store, offset, size, checksum in locations:
         name = store.encode("utf-8", "surrogateescape")
@@ -201,7 +203,9 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Return the position and the bytes to write so that a commit record that ends at `end` gets another attachment."""
+    """Return the bytes to write, and their position in the file, to replace the attachment of a commit record that ends
+    at `end`. sealed: whether the record has the attachment's checksum.
+    """
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data
 

@@ -1,14 +1,15 @@
-"""Read a redo file record by record, and skip damage. The reader changes nothing, may run on any thread, and blocks.
+"""Read a redo file record by record, and skip damage. The reader does not change the file. It may run on any thread,
+and it blocks.
 
-Damage extends from a record that cannot be read, or whose checksum differs, to the next good record. The next good
-record lies where the length of the bad record says, or a search finds it. If a search finds a record with a seal, the
-record is good, because the seal covers the record's position. If a search finds a record of a Java broker, all records
-after it must be good, up to a record with a seal or the end of the file. So a message whose body looks like records is
-not taken for records.
+A damaged range begins at a record that cannot be read, or whose checksum is wrong, and reaches to the next good record.
+The next good record is at the place that the length of the bad record gives; otherwise a search finds it. If the search
+finds a record with a seal, the record is good, because the seal covers the record's position. If the search finds a
+record of a Java broker, it counts as good only if all records after it are good, up to a record with a seal or the end
+of the file. So a message whose body looks like records is not taken for records.
 
-An incomplete record at the end of the file is a torn tail, and so are zeros up to the end: the broker or the machine
-died during the write. If the length of the incomplete record contradicts its content, the length was never right, and
-the record counts as damage.
+An incomplete record at the end of the file is called a torn tail: the broker or the machine died during the write.
+Zeros up to the end of the file are a torn tail, too. If the length field of the incomplete record contradicts its
+content, this length was never right, and the record counts as damage.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ __all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
-"""After a search has read this many bytes of candidate records, it gives up; the rest of the file then counts as
-damaged.
+"""A search for the next good record gives up after it has read this many bytes of possible records. The rest of the
+file then counts as damaged.
 """
 _COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
 _MOST_BEHIND_CONTENT = 2 + 14 + 5
-"""Maximum bytes after the content of a command: the field `force`, the seal and the attachment's checksum."""
+"""Maximum number of bytes that follow the content of a command in its record: the field `force`, the seal and the
+attachment's checksum.
+"""
 
 
 class RedoDamage(NamedTuple):
-    """Bytes [start, end) of a file that contain no good record, and the cause. torn: whether they are the last record
-    of the file, which was never completely written.
+    """The bytes [start, end) of a file that contain no good record, and the reason why. torn: whether these bytes are
+    the last record of the file, which was never completely written.
     """
 
     start: int
@@ -49,7 +52,7 @@ class RedoDamage(NamedTuple):
 
 
 class _Incomplete(RemoteProtocolError):
-    """The file ends before the record does."""
+    """Raised if the file ends before the end of a record."""
 
 
 class RedoReader:
@@ -73,7 +76,9 @@ class RedoReader:
         return (part for part in self.parts() if isinstance(part, RedoEntry))
 
     def parts(self) -> Iterator[RedoEntry | RedoDamage]:
-        """Yield records and damage in order. Filler records, which replace earlier damage, are left out."""
+        """Yield the records and the damaged ranges of the file in order. Filler records, which replace earlier damage,
+        are left out.
+        """
         self._fd = self._files.open(self._path, os.O_RDONLY)
         try:
             with naming(self._path):
@@ -140,7 +145,7 @@ class RedoReader:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _next_good(self, start: int) -> int:
-        """Return where the first good record after the bad record at `start` begins; the file's size if there is
+        """Return the position of the first good record after the bad record at `start`; the file's size if there is
         none.
         """
         announced = self._announced_end(start)
@@ -168,8 +173,8 @@ class RedoReader:
         return start + LENGTH.size + int(length) if length > 0 else None
 
     def _counts(self, start: int, *, chain: bool) -> bool:
-        """Whether the record at `start` is good. chain: if the record has no seal, the records after it must be good,
-        too, up to a record with a seal or the end of the file.
+        """Return whether the record at `start` is good. chain: whether, for a record without a seal, the records after
+        it must be good, too, up to a record with a seal or the end of the file.
         """
         position = start
         while True:
@@ -188,7 +193,7 @@ class RedoReader:
         return 0 if end is None or end > self.size else end - start
 
     def _may_be_torn(self, start: int) -> bool:
-        """Whether the incomplete last record can have the length that its length field states."""
+        """Return whether the length field of the incomplete last record agrees with the content of the record."""
         head = read_exactly(self._files, self._fd, LENGTH.size + 8, start)
         if len(head) <= LENGTH.size + 3:
             return True

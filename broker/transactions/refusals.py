@@ -1,5 +1,5 @@
-"""The errors with which requests of transactions are refused. XA transactions get error codes of XA. The texts are
-those of 1.x, where 1.x has a text.
+"""Create the errors with which requests for transactions are refused. Errors for XA transactions have an XA error code.
+If 1.x has a text for an error, the same text is used here.
 """
 
 from __future__ import annotations
@@ -47,23 +47,26 @@ def not_started(key: str | None) -> TransactionRefused:
 
 
 def timed_out(key: str, seconds: int) -> TransactionRefused:
-    """Return the refusal for a timed-out transaction. 1.x answers, too, that the transaction has not been started."""
+    """Return the error for a transaction that has timed out. As in 1.x, the error says that the transaction has not
+    been started.
+    """
     kind = "XA" if is_xa(key) else "Local"
     reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
     return refusal(key, reason, XaCode.XAER_NOTA)
 
 
 def decided(key: str, decision: Heuristic) -> XaRefused:
-    """Return the answer to a coordinator if an operator has already decided the transaction."""
+    """Return the error for a coordinator's request if an operator has already decided the transaction."""
     code, word = _DECISIONS[decision]
     return XaRefused(code, f"XA transaction '{key}' has been heuristically {word}.")
 
 
 def incomplete(key: str, failure: MetaqError) -> XaRefused:
-    """Return the answer for a committed transaction if `failure` has prevented a partition from storing its messages.
+    """Return the error for the commit request of a transaction that is committed, but whose messages a partition could
+    not store because of `failure`.
 
-    A coordinator asks again after a restart. Nobody can ask about a local transaction again, so its code tells the
-    client that the transaction is committed.
+    For an XA transaction the coordinator asks again after a restart. For a local transaction nobody can ask again, so
+    the code of the error tells the client that the transaction is committed.
     """
     code = XaCode.XAER_RMFAIL if is_xa(key) else XaCode.XA_HEURCOM
     return XaRefused(code, f"'{key}' is committed, but {failure}; {AFTER_RESTART}")
@@ -75,15 +78,17 @@ def log_failed(key: str, failure: str) -> TransactionRefused:
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return the error for a put. It lacks the text that only answers to a coordinator's requests have."""
+    """Return the form of an XA error that is used for a put. It lacks the text that only answers to a coordinator's
+    requests contain.
+    """
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code
     return refused
 
 
 def ignore_refusal(deferred: Deferred[None] | None) -> None:
-    """Ignore an error that nobody waits for: the log has reported it, and the replay of the log will do what was not
-    done.
+    """Ignore the error of a Deferred for which no request waits. The log has already reported the error, and the next
+    replay of the log will do the work that has failed.
     """
     if deferred is not None:
         deferred.addErrback(_trap)

@@ -1,9 +1,10 @@
-"""The transactions of one broker: 1.x's verbs (wire.md §4), their guarantees, and operators' decisions.
+"""Run the transactions of one broker: the requests of 1.x for transactions (wire.md §4), their guarantees, and the
+decisions of operators.
 
-A local transaction (`TX:…`) belongs to the connection that began it and is rolled back when that connection closes; an
-XA transaction (`XID:…`) belongs to the broker. No message of a transaction is visible before its commit.
-docs/transactions.md describes the guarantees, commit.py the order of writes, and recovery.py the actions at the start
-of a broker.
+A local transaction (`TX:…`) belongs to the connection that began it, and is rolled back when that connection closes. An
+XA transaction (`XID:…`) belongs to no connection, so it survives the end of one. No message of a transaction is visible
+before its commit. docs/transactions.md describes the guarantees, commit.py the order of writes, and recovery.py the
+actions at the start of a broker.
 """
 
 from __future__ import annotations
@@ -50,30 +51,32 @@ MAX_LISTED = 1000
 """Maximum number of open transactions in one list."""
 
 MAX_ACTIVE_BYTES = 3 << 20
-"""Maximum bytes of the rows for unprepared transactions in a list of prepared ones, if the request asks to include
-unprepared ones.
+"""A request for the list of prepared transactions may ask to include unprepared ones. This is the maximum number of
+bytes of their rows in the answer.
 """
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction in the list of prepared transactions. It is prepared, or decided by an operator (then only its key
-    and state are known), or still unprepared.
+    """A transaction in the list that operators see. It is prepared, or an operator has decided it (then only its key
+    and state are known), or it is still unprepared.
     """
 
     key: str
     prepared_at_ms: int | None
-    """Unix milliseconds; None if it was prepared before the broker started."""
+    """Time of the preparation in Unix milliseconds; None if the transaction was prepared before the broker started."""
     messages: int
     size: int
-    """Bytes that the messages take in the partitions."""
+    """Number of bytes that the transaction's messages will take in the partitions."""
     topics: list[str]
     state: str
-    """`active`, `prepared`, `heuristic_commit`, `heuristic_rollback` or `heuristic_complete`."""
+    """The state of the transaction: `active`, `prepared`, `heuristic_commit`, `heuristic_rollback` or
+    `heuristic_complete`.
+    """
 
 
 class Transactions:
-    """The transactions of one broker. Reactor thread. The methods for verbs either raise TransactionRefused at once, or
-    return a Deferred that fails with it.
+    """The transactions of one broker. Its methods run on the reactor thread. A method for a client's request either
+    raises TransactionRefused at once, or returns a Deferred that fails with TransactionRefused.
 
     A connection is any hashable object that is the same for all requests of one connection.
     """
@@ -89,7 +92,7 @@ class Transactions:
         account: Account,
         now_ms: Callable[[], int],
     ) -> None:
-        """now_ms: wall clock, Unix milliseconds."""
+        """now_ms: returns the time of the wall clock in Unix milliseconds."""
         self._log = log
         self._partitions = partitions
         self._message_ids = message_ids
@@ -98,11 +101,13 @@ class Transactions:
         self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
-        """Returns why clients are not served now; None if they are served. For example, this node of a broker set may
-        not be allowed to lead.
+        """A function that returns the reason why clients are not served now; None if they are served. For example, this
+        node of a broker set may not be allowed to lead.
         """
         self.ending: MetaqError | None = None
-        """Why no new transaction may begin now, although open ones continue; None if new transactions may begin."""
+        """The reason why no new transaction may begin now, although open transactions continue; None if new
+        transactions may begin.
+        """
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
         self._is_open = False
@@ -116,15 +121,16 @@ class Transactions:
 
     @property
     def directory(self) -> str:
-        """The directory of the log's files."""
+        """Path of the directory with the files of the transaction log."""
         return self._log.directory
 
     def lock(self) -> None:
-        """Lock the log's directory before it is opened. Raises ConfigError, DirectoryInUse."""
+        """Lock the directory of the transaction log, before `open` is called. Raises ConfigError, DirectoryInUse."""
         self._log.lock()
 
     def open(self, copies: LogCopies | None = None) -> None:
-        """Replay the log: repair the partitions, roll back unprepared transactions, keep prepared ones. Blocks.
+        """Replay the transaction log: repair the partitions, roll back unprepared transactions, and keep prepared ones.
+        Blocks.
 
         copies: the other nodes of a broker set. Raises StoreError, ConfigError, DirectoryInUse.
         """
@@ -152,7 +158,9 @@ class Transactions:
             _log.warning("%d prepared transactions wait for their coordinator", len(self._open))
 
     def close(self) -> None:
-        """Write everything to the disk. Blocks. Call nothing after this."""
+        """Write all queued records and messages to the disk, and close the log. Blocks. No method may be called after
+        this.
+        """
         self._lost.finish()
         self._open.close()
         if self._is_open:
@@ -161,10 +169,10 @@ class Transactions:
             self._log.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Forget all transactions, as if the broker had died, because another node has the log now. Each waiter gets
-        `why` as its failure.
+        """Forget all transactions, as if the broker had died, because another node has the log now. Each request that
+        waits for an answer fails with the reason `why`.
 
-        The Deferred fires when the log may be opened again, and its files may be changed.
+        The returned Deferred fires when the log may be opened again and its files may be changed.
         """
         if not self._is_open:
             return succeed(None)
@@ -177,8 +185,8 @@ class Transactions:
         return self._log.abandon(why)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call `done` when the log's files contain everything that was sent to other nodes before this call. Call this
-        only while the log is open.
+        """Call `done` when the files of the log contain all changes that were sent to other nodes before this call.
+        Call this method only while the log is open.
         """
         self._log.when_idle(done)
 
@@ -191,11 +199,11 @@ class Transactions:
 
     @property
     def has_active(self) -> bool:
-        """Whether an unprepared transaction is open. It is lost if this node stops leading."""
+        """Whether an unprepared transaction is open. Such a transaction is lost if this node stops leading."""
         return self._open.has_active
 
     def tick(self) -> None:
-        """Do the work that is due. Call this about four times a second."""
+        """Do the regular work that is due, such as writing checkpoints. Call this about four times a second."""
         if self._is_open:
             self._log.tick()
 
@@ -257,8 +265,8 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """Prepare a transaction. Return OK when the transaction survives a crash. If it has no messages, forget it and
-        return READ_ONLY.
+        """Prepare a transaction. Return OK as soon as the transaction is stored so that it survives a crash. If the
+        transaction has no messages, forget it and return READ_ONLY.
         """
         transaction = self._find(connection, key)
         if not transaction.is_xa:
@@ -277,8 +285,8 @@ class Transactions:
         return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
-        """Commit a transaction. The result None, at once or through the Deferred, means that everybody can read all its
-        messages.
+        """Commit a transaction. The result is None, at once or through the Deferred. It means that all messages of the
+        transaction can be read by consumers.
         """
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
@@ -288,8 +296,8 @@ class Transactions:
         return self._commit(transaction)
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
-        """Roll back a transaction. The result None, at once or through the Deferred, means that none of its messages
-        will ever be visible.
+        """Roll back a transaction. The result is None, at once or through the Deferred. It means that no message of the
+        transaction will ever be visible.
         """
         self._metrics.tx_rollback += 1
         transaction = self._find(connection, key)
@@ -307,8 +315,8 @@ class Transactions:
         return [transaction.key for transaction in self._open.prepared(qualifier)] + noted
 
     def forget(self, key: str | None) -> Deferred[None] | None:
-        """Delete the record of an operator's decision. Return None at once if there is no decision on this
-        transaction.
+        """Delete the record of an operator's decision on this transaction. Return None at once if there is no such
+        decision.
         """
         self._check_served()
         if key is None or not is_xa(key):
@@ -316,13 +324,13 @@ class Transactions:
         return self._forget(key) if key in self._log.heuristics else None
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Return whether a local transaction is committed, at once or, when this is known, through a Deferred. An open
-        transaction is rolled back, so that a commit that is still on its way has no effect. first_id: the id of the
-        transaction's first message.
+        """Return whether a local transaction is committed. If this is not known yet, return a Deferred that fires with
+        the answer. If the transaction is open, it is rolled back, so that a commit request that is still on its way has
+        no effect. first_id: the id of the transaction's first message.
 
         Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
-        through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
-        message. Then nothing is rolled back.
+        through the Deferred, if the outcome is unknown, or if the open transaction with this key begins with another
+        message. In these cases nothing is rolled back.
         """
         self._check_served()
         if is_xa(key):
@@ -352,8 +360,8 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Return what may still append messages to a partition that accepts no new ones: the keys of transactions, and
-        `a commit` for a running commit.
+        """Return what may still append messages to a partition that accepts no new messages. The list contains the keys
+        of open transactions, and the text `a commit` if a commit is running.
         """
         if not self._is_open:
             return ["a transaction log that is not open yet"]
@@ -363,11 +371,11 @@ class Transactions:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def prepared(self, *, active: bool = False) -> Iterator[PreparedTransaction | None]:
-        """Yield all transactions that RECOVER would list. The numbers of each are current when it is yielded. Where
-        None is yielded, the caller may pause.
+        """Yield all transactions that a RECOVER request would list. The numbers in an item are up to date when the item
+        is yielded. Sometimes None is yielded; there the caller may let other work run.
 
-        active: also yield up to MAX_LISTED open, unprepared transactions: the ones with the most bytes, and fewer if
-        their rows exceed MAX_ACTIVE_BYTES.
+        active: whether to yield also up to MAX_LISTED unprepared transactions. Those with the most bytes are chosen,
+        and fewer if their rows would exceed MAX_ACTIVE_BYTES.
         """
         self._check_served()
         chosen, left = list(self._open.prepared()), MAX_ACTIVE_BYTES
@@ -385,8 +393,8 @@ class Transactions:
             yield PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
-        """Apply an operator's action (remoting.CompleteTransactionRequest): the decision on a prepared XA transaction,
-        `forget` for a decided one, or the rollback of an open unprepared one.
+        """Execute an operator's action (remoting.CompleteTransactionRequest). It is a decision on a prepared XA
+        transaction, `forget` for a decided transaction, or the rollback of an open, unprepared transaction.
         """
         self._check_served()
         if action == "forget":
@@ -521,7 +529,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back a transaction; nobody waits for the result."""
+        """Roll back a transaction for which no request waits."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

@@ -1,14 +1,14 @@
 """Write the transaction log: records are queued on the reactor thread; worker threads write and sync them.
 
-One job runs at a time; requests that arrive meanwhile share the next job (group commit). A record's position in its
-file is fixed as soon as the record is queued. After a failed write or sync, the writer writes nothing more, because
-nobody knows how much is on the disk until the next start reads the log again. If the disk is full, the written part is
-cut off, and the job is repeated until there is room. In a broker set the job is not repeated: another node leads
-instead.
+One job runs at a time; requests that arrive meanwhile share the next job (group commit). The position of a record in
+its file is determined as soon as the record is queued. After a failed write or sync, the writer writes nothing more,
+because nobody knows how much is on the disk until the next start reads the log again. If the disk is full, the part of
+the job that was written is cut off again, and the job is repeated until there is room. In a broker set the job is not
+repeated; another node becomes the leader instead.
 
 In a broker set, each job is sent to the other nodes when it is created, so that all disks work at the same time. The
-waiters of a job are called when the job is done on this node and on the other nodes. The next job does not wait for the
-other nodes.
+callbacks of a job are called when the job is done on this node and on the other nodes. The next job does not wait for
+the other nodes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,14 @@ MAX_REDO_BYTES = 64 << 20
 """If the newest file has more bytes than this, the next transaction that begins goes to a new file (as in 1.x)."""
 
 _MAX_QUEUED_BYTES = 1 << 20
-"""The records of puts wait in memory until the next prepare or commit, or until more bytes than this are queued."""
+"""The records of puts wait in memory until the next prepare or commit, or until more than this many bytes are
+queued.
+"""
 
 OnWritten = Callable[[str | None], None]
-"""A callback that is called with None, or with the reason why the log accepts no more writes."""
+"""The type of a callback. It is called with None when the records are written, or with the reason why the log accepts
+no more writes.
+"""
 
 
 class RedoFile:
@@ -53,14 +57,14 @@ class RedoFile:
         self.path = path
         self.name = f"{REDO_PREFIX}{number}"
         self.size = size
-        """Size in bytes, including queued records."""
+        """Size of the file in bytes, including records that are queued but not written yet."""
         self.unsettled: dict[Hashable, None] = {}
         """The transactions whose records a replay still needs: the open ones, and committed ones whose messages are not
         yet on the disk in their partitions.
         """
         self.busy_from = size
-        """Byte position where a replay may begin. No open transaction has records on both sides of it, and no unsettled
-        transaction lies before it.
+        """Byte position in the file where a replay may begin. No open transaction has records on both sides of this
+        position, and all transactions whose records are before it are settled.
         """
         self.queued: list[Buffer] = []
         self.patches: list[tuple[int, bytes]] = []
@@ -69,14 +73,14 @@ class RedoFile:
         self.fd: int | None = None
 
     def hold(self, transaction: Hashable) -> None:
-        """Register a transaction whose first record will be queued next."""
+        """Add a transaction to `unsettled`, because its first record will be queued next."""
         if not self.unsettled:
             self.busy_from = self.size
         self.unsettled[transaction] = None
 
 
 class _Part:
-    """The part of a job that concerns one file."""
+    """The writes of a job to one redo file."""
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -86,7 +90,9 @@ class _Part:
 
 
 class _Job:
-    """A set of writes and syncs. It is created on the reactor thread and run by a worker thread."""
+    """A set of writes to redo files and syncs of them. A job is created on the reactor thread, and a worker thread runs
+    it.
+    """
 
     def __init__(self, files: Files, directory: str, parts: list[_Part], to_sync: list[RedoFile]) -> None:
         self.to_sync = to_sync
@@ -108,7 +114,8 @@ class _Job:
 
     def run(self) -> None:
         """Run the job once, on the first thread that calls this; other threads wait. Raises the OSError that ended the
-        job, or DiskFull. After DiskFull the job can be repeated, and its written records have been cut off.
+        job, or DiskFull. DiskFull means that the records which the job had written were cut off again, and that the job
+        can be repeated.
         """
         with self._lock:
             if not self._ran:
@@ -121,13 +128,15 @@ class _Job:
                 raise self._error
 
     def again(self) -> None:
-        """Allow `run` to repeat a job that lacked disk space. All of its work can be done twice."""
+        """Allow `run` to repeat a job that has failed because the disk was full. It does no harm if parts of the job
+        are done twice.
+        """
         with self._lock:
             self._ran, self._error = False, None
 
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
-        """Cut the written records off the files and return DiskFull. If the syncs of the job are already done, the
-        records stay.
+        """After the disk was full, cut the records that the job has written off the files, and return DiskFull. If the
+        syncs of the job are already done, the records stay. Return the OSError if cutting fails.
         """
         if not self._synced:
             try:
@@ -159,7 +168,9 @@ class _Job:
             make_change(self._files, self._directory, change)
 
     def changes(self) -> list[LogChange]:
-        """Return all file changes of the job. A file that is only synced is included without bytes."""
+        """Return all file changes of the job. For a file that is only synced, the list contains a change without
+        bytes.
+        """
         found = []
         for part in self._parts:
             if part.data:
@@ -177,7 +188,7 @@ class _Job:
 
 
 class RedoWriter:
-    """The redo files of one broker. Reactor thread."""
+    """Writes the redo files of one broker. Its methods run on the reactor thread."""
 
     def __init__(
         self,
@@ -231,7 +242,7 @@ class RedoWriter:
         return self._current
 
     def append(self, file: RedoFile, record: Sequence[Buffer]) -> int:
-        """Queue a record. Return where it ends in the file, in bytes."""
+        """Queue a record for the file. Return the byte position in the file where the record ends."""
         file.queued += record
         size = sum(map(len, record))
         file.size += size
@@ -241,7 +252,9 @@ class RedoWriter:
         return file.size
 
     def patch(self, file: RedoFile, offset: int, data: bytes) -> None:
-        """Overwrite bytes of a written record."""
+        """Overwrite bytes of a record that was written before: `data` is written at the byte position `offset` of the
+        file.
+        """
         file.patches.append((offset, data))
 
     def when_written(self, done: OnWritten) -> None:
@@ -256,7 +269,9 @@ class RedoWriter:
         self._start()
 
     def also(self, *changes: LogChange) -> None:
-        """Replace or remove files after the records queued so far are written. An OSError counts as a failed write."""
+        """Make these changes, which replace or remove files, after the records queued so far are written. If a change
+        fails with an OSError, this counts as a failed write.
+        """
         self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
 
@@ -275,7 +290,9 @@ class RedoWriter:
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Start to write the queued records; nobody waits for them. If a job waits for disk space, repeat it."""
+        """Start to write the queued records, without a callback. If a job waits for disk space, repeat it. sync:
+        whether to sync the files as well.
+        """
         self._sync_wanted |= sync
         if self._full is not None:
             (job, _), self._full = self._full, None
@@ -298,7 +315,9 @@ class RedoWriter:
 
     @property
     def replay_from(self) -> RedoPosition:
-        """Where a replay may begin: in the oldest file with an unsettled transaction, or at the end of the log."""
+        """The position where a replay may begin. It is in the oldest file with an unsettled transaction; if there is
+        none, it is the end of the log.
+        """
         for file in self._redo.values():
             if file.unsettled:
                 return RedoPosition(file.number, file.busy_from)
@@ -309,7 +328,9 @@ class RedoWriter:
         return any(file.unsettled for file in self._redo.values())
 
     def finish(self) -> None:
-        """Write and sync the queued records on this thread, and call the waiters. For shutdown."""
+        """Write and sync the queued records on this thread, and call the waiting callbacks. Used when the broker shuts
+        down.
+        """
         running, self._running = self._running, None
         if self._full is not None:
             self._full[0].again()
@@ -321,7 +342,7 @@ class RedoWriter:
             self._run_here(self._make_job())
 
     def close(self) -> None:
-        """Finish, and close the files. Call nothing after this."""
+        """Do the work of `finish`, and close the files. No method may be called after this."""
         self.finish()
         for file in self._redo.values():
             if file.fd is not None:
@@ -329,9 +350,9 @@ class RedoWriter:
                 file.fd = None
 
     def abandon(self, why: str, idle: Callable[[], None]) -> None:
-        """Stop writing, and call the waiters with `why`. Call nothing after this.
+        """Stop writing, and call the waiting callbacks with `why`. No method may be called after this.
 
-        idle: called when no worker uses the files any more and the files are closed.
+        idle: called when no worker thread uses the files any more and the files are closed.
         """
         self.failure = why
         self._abandoned = idle
@@ -395,7 +416,7 @@ class RedoWriter:
         self._done_once_more(job)
 
     def _done_once_more(self, job: _Job) -> None:
-        """Count one completion of a job, on this node or on the other nodes. Call the waiters of the jobs that are done
+        """Record that a job is done on this node, or on the other nodes. Call the callbacks of all jobs that are done
         everywhere, in the order of the jobs.
         """
         job.missing -= 1
@@ -403,7 +424,7 @@ class RedoWriter:
             self._tell(self._uncopied.popleft().waiters, None)
 
     def _tell(self, waiters: Iterable[OnWritten], why: str | None) -> None:
-        """Call waiters in slices, because one sync may have thousands of waiters."""
+        """Call the callbacks in slices, because thousands of callbacks may wait for one sync. why: their argument."""
         self._to_tell.extend([(done, why) for done in waiters])
         if not self._telling:
             self._telling.add(self._tell_all())
@@ -438,14 +459,18 @@ class RedoWriter:
                 self._start()
 
     def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
-        """Keep the job and its waiters until there is room; the next `flush` repeats it."""
+        """Keep a job that has found the disk full, with its callbacks, until there is room. The next `flush` repeats
+        the job.
+        """
         if not self._tried_again:
             _log.warning("%s; records wait in memory until there is room", full)
         self._full = job, full
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The disk-full error because of which nothing more should be queued now; None if records may be queued."""
+        """The DiskFull error while a job waits for disk space, so that no more records should be queued; None if
+        records may be queued.
+        """
         return None if self._full is None else self._full[1]
 
     def _succeeded(self, job: _Job) -> None:

@@ -1,4 +1,5 @@
-"""Keep the newest rows of numbered writes in a store's internal logs, and read further as the logs grow.
+"""Keep in memory the newest rows of writes with sequence numbers. A row describes one write; the rows are in the
+store's internal logs, which this module reads further as they grow.
 
 A follower reads the logs once a second. So a newly elected leader has to read only the rows of one second, and not a
 log of many megabytes. This matters because nobody can send while the leader reads.
@@ -19,25 +20,25 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""How many bytes are read at once while nobody waits. They hold 24,000 rows of producers that wait for each send, and
-take some 25 ms.
+"""Number of bytes of a log that are read at once while nobody waits for the result. They contain 24,000 rows of
+producers that wait for each send; reading them takes some 25 ms.
 """
 
 _RowKey = tuple[int, str, int]
-"""Producer, topic, partition."""
+"""The key of a row: the producer's id, the topic and the partition."""
 
 
 class LastRows(LogReader):
-    """The last two rows of each producer and partition in one log. Two are kept because the very last row may belong to
-    a write that did not happen.
+    """The last two rows of each producer and partition in one log. Two rows are kept because the very last row may
+    belong to a write that was not stored.
 
     forgotten_ms: producers that last sent up to this time were forgotten for lack of room, Unix milliseconds; 0 if none
     was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
-        """most: number of pairs of producer and partition. Above twice this number, pairs that are no longer in the log
-        are dropped. If the log still has that many, the older half is dropped.
+        """most: maximum number of pairs of producer and partition. When there are more than twice as many pairs, pairs
+        that are no longer in the log are dropped. If there are still as many, the older half is dropped.
         """
         super().__init__(log)
         self.forgotten_ms = 0
@@ -69,8 +70,8 @@ class LastRows(LogReader):
             self._read_to = table.end
 
     def _forget_oldest(self) -> None:
-        """Drop the older half of the rows. Reading the whole log again would not help, because it would find as many
-        rows.
+        """Drop the older half of the rows from memory. Reading the whole log again would not help, because the log
+        contains as many rows.
         """
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)

@@ -1,8 +1,8 @@
-"""Remember the last numbered write that each partition has stored for each producer, so that a repeated write is stored
-only once.
+"""Remember the last write with a sequence number that each partition has stored for each producer, so that a repeated
+write is stored only once.
 
-A producer gives its writes for a partition increasing numbers, and has only one of them in progress at a time. So only
-the last write is remembered. A new write is handled according to its number:
+A producer gives its writes to a partition increasing numbers, and has only one write to a partition in progress at a
+time. So only the last write is remembered. A new write is handled according to its number:
 
     higher than the last number     the write is stored, and is the last from then on
     the last number                 nothing is stored; the answer is the first one's, once that is safe
@@ -10,13 +10,13 @@ the last write is remembered. A new write is handled according to its number:
     of an unknown producer          the write is stored; it is refused (SendInDoubt) if it says that it is a repetition,
                                     and its first transmission may have been forgotten for want of room
 
-The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). Entries of the address with the most
-entries are forgotten first, so that no address displaces the entries of others. The time of the youngest forgotten
-entry is remembered, also in the logs.
+The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more, entries of the
+client address with the most entries are forgotten first, so that no address displaces the entries of others. The time
+of the youngest forgotten entry is remembered, also in the internal logs.
 
-This state is derived from the internal logs (memory/sequence_rows.py), so it is as durable as the messages. A row is
-appended before its messages. It counts only if its messages are stored: the message at the row's first byte offset must
-have the row's message id.
+These entries are derived from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the
+messages. The row that describes a write is appended before the messages of the write. A row counts only if its messages
+are stored: the message at the byte offset in the row must have the message id in the row.
 """
 
 from __future__ import annotations
@@ -62,15 +62,16 @@ _log = logging.getLogger(__name__)
 
 
 class SendingPeer(Protocol):
-    """The sender of a write: a connection."""
+    """The connection from which a write has come."""
 
     @property
     def host(self) -> str:
-        """The sender's address."""
+        """The network address of the client."""
 
 
 class _Address(dict["_Key", None]):
-    """The remembered pairs of producer and partition of one address, in the order in which they were added.
+    """The remembered pairs of producer and partition whose producers are at one network address, in the order in which
+    they were added.
 
     host: the address; "" for all pairs that were read from the logs.
     """
@@ -83,7 +84,9 @@ class _Address(dict["_Key", None]):
 
 
 class Stored(NamedTuple):
-    """A producer's last write to a partition, as it is remembered. [base, end) are its byte offsets in the log."""
+    """The remembered facts about a producer's last write to a partition. [base, end) is the range of its bytes in the
+    log.
+    """
 
     sequence: int
     base: int
@@ -103,8 +106,8 @@ _Numbered = tuple[Write, Number, PartitionLog]
 
 
 class Sequences(Memory[LastRows]):
-    """The memory of numbered writes. Lives on the reactor thread. While another node leads, no number is checked or
-    written.
+    """Remembers the last writes with sequence numbers. Used on the reactor thread only. While another node leads, no
+    sequence number is checked or recorded.
     """
 
     topic = SEQUENCES_TOPIC
@@ -119,7 +122,9 @@ class Sequences(Memory[LastRows]):
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
-        """store: must be open. clock: seconds since 1970. for_waiting: does the same as `Partitions.for_waiting`."""
+        """store: an open store. clock: returns the time in seconds since 1970. for_waiting: a function like
+        `Partitions.for_waiting`.
+        """
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
         self.repeated: list[Write] = []
@@ -127,15 +132,15 @@ class Sequences(Memory[LastRows]):
         self._table: dict[_Key, Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; no entry is empty
         self._forgotten_ms = -inf
-        """Time when the youngest entry that was forgotten for lack of room was stored, in Unix milliseconds of this
-        node's clock; -inf if none was.
+        """Some entries may have been forgotten because there were too many. This is the time when the youngest of these
+        was stored, in Unix milliseconds of this node's clock; -inf if none was forgotten.
         """
         self._unsafe: PartitionLog | None = None  # this log has rows that must be safe before answers are sent
         self._restated: dict[_Key, None] = {}  # the writes of the newest rows of these did not happen
         self._sweeps = SlicedWork(reactor)
         self._next_sweep = 0.0
         self._rebuilt = (0.0, 0.0)
-        """When the logs were read, and the time of their newest row; seconds since 1970."""
+        """The time when the internal logs were read, and the time in their newest row, both in seconds since 1970."""
 
     def __len__(self) -> int:
         """The number of remembered pairs of producer and partition."""
@@ -144,10 +149,12 @@ class Sequences(Memory[LastRows]):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
-        """Return the byte offset for each numbered write. The caller must append the writes next, in this order. asked:
-        each write, and its size in bytes. The rows of the writes must lie before the writes, so they are appended here,
-        in one record for each mode of flushing. sender: None if unknown. An offset is None if the write has an `error`,
-        or if it is stored already. In the latter case it gets the place of the first write and is added to `repeated`.
+        """Check writes with sequence numbers before they are appended, and return the byte offset for each. The caller
+        must append the writes next, in this order. asked: each write, and its size in bytes. sender: the connection;
+        None if unknown. The rows that describe the writes must be appended before the writes. So they are appended here
+        to the internal logs, in one record for each mode of flushing. The returned offset is None if the write has an
+        `error`, or if it is stored already. In the latter case the write gets the place where it is stored and is added
+        to `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -185,8 +192,8 @@ class Sequences(Memory[LastRows]):
         return bases
 
     def stored_before(self, write: Write) -> bool:
-        """Return whether a numbered write that cannot be appended now is, or may be, stored already. Then the write has
-        the place or the `error` that `admit` would give it.
+        """Return whether a write with a sequence number, which cannot be appended now, is or may be stored already. If
+        so, the write gets the place or the `error` that `admit` would give it.
         """
         number = write.number
         assert number is not None
@@ -199,7 +206,9 @@ class Sequences(Memory[LastRows]):
         return True
 
     def _may_be_forgotten(self, write: Write, number: Number) -> bool:
-        """Return whether a repeated write of an unknown producer may be stored already. Then it gets an `error`."""
+        """Return whether a repeated write of an unknown producer may be stored already, because the producer's entry
+        may have been forgotten. If so, the write gets an `error`.
+        """
         latest_ms = number.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
             return False
@@ -222,8 +231,8 @@ class Sequences(Memory[LastRows]):
         self.repeated.append(write)
 
     def _store_rows(self, admitted: Sequence[_Numbered]) -> bool:
-        """Append the rows of these writes, before the writes are appended. Return False if some rows could not be
-        appended; their writes have the `error`.
+        """Append the rows that describe these writes to the internal logs. This happens before the writes themselves
+        are appended. Return False if some rows could not be appended; then their writes have the error as `error`.
         """
         if len(admitted) == 1 and not self._restated:  # a producer that waits for each send (blocking-1)
             ((write, number, target),) = admitted
@@ -272,8 +281,8 @@ class Sequences(Memory[LastRows]):
         return True
 
     def take_unsafe(self) -> Write | None:
-        """Return a Write for the rows of the writes that were admitted since the last call. The rows have to be safe
-        before these writes are answered. Return None if nothing has to be waited for, because the partitions have
+        """Return a Write that stands for the rows of all writes that were admitted since the last call. These rows must
+        be safe before the writes are answered. Return None if nothing has to be waited for, because the partitions have
         asynchronous flush.
         """
         internal, self._unsafe = self._unsafe, None
@@ -284,8 +293,9 @@ class Sequences(Memory[LastRows]):
         return rows
 
     def not_stored(self, writes: Sequence[Write]) -> None:
-        """Undo the admission of numbered writes that have an `error` and were not appended. writes: in the order of
-        `admit`. If `admit` has treated another write as a repetition of one of them, that write gets the same error."""
+        """Forget admitted writes that have an `error` and were not appended. writes: in the order of `admit`. If
+        `admit` has treated another write as a repetition of one of them, that write gets the same error.
+        """
         undone = [(write, number, (number.producer, write.target)) for write in writes if (number := write.number)]
         for again in self.repeated:
             for write, number, key in undone:
@@ -317,7 +327,9 @@ class Sequences(Memory[LastRows]):
     # --- reading it again ---------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to lead, as in Memory. Rows of writes that are not in their partitions are revoked, also in the log."""
+        """Begin to lead, as in Memory. If the messages of a row are not in their partition, the row is revoked, also in
+        the internal log.
+        """
         self._sweeps.clear()
         self._table.clear()
         self._addresses.clear()
@@ -364,8 +376,8 @@ class Sequences(Memory[LastRows]):
         self.enabled = True
 
     def _waits(self, row: SequenceRow) -> bool:
-        """Whether a row belongs to delayed messages that are in their log. Such messages need not have a partition
-        yet.
+        """Return whether a row describes delayed messages that are stored in their internal log. The partition of such
+        messages need not exist yet.
         """
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
@@ -373,7 +385,9 @@ class Sequences(Memory[LastRows]):
         return self.store.internal_log(*pending_log(records))
 
     def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
-        """Return the log of a row's messages: the partition, or the log of delayed messages."""
+        """Return the log that contains the messages of a row: the partition's log, or the internal log of delayed
+        messages. records: the value in the row.
+        """
         return self._pending_log(records) if records & DELAYED_ROW else partition
 
     def _reader(self, log: PartitionLog) -> LastRows:
@@ -392,7 +406,7 @@ class Sequences(Memory[LastRows]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do the regular work, as in Memory. Entries that were not used for a long time are forgotten."""
+        """Do the regular work, as in Memory. This forgets entries that were not used for a long time."""
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
@@ -421,7 +435,9 @@ class Sequences(Memory[LastRows]):
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _address(self, sender: SendingPeer | None) -> _Address:
-        """Return the entries of the sender's address; the caller adds an entry."""
+        """Return the entries of the sender's address, creating the list if necessary. The caller must add an entry to
+        it.
+        """
         host = "?" if sender is None else sender.host
         found = self._addresses.get(host)
         if found is None:
@@ -429,8 +445,8 @@ class Sequences(Memory[LastRows]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """Move the entry of a producer that was read from the logs to the producer's address, because the producer has
-        sent again.
+        """Move an entry that was read from the logs to the entries of the producer's address, which is known now
+        because the producer has sent again. Return the entries of this address.
         """
         self._leave(unknown, key)
         address = self._address(sender)
@@ -438,8 +454,8 @@ class Sequences(Memory[LastRows]):
         return address
 
     def _make_room(self) -> None:
-        """Forget some entries, roughly the least recently used ones: of the address with the most entries, or of all
-        addresses if none has many.
+        """Forget some entries, roughly the least recently used ones, because there are too many. They are entries of
+        the address with the most entries; if no address has many, they are entries of all addresses.
         """
         table = self._table
         come: dict[_Key, Any] = max(self._addresses.values(), key=len)
@@ -465,8 +481,8 @@ class Sequences(Memory[LastRows]):
             del self._addresses[address.host]
 
     def _by_our_clock(self, time_ms: float) -> float:
-        """Convert a time of the former leader's clock to this node's clock. Return the latest time at which the entry
-        can have been stored.
+        """Convert the time of an entry from the former leader's clock to this node's clock. Return the latest time at
+        which the entry can have been stored.
         """
         at, newest = self._rebuilt
         return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
@@ -474,9 +490,9 @@ class Sequences(Memory[LastRows]):
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _oldest_ms(self) -> float:
-        """Return the time before which entries are too old. Rows have times of the former leader's clock, which may be
-        far behind. So an entry that was young when this node took over is kept as long as if it had been stored at that
-        moment.
+        """Return the time (Unix milliseconds) before which entries are too old and may be forgotten. Rows may contain
+        times of the former leader's clock, which may be far behind. So an entry that was young when this node took over
+        is kept as long as if it had been stored at that moment.
         """
         now = self._clock()
         at, newest = self._rebuilt
@@ -486,7 +502,7 @@ class Sequences(Memory[LastRows]):
 
 
 _Row = tuple[int, int, int, int, int, int, PartitionLog]
-"""producer, sequence, base, end, first id, records, log."""
+"""The fields of a row: producer id, sequence number, base, end, first message id, records, log."""
 
 
 def _body(rows: Sequence[_Row]) -> bytes:
@@ -505,8 +521,9 @@ def _time_ms(stored: Stored) -> int:
 
 
 def _is_there(row: SequenceRow, log: PartitionLog) -> int | None:
-    """Return the id of the first record of a row's write. Return 0 if it cannot be determined, and None if the write is
-    not in its log. Records that retention has removed count as stored.
+    """Check whether the messages of a row are stored in `log`, and return the message id of the first one. Return 0 if
+    the id cannot be determined, and None if the messages are not in the log. Messages that retention has removed count
+    as stored.
     """
     if row.end > log.end_offset:
         return None

@@ -1,8 +1,8 @@
-"""Take the records of requests: decide of which kind each record is and how it is handled. Records are processed as
-columns.
+"""Process the records in requests: determine the kind of each record, and handle it accordingly. The records of a
+request are processed as columns, not one by one.
 
 A decoder (requests/put.py, requests/send.py, requests/transaction.py) passes the contents of a request to this module.
-It gets back writes, or the errors of refused records, and encodes them for the answer.
+The decoder gets back `Write` objects, or the errors of refused records, and encodes them for the answer.
 
     plain               stored in its partition
     delayed, half       DELAYED_FLAG: it waits in an internal log; `metaq.half` makes it a half message
@@ -11,8 +11,9 @@ It gets back writes, or the errors of refused records, and encodes them for the 
     repeated            numbered, and stored before: it has the first one's place, also if it would be refused now
     in a transaction    plain or compressed; a commit stores it (transactions/)
 
-`Puts` takes single puts. `TakenRun` takes the columns of a run in which all puts are plain. `TakenParts` takes whole
-records that clients have encoded. `take_copy` takes a message from a synchronous master.
+`Puts` processes single puts. `TakenRun` processes the columns of a run (many puts that came together) in which all puts
+are plain. `TakenParts` processes complete records that clients have encoded. `take_copy` processes a message from a
+synchronous master.
 """
 
 from __future__ import annotations
@@ -80,15 +81,16 @@ __all__ = [
 W = TypeVar("W", bound=Write)
 
 ASKS = DELAYED_FLAG | COMPRESSED_FLAG
-"""Flags that ask the broker to do more than store the message."""
+"""The flag bits of a message that ask the broker to do more than store the message."""
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
 
 
 def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
-    """Check messages for a transaction. puts: flag, checksum, body. meant: the bits of the flags that count as requests
-    to the broker. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable.
+    """Check whether messages may be added to a transaction. puts: the flag, checksum and body of each message. meant:
+    the flag bits that this client uses as requests to the broker. Raises TransactionRefused, DelayRefused,
+    CompressionNotAccepted, PayloadUnreadable.
     """
     if not writing.takes_all_kinds:
         raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
@@ -100,8 +102,9 @@ def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int,
 
 
 def _check_packed(writing: Writing, topic: str, flag: int, body: Buffer, meant: int = COMPRESSED_FLAG) -> None:
-    """Check a record with COMPRESSED_FLAG. meant: if it lacks COMPRESSED_FLAG, the record's bit has no meaning in a
-    topic that accepts no compressed messages. Raises CompressionNotAccepted, PayloadUnreadable.
+    """Check a record whose flag has the bit COMPRESSED_FLAG. meant: the flag bits that the client uses as requests to
+    the broker. If `meant` lacks COMPRESSED_FLAG, the bit is ignored in a topic that accepts no compressed messages.
+    Raises CompressionNotAccepted, PayloadUnreadable.
     """
     if writing.partitions.takes_compressed(topic):
         check_packed(body, flag)
@@ -110,13 +113,16 @@ def _check_packed(writing: Writing, topic: str, flag: int, body: Buffer, meant: 
 
 
 def _keeper(writing: Writing, flag: int, body: Buffer) -> Delays:
-    """Return the object that keeps a record with DELAYED_FLAG: `halves` for a half message, otherwise `delays`."""
+    """Return the object that keeps a record with DELAYED_FLAG until it is delivered: `halves` for a half message,
+    otherwise `delays`.
+    """
     return writing.halves if is_half(flag, body) else writing.delays
 
 
 def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None) -> PartitionLog:
-    """Return the partition for some records. keeper: the keeper of delayed records, otherwise None. Raises the errors
-    of `Writing.log`; for delayed records also those of `Delays.check`, DelayRefused and PartitionClosed.
+    """Return the log of the partition for which records are meant. keeper: the object that keeps the records if they
+    are delayed, otherwise None. Raises the errors of `Writing.log`; for delayed records also the errors of
+    `Delays.check`, DelayRefused and PartitionClosed.
     """
     log = writing.log(topic, partition, asked)
     if keeper is not None:
@@ -129,7 +135,9 @@ def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delay
 
 
 def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
-    """Turn a write into a write of delayed records, still without index units. target: the partition of the records."""
+    """Change a write so that it appends delayed records to their internal log. The index units are not set yet. target:
+    the log of the partition for which the records are meant.
+    """
     write.log, write.data = pended.log.log, pended.buffers
     write.delayed = Delayed(target, pended.ids[0], pended)
     if write.number is not None:
@@ -139,9 +147,10 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """Return a write for refused records if they were stored before; it has the place of the stored write. If it cannot
-    be determined whether they were stored, the returned write has an `error`. The next `append` returns the write if it
-    is not safe yet. number: None if the records have no number.
+    """If refused records were stored by an earlier try, return a write with the place where they are stored; otherwise
+    return None. If it cannot be determined whether they were stored, the returned write has an `error`. If the stored
+    records are not safe yet, the next `append` returns this write among those to wait for. make: creates the write.
+    number: the sequence number; None if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -151,9 +160,10 @@ def _stored_before(
 
 
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
-    """Yield the writes to append; the row of a numbered write is appended before the write is yielded. A repeated write
-    is left out. It has an `error` or the place of the first write; in the latter case `append` returns it if it is not
-    safe yet.
+    """Yield the writes that must be appended. If a write has a sequence number, the row about it is appended to the
+    internal log before the write is yielded. A repeated write is left out: it gets an `error`, or the place where it
+    was stored for the first time. In the latter case, if it is not safe yet, `append` returns it among the writes to
+    wait for.
     """
     admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
@@ -162,8 +172,9 @@ def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None)
 
 
 def _kept(error: MetaqError) -> MetaqError:
-    """Return the error without its traceback. The frames of a traceback take 3 KB, in a reference cycle with the
-    connection. After the cycle has survived one garbage collection, no later one finds it.
+    """Return the error without its traceback, to save memory. The frames of a traceback take 3 KB and are in a
+    reference cycle with the connection. If this cycle survives one garbage collection, later collections do not find
+    it.
     """
     return error.with_traceback(None)
 
@@ -172,7 +183,7 @@ def _kept(error: MetaqError) -> MetaqError:
 
 
 class AskedPut(Protocol):
-    """A decoded put."""
+    """A put whose request is decoded."""
 
     @property
     def topic(self) -> str: ...
@@ -190,8 +201,8 @@ P = TypeVar("P", bound=AskedPut)
 
 
 class PutBatch(Write, Generic[P]):
-    """Puts for one partition that are stored together. keeper: the keeper of delayed puts, which also have `dues`, the
-    times when they are due.
+    """Puts for one partition that are stored with one append. keeper: the object that keeps delayed puts; None for
+    other puts. dues: the times when delayed puts are due.
     """
 
     __slots__ = ("asked", "dues", "ids", "keeper", "puts")
@@ -207,10 +218,10 @@ class PutBatch(Write, Generic[P]):
 
 
 class Puts(Generic[P]):
-    """Takes single puts one by one, and appends them together, with one append per partition. Each numbered put is
-    appended on its own.
+    """Accepts single puts one by one, and then appends all of them, with one append per partition. A put with a
+    producer's sequence number is appended by itself.
 
-    Puts are checked when they are taken, so a refused put does not affect the others. `append` appends them.
+    `take` checks each put, so a refused put does not affect the others. `append` appends all accepted puts.
     """
 
     __slots__ = (
@@ -242,14 +253,15 @@ class Puts(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether more puts would make other requests wait too long. Further puts then belong to another group, in a
-        later turn.
+        """Whether more puts in this group would make other requests wait too long. Further puts must then be appended
+        as another group, in a later turn of the reactor.
         """
         return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
-        """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error. meant:
-        the bits of the put's flag that count as requests to the broker.
+        """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error
+        instead. meant: the flag bits that the client uses as requests to the broker. number: the producer's sequence
+        number; None if the put has none.
         """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
@@ -291,8 +303,8 @@ class Puts(Generic[P]):
         return batch
 
     def _batch(self, put: P, partition: int, keeper: Delays | None, number: Number | None) -> PutBatch[P]:
-        """Return the batch for a put. keeper: the keeper of a delayed put, otherwise None. Raises the error for which
-        the put is refused.
+        """Return the batch to which a put belongs, and create it if necessary. keeper: the object that keeps the put if
+        it is delayed, otherwise None. If the put is refused, raise the error.
         """
         key: PartitionLog | tuple[Delays, PartitionLog]
         if keeper is None:
@@ -316,8 +328,8 @@ class Puts(Generic[P]):
         return batch
 
     def append(self) -> list[Write]:
-        """Append all puts, with one append per partition and per numbered put. Return the writes that are not safe
-        yet.
+        """Append all accepted puts, with one append per partition and one for each put that has a sequence number.
+        Return the writes that are not safe yet.
         """
         batches: Iterator[PutBatch[P]] = map(self._stamped, [batch for batch in self.batches if batch.puts])
         return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
@@ -344,7 +356,9 @@ class Puts(Generic[P]):
 
 
 class _Spans(NamedTuple):
-    """Where the parts of a sequence of adjacent records begin and end: as record numbers and as byte positions."""
+    """The beginnings and ends of the parts into which a sequence of adjacent records is divided. They are given as
+    record numbers and as byte positions.
+    """
 
     starts: list[int]
     ends: list[int]
@@ -353,7 +367,9 @@ class _Spans(NamedTuple):
 
     @classmethod
     def of(cls, stamped: StampedRecords, counts: list[int]) -> Self:
-        """counts: the number of records in each part."""
+        """Return the spans of parts that contain these numbers of records. counts: the number of records in each
+        part.
+        """
         ends = list(accumulate(counts))
         starts = [0, *ends[:-1]]
         byte_ends = stamped.ends[np.array(ends) - 1].tolist()
@@ -364,7 +380,7 @@ class _Spans(NamedTuple):
         return _Spans(*[column[first:last] for column in self])
 
     def records(self, number: int) -> slice:
-        """Return the range of record numbers of a part."""
+        """Return the range of record numbers that belong to the part `number`."""
         return slice(self.starts[number], self.ends[number])
 
     @property
@@ -409,8 +425,8 @@ class _Bodies(Sequence[Buffer]):
 
 
 def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    """Return the log of each put of a run. Return None if the puts have to be taken one by one, because there are few,
-    because some are refused, delayed or compressed, or because there is a synchronous slave.
+    """Return the log to which each put of a run is appended. Return None if the puts must be processed one by one. This
+    is so if they are few, if some are refused, delayed or compressed, or if there is a synchronous slave.
     """
     if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
         return None
@@ -421,12 +437,12 @@ def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
 
 
 class TakenRun:
-    """A run in which all puts are plain, and none is refused so far. ids, offsets: the message id and the byte offset
-    of each put.
+    """A run (many puts that came together) in which all puts are plain, and none is refused so far. ids, offsets: the
+    message id and the byte offset of each put.
     """
 
     def __init__(self, writing: Writing, run: PutRun, logs: list[PartitionLog]) -> None:
-        """logs: the result of `plain_logs`."""
+        """logs: the log of each put, as `plain_logs` has returned them."""
         self._writing = writing
         self._run = run
         self.logs = logs
@@ -435,8 +451,8 @@ class TakenRun:
         self._writes: list[Write] = []
 
     def append(self) -> Generator[None, None, list[Write]]:
-        """Append all puts, with one append per partition; in slices if there are many partitions. Return the writes
-        that are not safe yet.
+        """Append all puts, with one append per partition. If there are many partitions, this is done in slices, and the
+        generator yields between them. Return the writes that are not safe yet.
         """
         logs = list(dict.fromkeys(self.logs))
         numbers = dict(zip(logs, range(len(logs)), strict=True))
@@ -458,11 +474,11 @@ class TakenRun:
         return waiting
 
     def failures(self) -> dict[PartitionLog, MetaqError]:
-        """Return the errors of puts that are not stored or not safe, by the log of the puts."""
+        """Return the errors of puts that are not stored or not safe. Each error is listed under the log of its puts."""
         return {write.log: write.error for write in self._writes if write.error is not None}
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """Give writes an error if their partitions no longer accept puts."""
+        """Set the error of those writes whose partitions no longer accept puts."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
@@ -472,9 +488,9 @@ class TakenRun:
     def _written(
         self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
     ) -> list[Write]:
-        """Return a write with the records for each partition. Also count the records in the metrics, and set the offset
-        of each put. order: the numbers of the puts, sorted by partition. counts: the number of puts for each
-        partition.
+        """Return one write for each partition, with the partition's records. Also count the records in the metrics, and
+        set the byte offset of each put. order: the numbers of the puts, sorted by partition. counts: the number of puts
+        for each partition.
         """
         run = self._run
         bodies = list(map(run.bodies.__getitem__, order.tolist()))
@@ -499,9 +515,9 @@ SizedRecords = tuple[memoryview, npt.NDArray[np.int64]]
 def take_batch(
     writing: Writing, topic: str, asked: int, number: Number | None, records: SizedRecords, sender: SendingPeer | None
 ) -> Generator[None, None, tuple[Write, list[Write]]]:
-    """Store all records or none. Return their write, and the writes that are not safe yet. asked: the partition, or ANY
-    if the broker chooses it. Raises the error for which the records are refused, and RemoteProtocolError if records and
-    sizes do not agree.
+    """Store the records of one SEND_BATCH, either all or none. Return their write, and the writes that are not safe
+    yet. asked: the partition, or ANY if the broker chooses it. If the records are refused, raise the error. Raises
+    RemoteProtocolError if the records do not have the stated sizes.
     """
     count = len(records[1])
     writing.metrics.put(topic, count, len(records[0]) - count * HEADER_BYTES)
@@ -541,8 +557,8 @@ def take_batch(
 
 
 def _parts_of(ends: Sequence[int], chosen: npt.NDArray[np.generic]) -> list[int]:
-    """For each record for which `chosen` is not 0, return the number of its part. ends: the record number after the
-    last record of each part.
+    """Return the part number of each record for which `chosen` is not 0. ends: for each part, the record number after
+    its last record.
     """
     return np.searchsorted(ends, np.flatnonzero(chosen), "right").tolist()  # type: ignore[no-any-return]
 
@@ -555,8 +571,8 @@ def _find_packed(
     topics: Sequence[str],
     unfit: dict[int, MetaqError],
 ) -> Generator[None, None, None]:
-    """Add the parts that are refused because of a compressed record to `unfit`. ends, topics: the end and the topic of
-    each part.
+    """Check the compressed records. If one must be refused, add its part and the error to `unfit`. ends, topics: for
+    each part, the record number after its last record, and its topic.
     """
     chosen = np.flatnonzero(flags & COMPRESSED_FLAG)
     columns = _parts_of(ends, flags & COMPRESSED_FLAG), flags[chosen].tolist(), _Bodies(stamped, chosen)
@@ -579,8 +595,8 @@ def _pend(
     flags: npt.NDArray[np.int32],
     chosen: slice,
 ) -> Generator[None, None, Pended]:
-    """Return the data to append for records of which at least one is delayed. chosen: the range of their record
-    numbers. Raises RemoteProtocolError, or the error for which the records are refused.
+    """Return the data to append to the internal log for records of which at least one is delayed. chosen: the range of
+    their record numbers. Raises RemoteProtocolError; if the records are refused, raises the error.
     """
     data, starts, ends, units, *_ = stamped
     own = flags[chosen]
@@ -595,11 +611,13 @@ def _pend(
 
 
 class AskedParts(NamedTuple):
-    """The contents of a frame of whole records, as columns with one item for each part.
+    """The contents of a SEND_MANY frame, as columns with one item for each part. A part is the records for one
+    partition.
 
-    topics: indexes into `names`. partitions: ANY where the broker chooses the partition. counts: the number of records.
-    sequences: the sequence numbers; empty without a producer. repeats: the numbers of the parts that are sent again and
-    were first sent `repeat_ms` milliseconds ago.
+    topics: the topic of each part, as index into `names`. partitions: the partition of each part; ANY if the broker
+    chooses it. counts: the number of records in each part. sequences: the sequence number of each part; empty if the
+    frame names no producer. repeats: the numbers of the parts that are sent again; they were first sent `repeat_ms`
+    milliseconds ago.
     """
 
     names: Sequence[str]
@@ -613,7 +631,9 @@ class AskedParts(NamedTuple):
 
 
 class TakenParts:
-    """The parts of a frame. The records of each part are stored together, or refused together."""
+    """The parts of a SEND_MANY frame while they are stored. The records of each part are either all stored or all
+    refused.
+    """
 
     def __init__(self, writing: Writing, asked: AskedParts, sender: SendingPeer | None) -> None:
         """sender: None for a client of a single request."""
@@ -629,7 +649,7 @@ class TakenParts:
         self.waiting: list[Write] = []
         """The writes that are not safe yet."""
         self.writes: dict[int, Write] = {}
-        """The writes by the number of their part, including repeated writes."""
+        """By part number: the write of the part. Repeated writes are included."""
         self._refused: dict[int, MetaqError] = {}  # the errors of parts without a write
         self._unfit: dict[int, MetaqError] = {}  # the errors of parts that must be refused because of their records
         self._delayed: dict[int, Pended] = {}  # the delayed records of parts that have no write yet
@@ -641,8 +661,8 @@ class TakenParts:
     # --- the result ---------------------------------------------------------------------------------------------------
 
     def failures(self) -> dict[int, MetaqError]:
-        """Return the errors of parts that are not stored or not safe, by the number of the part. Call this only once,
-        because it counts the refused messages.
+        """Return by part number the errors of parts that are not stored or not safe. Call this only once, because it
+        counts the refused messages in the metrics.
         """
         errors: dict[int, MetaqError] = {}
         for number, write in self.writes.items():
@@ -652,7 +672,9 @@ class TakenParts:
         return errors | self._refused  # `_refused` is counted already
 
     def places(self) -> tuple[list[int], list[int]]:
-        """Return the first id and the first byte offset of each part."""
+        """Return two lists: for each part, the message id of its first record, and the byte offset of its first
+        record.
+        """
         ids, offsets = self._first_ids, [0] * len(self._counts)
         for number, write in self.writes.items():
             if write.number is None and write.delayed is None:
@@ -664,7 +686,7 @@ class TakenParts:
     # --- what each part is --------------------------------------------------------------------------------------------
 
     def refuse(self, number: int, error: MetaqError) -> None:
-        """Refuse a part, unless it was stored before."""
+        """Refuse a part with `error`, unless the part was stored by an earlier try."""
         if self._sequences:
             its = Number(self._asked.producer, self._sequences[number], 1, self._repeats.get(number, -1))
             write = _stored_before(self._writing, Write, self._topics[number], self._asked.partitions[number], its)
@@ -675,8 +697,8 @@ class TakenParts:
         self._writing.refused(self._topics[number], error, self._counts[number])
 
     def count(self, spans: _Spans, seconds: Callable[[], float]) -> Generator[None, None, None]:
-        """Count the records as requested puts in the metrics. This is done in slices, because each topic is looked
-        up.
+        """Count the records in the metrics as requested puts. This is done in slices, because the topic of each part
+        must be looked up.
         """
         asked, count_put = self._asked, self._writing.metrics.put
         totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
@@ -717,7 +739,7 @@ class TakenParts:
     def append(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
-        """Append all parts, with one append per part, in slices that share one sync."""
+        """Append all parts, with one append per part. This is done in slices, which share one sync."""
         self._first_ids = stamped.units["id"][spans.starts].tolist()
         if stamped.flags & ASKS or not stamped.intact.all():
             yield from self._judge(stamped, spans, seconds)
@@ -731,7 +753,7 @@ class TakenParts:
     def _written(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float], until: float
     ) -> Iterator[Write]:
-        """Yield the writes to append, until the time `until` but at least those of one chunk."""
+        """Yield the writes to append until the time `until` has come, but at least the writes of one chunk of parts."""
         most = tuning.SEND_PARTS if not self._delayed else tuning.SEND_WAITING_PARTS
         while (first := self._next) < len(self._counts):
             logs = self._logs(first, min(first + most, len(self._counts)), seconds, until)
@@ -752,8 +774,8 @@ class TakenParts:
                 return
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
-        """Return the writes of a chunk's parts, still without data; None for a part that is refused or repeated. sizes:
-        the bytes of each part's records; this method sets them for delayed parts.
+        """Return a write for each part of a chunk, whose data is not set yet; None for a part that is refused or
+        repeated. sizes: the number of bytes of each part's records; this method sets it for parts with delayed records.
         """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []
@@ -776,8 +798,8 @@ class TakenParts:
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
-        """Return the byte offset for each write of a chunk; None for a write that is not appended. Several writes may
-        have the same log. sizes: the bytes of each write's records.
+        """Return the byte offset at which each write of a chunk will be appended; None for a write that is not
+        appended. Several writes may have the same log. sizes: the number of bytes of each write's records.
         """
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
@@ -817,7 +839,7 @@ class TakenParts:
         return found
 
     def _log(self, number: int) -> PartitionLog:
-        """Return the partition for a part's records. Raises the error for which the part is refused."""
+        """Return the log of the partition for a part's records. If the part is refused, raise the error."""
         topic, asked, partition = self._topics[number], self._asked.partitions[number], self.partitions[number]
         if partition == ANY:
             partition = self.partitions[number] = self._writing.partitions.choose(topic)
@@ -832,8 +854,8 @@ class TakenParts:
 def take_many(
     writing: Writing, asked: AskedParts, records: SizedRecords, sender: SendingPeer | None, seconds: Callable[[], float]
 ) -> Generator[None, None, TakenParts]:
-    """Store each part independently of the others. Raises RemoteProtocolError, without appending anything, if records
-    and sizes do not agree.
+    """Store the parts of a SEND_MANY frame, each independently of the others. If the records do not have the stated
+    sizes, raise RemoteProtocolError and append nothing.
     """
     count = len(records[1])
     stamped = yield from stamp_in_slices(*records, message_ids_from(writing.message_ids.next(count), count))
@@ -848,7 +870,7 @@ def take_many(
 
 
 def take_copy(writing: Writing, sync: Sync, now_ms: int) -> Write:
-    """Return the write for a message from a synchronous master. Raises the error for which the message is refused."""
+    """Return the write for a message from a synchronous master. If the message is refused, raise the error."""
     writing.metrics.put(sync.topic, 1, len(sync.body))
     found = checksum(sync.body)
     if found != sync.checksum != NO_CHECKSUM:

@@ -1,4 +1,4 @@
-"""One append of a request's records, and its result."""
+"""The classes for one append of a request's records, and for the append's result."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Number", "Write"]
 
 @dataclass(slots=True, eq=False)
 class Number:
-    """The number that a producer has given to a write.
+    """The sequence number that a producer has given to a write.
 
     records: the number of records in the write, with the bits of `row_bits` for delayed messages. repeat_ms: how many
-    milliseconds ago the producer first sent the write; -1 if this is no repetition. before: the producer's last stored
-    write at the time when this one was admitted.
+    milliseconds ago the producer first sent the write; -1 if the write is sent for the first time. before: the
+    producer's last stored write at the time when this write was admitted.
     """
 
     producer: int
@@ -39,8 +39,8 @@ class Write(Append):
     """Whole records to append to one partition, and the result of the append. The object lives until its request is
     answered.
 
-    After `Sequences.admit`, a repeated write has `first_id`, `base`, `end` and `delayed` of the write that was stored
-    first.
+    After `Sequences.admit`, a repeated write has the values of `first_id`, `base`, `end` and `delayed` that the write
+    had when it was stored for the first time.
     """
 
     __slots__ = ("copy_errors", "delayed", "first_id", "number", "replicas")
@@ -49,9 +49,11 @@ class Write(Append):
         Append.__init__(self, log, data, units)  # `super` would take a fifth of the time
         self.number: Number | None = None
         self.delayed: Delayed | None = None
-        """Set for delayed and half messages. `log` is then the internal log where they wait."""
+        """Set for writes of delayed and half messages; None for others. If it is set, `log` is the internal log where
+        these messages wait.
+        """
         self.first_id = 0
-        """The ordinary id of the first record; 0 where nobody needs it."""
+        """The ordinary message id of the first record; 0 for writes whose id is not needed."""
         self.copy_errors: Sequence[MetaqError | None] = ()
         """On a synchronous master: for each record why the slave does not have it, or None; empty without a slave."""
         self.replicas = 0
@@ -59,7 +61,7 @@ class Write(Append):
 
     @property
     def target(self) -> PartitionLog:
-        """The partition that the records are for."""
+        """The log of the partition for which the records are meant. For delayed messages it differs from `log`."""
         return self.log if self.delayed is None else self.delayed.target
 
     @property
@@ -74,7 +76,7 @@ class Write(Append):
 
     @property
     def failure(self) -> MetaqError | None:
-        """Why not all records are safe; None if they are."""
+        """The reason why not all records are safe; None if all records are safe."""
         if self.error is not None or not self.copy_errors:
             return self.error
         return next((error for error in self.copy_errors if error is not None), None)

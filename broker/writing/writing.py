@@ -1,4 +1,5 @@
-"""The one way to store messages: a request becomes `Write`s, which are appended, made safe and then answered.
+"""Store messages. All requests use this module: a request is turned into `Write` objects, which are appended, made safe
+and then answered.
 
 taking.py creates the writes of requests, and transactions/commit.py creates those of a commit.
 """
@@ -28,14 +29,16 @@ __all__ = ["Copies", "CopiesDone", "SlaveLink", "Writing"]
 T = TypeVar("T")
 
 CopiesDone = Callable[[Sequence[MetaqError | None]], None]
-"""done(errors): errors has for each record None if the slave has it, otherwise the reason why it does not."""
+"""The type of a callback done(errors). `errors` has one item for each record: None if the slave has stored the record,
+otherwise the reason why it has not.
+"""
 
 
 class SlaveLink(Protocol):
     """A synchronous master's link to its slave (replication/sync_master.py)."""
 
     def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection."""
+        """Raise SlaveDisconnected if there is no connection to the slave."""
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
         """Send whole records with their ids to the slave, which stores them in order. Call `done` once, when the slave
@@ -60,7 +63,7 @@ class Copies(Protocol):
 
 
 class Writing:
-    """Everything that a decoder needs to store messages. Lives on the reactor thread."""
+    """The objects and methods that a request decoder needs to store messages. Used on the reactor thread only."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class Writing:
         delays: Delays,
         halves: Delays | None = None,
     ) -> None:
-        """halves: keeps half messages; if it is None, `delays` is used and refuses them."""
+        """halves: the object that keeps half messages. If it is None, `delays` gets half messages and refuses them."""
         self.sequences = sequences
         self.delays = delays
         self.halves = delays if halves is None else halves
@@ -94,19 +97,20 @@ class Writing:
 
     @property
     def takes_all_kinds(self) -> bool:
-        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. There are
-        no transactions there, as in 1.x. There are no numbered writes, because a message is stored again after its copy
-        has failed. There are no delayed messages, because the slave would have to know of them.
+        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. Such a
+        broker has no transactions, as in 1.x. It has no writes with sequence numbers, because a message is stored again
+        after its copy has failed. It has no delayed messages, because the slave would have to know of them.
         """
         return self.slave is None and not self.takes_copies
 
     @property
     def numbers(self) -> bool:
-        """Whether the numbers of writes are checked now."""
+        """Whether the broker checks the sequence numbers of writes now."""
         return self.sequences.enabled and self.takes_all_kinds
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the log to append to. asked: the partition in the request; ANY if the broker has chosen `partition`.
+        """Return the log of the partition to which messages are appended. asked: the partition in the request; ANY if
+        the broker has chosen `partition`.
 
         Raises the errors of Partitions.for_put, and SlaveDisconnected; in a broker set also those of Copies.check.
         """
@@ -118,8 +122,8 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return the log for each pair of topic and partition; all partitions are those of the request. Return None if
-        one is refused, if there is a slave, or if the puts have to be taken one by one.
+        """Return the log for each pair of topic and partition, all of which are named in the request. Return None if
+        one of the partitions is refused, if there is a slave, or if the puts have to be processed one by one.
         """
         if self.slave is not None:
             return None
@@ -133,11 +137,12 @@ class Writing:
         return logs
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
-        """Append writes in order. A Write is taken from the iterator only after the earlier ones are appended. All
-        share one sync of the journal.
+        """Append writes in order. A Write is taken from the iterator only after the earlier Writes are appended. All of
+        them share one sync of the journal.
 
         A Write that cannot be appended gets an `error`, and so do later writes for its partition. Return the appended
-        writes that are not safe yet, for `when_safe`. Numbered writes must have been admitted by `sequences`.
+        writes that are not safe yet, for `when_safe`. Writes with sequence numbers must have been admitted by
+        `sequences` before.
         """
         if self.copies is not None and (refusal := self.copies.refusal) is not None:
             for write in writes:  # they were made while this node led; now another node owns the logs
@@ -215,6 +220,6 @@ class Writing:
         return settled.addCallback(lambda _: encode())
 
     def refused(self, topic: str, error: MetaqError, count: int = 1) -> None:
-        """Count messages that are not stored. A closed partition does not count, as in 1.x."""
+        """Count refused messages in the metrics. Messages to a closed partition are not counted, as in 1.x."""
         if not isinstance(error, PartitionClosed):
             self.metrics.put_refused(topic, count)

@@ -1,4 +1,4 @@
-"""Read messages without a group: a whole topic, or one partition of one broker."""
+"""Read messages without a consumer group: all messages of a topic, or one partition of one broker."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class TopicBrowser(Closing):
         config: ConsumerConfig | None = None,
         **moved: Unpack[MovedReading],
     ) -> None:
-        """where: only messages whose properties match (docs/filters.md). config: its `damage` says whether reading
-        stops at a damaged range or skips the range.
+        """where: a filter; only messages whose properties match it are returned (docs/filters.md). config: its setting
+        `damage` determines whether reading stops at a damaged range or skips the range.
 
         Raises ConfigError, CoordinationUnavailable.
         """
@@ -127,8 +127,9 @@ class TopicBrowser(Closing):
             position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
-        """Return the position after the damage. Raises the error if there is no such position, or if the user wants to
-        stop there."""
+        """Return the position after a damaged range. If the end of the damage is unknown, or the configuration says to
+        stop at damage, raise `damage`.
+        """
         if self._config.on_damaged is not None:
             self._config.on_damaged(damage)
         if damage.end is None or self._config.damage == "stop":
@@ -152,10 +153,11 @@ class TopicBrowser(Closing):
 
 
 class PartitionReader(Poller):
-    """Reader of one partition of one broker, without ZooKeeper and without a group; the caller keeps the position.
+    """Reads one partition of one broker, without ZooKeeper and without a consumer group. The caller must store the
+    position.
 
     (It corresponds to the direct mode of 1.x, with serverUrl, partition and offset.) It fetches ahead and survives
-    restarts of the broker as a Consumer does. Use it on one thread; close() may be called on any.
+    restarts of the broker as a Consumer does. Use it on one thread only; close() may be called on any thread.
     """
 
     def __init__(
@@ -172,8 +174,9 @@ class PartitionReader(Poller):
     ) -> None:
         """address: `host:port` of the broker, or of any running node of a broker set, from which the reader finds the
         set's leader.
-        start: "earliest", "latest", or the offset in bytes at which a message begins. where: only messages whose
-        properties match (docs/filters.md). accept: a message for which it returns false is skipped.
+        start: "earliest", "latest", or the offset in bytes at which a message begins. where: a filter; only messages
+        whose properties match it are returned (docs/filters.md). accept: a function that is called with each message;
+        if it returns false, the message is skipped.
         deserializer: see Consumer.
 
         Raises ConfigError; connects in the background.
@@ -221,8 +224,8 @@ class PartitionReader(Poller):
         self._fetcher.serve_soon()
 
     def fetch(self, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None) -> list[Message]:
-        """Return the messages from `offset` on, in one round trip; the position does not change. Raises the same errors
-        as `read_messages`, and ClientError (closed).
+        """Return messages from the byte position `offset` on, in one round trip. The reader's position does not change.
+        Raises the same errors as `read_messages`, and ClientError (closed).
         """
         self._check_open()
         check_offset("offset", offset)

@@ -40,15 +40,17 @@ __all__ = ["DeadLetter", "DeadLetters", "RedriveTo", "Redriven", "count_dead_let
 log = get_log(__name__)
 
 RedriveTo = Literal["topic", "group"]
-"""Where to redrive dead letters: to their topic, so that all its groups get them, or only to their own group."""
+"""The destination of redriven dead letters: their topic, so that all groups of the topic get them, or only their own
+group.
+"""
 
 
 class DeadLetter(NamedTuple):
     """One message that failed for the last time.
 
-    partition, offset: the place of the dead letter. original: the original message with its own partition, offset and
-    id. attempts: how often it failed. cause: type and text of the last exception; place: where it was raised, as
-    `file:line in function`. failed: time of the last failure.
+    partition, offset: where the dead letter is stored. original: the original message with its own partition, offset
+    and id. attempts: how many times the message failed. cause: type and text of the last exception. place: where the
+    exception was raised, as `file:line in function`. failed: time of the last failure.
     """
 
     partition: TopicPartition
@@ -66,14 +68,14 @@ class DeadLetter(NamedTuple):
 
 
 class Redriven(NamedTuple):
-    """A dead letter that was sent again, and where the broker stored it."""
+    """A dead letter that was sent again, and the place where the broker has stored the new message."""
 
     letter: DeadLetter
     result: SendResult
 
 
 class DeadLetters(Closing):
-    """The dead letters of one group. Use as a context manager; one thread.
+    """Reads, redrives and drops the dead letters of one group. Use it as a context manager, and on one thread only.
 
     Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of open letters in memory.
     Several programs may read at once. If two of them redrive the same letter at once, it is sent twice.
@@ -88,8 +90,9 @@ class DeadLetters(Closing):
         start_timeout_seconds: Duration = 15.0,
         config: ConnectionConfig | None = None,
     ) -> None:
-        """connect: ZooKeeper's connect string; root: metaq's own root below it. start_timeout_seconds: how long to wait
-        for ZooKeeper. Raises ConfigError, InvalidName, TypeError, CoordinationUnavailable.
+        """connect: the addresses of the ZooKeeper servers, `host:port,host:port/chroot`. root: the path of metaq's
+        nodes below the chroot. start_timeout_seconds: how long to wait for the connection to ZooKeeper. Raises
+        ConfigError, InvalidName, TypeError, CoordinationUnavailable.
         """
         self.group = check_zookeeper_group(group)
         self.topic = dead_topic(group)
@@ -119,13 +122,14 @@ class DeadLetters(Closing):
         names: Collection[str] | None = None,
         limit: int | None = None,
     ) -> Iterator[DeadLetter]:
-        """Yield the letters that are open at the call, partition by partition, the oldest of each first.
+        """Yield the dead letters that are open when this is called. They come partition by partition, and in each
+        partition the oldest letter comes first.
 
         since, until: limits for the time of the last failure, as datetimes with a time zone; both are included. cause:
-        a part of the cause or the place, ignoring case. key: one of the message's keys. names: only letters with these
-        names (DeadLetter.name).
-        limit: the maximum number of letters to yield. Damaged letters are skipped and logged. Raises ConfigError,
-        BrokerUnavailable, RequestTimedOut, CoordinationUnavailable.
+        a text that the cause or the place must contain, ignoring case. key: one of the keys of the original message.
+        names: yield only letters with these names (DeadLetter.name). limit: the maximum number of letters to yield.
+        Damaged letters are skipped and logged. Raises ConfigError, BrokerUnavailable, RequestTimedOut,
+        CoordinationUnavailable.
         """
         for option, moment in (("since", since), ("until", until)):
             if moment is not None and moment.tzinfo is None:
@@ -157,17 +161,19 @@ class DeadLetters(Closing):
     # --- redriving and dropping -------------------------------------------------------------------------------------
 
     def redrive(self, letters: Iterable[DeadLetter], *, to: RedriveTo = "topic") -> list[Redriven]:
-        """Send each letter again as the original message, mark it as done, and return the outcomes.
+        """Send the original message of each letter again, mark the letter as done, and return where the new messages
+        are stored.
 
         to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read the
-        topic. "group" sends it only to this group. Attempts are counted from zero again. An expired message is sent
-        without its time to live, because nobody would get it otherwise. If there are very many letters, `read` them
-        with a `limit`.
+        topic. "group" sends it only to this group. Attempts are counted from zero again. A message whose time to live
+        is over is sent without a time to live, because otherwise no consumer would get it. If there are very many
+        letters, `read` them with a `limit`.
 
-        If the call ends early, for any cause, each letter is either open, or sent and done. Only the letter in flight
-        may be both sent and open; the next redrive sends it once more. Raises NoPartition (no broker has its topic
-        now), RequestTimedOut, RequestRefused, ConfigError (also for "group" if the group's live members only poll,
-        because none of them would get the letter).
+        If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. Only
+        the letter that was just being sent may be both sent and open; the next redrive sends it a second time. Raises
+        NoPartition (no broker has the topic of a letter now), RequestTimedOut, RequestRefused, ConfigError. ConfigError
+        is also raised for "group" if all live members of the group use poll() and not run(), because none of them would
+        get the letter.
         """
         if to not in ("topic", "group"):
             raise ConfigError("to", repr(to), "choose 'topic' or 'group'")
@@ -176,10 +182,11 @@ class DeadLetters(Closing):
         return [self._redrive(letter, to) for letter in letters]
 
     def _require_retrying(self) -> None:
-        """Check that a live member of the group would get a letter. Raises ConfigError.
+        """Check that some live member of the group would get a letter that is sent to the group. Raises ConfigError if
+        none would.
 
-        Without live members a letter waits for the next one. Members of shared groups are not listed here; they get
-        such letters in run().
+        If the group has no live members, a letter waits for the next member, and no error is raised. Members of shared
+        groups are not checked; they get such letters in run().
         """
         members = self._cluster.view.consumers(self.group)
         if members and not any(self._retry_topic in topics for topics in members.values()):
@@ -234,7 +241,7 @@ class DeadLetters(Closing):
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the sessions and all connections. Idempotent."""
+        """Close the ZooKeeper sessions and all connections. Idempotent."""
         seconds = check_wait("timeout", timeout)
         self._closes()
         if self._producer is not None:
@@ -268,14 +275,16 @@ class _Wanted(NamedTuple):
 
 
 def count_dead_letters(cluster: Cluster, group: str) -> int:
-    """Return the number of a group's dead letters; this reads their whole topic. Raises the same errors as
-    DeadLetters.read.
+    """Return the number of a group's open dead letters. This reads the whole topic of dead letters. Raises the same
+    errors as DeadLetters.read.
     """
     return sum(len(is_open) for _, _, is_open in _look(cluster, dead_topic(group)))
 
 
 def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[int]]]:
-    """Return each partition of the dead letters, its current end, and the positions of its open letters."""
+    """Return a tuple for each partition of the topic of dead letters: the partition, its current end, and the positions
+    of its open letters.
+    """
     partitions = cluster.readable(topic)
     ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
     found = []
@@ -292,7 +301,7 @@ def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[i
 
 
 def _messages(cluster: Cluster, partition: TopicPartition, end: int) -> Iterator[Message]:
-    """Yield all messages before `end` except damaged ones."""
+    """Yield all messages of the partition before the position `end`, except damaged ones."""
     ask = partial(cluster.ask, partition)
     position = ask(partial(min_offset, partition=partition))
     while position < end:
@@ -317,7 +326,7 @@ def _messages(cluster: Cluster, partition: TopicPartition, end: int) -> Iterator
 
 
 def _letter(message: Message) -> DeadLetter | None:
-    """Return the letter in a message; None if it is damaged."""
+    """Return the dead letter that a message of the topic contains; None if the message is damaged."""
     original, failure = as_original(message), failure_in(message)
     if failure is None or not isinstance(original, RetriedMessage):
         return None
@@ -327,7 +336,7 @@ def _letter(message: Message) -> DeadLetter | None:
 
 
 def _unending(original: Message) -> Message:
-    """Return the same message, without its expiry time if that has passed."""
+    """Return the same message; if its expiry time has passed, without this expiry time."""
     if not original.has_expired(now_ms()):
         return original
     place = original.partition, original.offset, original.id
@@ -335,10 +344,11 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """Return send options that choose the partition to which messages with the original's key go now.
+    """Return options for sending the original message again, so that it goes to the partition to which messages with
+    its key go now.
 
-    The key itself is not stored, but its words are among the message's keys. If none of these leads to the original's
-    partition, the message had no key, or the partitions have changed since.
+    The key itself is not stored in a message, but its words are among the message's keys. If none of these keys leads
+    to the partition of the original message, the message had no key, or the partitions have changed since it was sent.
     """
     partitions: Sequence[TopicPartition] = producer.partitions(original.topic)
     keys = original.keys

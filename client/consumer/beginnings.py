@@ -1,5 +1,5 @@
-"""Commit the offset where a group begins in a partition before anything is read there, so that later members begin at
-the same offset.
+"""Commit the offset where a group begins to read a partition before the first message is read, so that later members
+begin at the same offset.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ log = get_log(__name__)
 
 
 class Beginnings:
-    """Writer of the offsets where a group begins in partitions; all waiting offsets are written together. Any thread
-    may call `put`; the timers' thread writes.
+    """Commits the offsets where a group begins to read partitions. All waiting offsets are written together. Any thread
+    may call `put`; the timer thread writes.
 
-    Without this a partition from which nothing was consumed would have no offset, and the next member would begin at
-    the "latest" of that later time. A write that fails is repeated, and nothing is read from its partitions meanwhile.
+    Without this commit, a partition from which nothing was consumed would have no committed offset. With start="latest"
+    the next member would then begin at a later end of the partition and skip messages. A write that fails is repeated,
+    and nothing is read from its partitions meanwhile.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Beginnings:
         self._complaint = ""  # the last error that was logged; timers' thread only
 
     def put(self, request: Request) -> None:
-        """Queue a RECORD request. An interrupt before the timer is set does no harm, because the request is
-        repeated.
+        """Queue a RECORD request, whose offset is to be committed. If an interrupt comes before the timer is set, it
+        does no harm, because the request is made again.
         """
         with self._lock:
             self._waiting.append(request)

@@ -1,4 +1,4 @@
-"""The consumer API for users, with one polling thread."""
+"""The consumer API for users. One thread polls for messages."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ _T = TypeVar("_T")
 
 
 class Consumer(Poller):
-    """A member of a group that reads topics. Messages are delivered at least once and in order within a partition. Each
-    partition has one owner in the group.
+    """A member of a consumer group that reads topics. Messages are delivered at least once, and in order within a
+    partition. Each partition has one owner in the group.
 
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
-    exception. Only consumed messages are committed. Use one thread at a time; close() may be called from another. A
-    forked process must create its own consumer. In the forked process, every call of the parent's consumer raises
-    ClientError, except stop() and close(), which do not affect the parent.
+    exception. Only consumed messages are committed. Only one thread may use the consumer at a time, but another thread
+    may call close(). A forked process must create its own consumer. In the forked process, every call of a consumer
+    that the parent has made raises ClientError. Only stop() and close() are allowed; they do not affect the parent.
     """
 
     def __init__(
@@ -100,22 +100,24 @@ class Consumer(Poller):
         config: ConsumerConfig | None = None,
         **moved: Unpack[MovedReading],
     ) -> None:
-        """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
+        """connect: the addresses of the ZooKeeper servers, `host:port,host:port/chroot`. root: the path of metaq's
+        nodes below the chroot.
 
-        start: where a partition without a committed offset begins: "earliest", "latest" or an offset in bytes;
-        "always_latest": at the partition's end each time this consumer gets the partition, regardless of committed
-        offsets. Also a datetime, Last(n), AtMessage(id) or AtKey(key), see places.py; the constructor searches for such
-        a message. tags: only messages with one of these tags. where: only messages whose properties match, such as
-        "region = 'EU' AND amount > 100" (docs/filters.md); the others count as consumed. The broker filters by tags and
-        where if it can; the consumer checks again. A single text is one tag, or one topic. accept: called with each
-        message; if it returns false, the message is skipped and counts as consumed; an exception propagates from
-        poll(). on_assigned,
-        on_revoked: called inside poll() or run() with the partitions; partitions are handed over when on_revoked
-        returns. deserializer: decodes `message.value`. If there are several, the message's content type selects one;
-        the first one also decodes messages without a content type.
+        start: the position where reading of a partition without a committed offset begins: "earliest", "latest" or an
+        offset in bytes. With "always_latest" reading begins at the partition's end each time this consumer gets the
+        partition, regardless of committed offsets. It may also be a datetime, Last(n), AtMessage(id) or AtKey(key), see
+        places.py; the constructor searches for such a message. tags: only messages with one of these tags are
+        delivered. where: a filter such as "region = 'EU' AND amount > 100" (docs/filters.md); only messages whose
+        properties match it are delivered, and the others count as consumed. If the broker can filter by tags and where,
+        it does so; the consumer checks again. If topics or tags is a single text, it is one topic or one tag. accept: a
+        function that is called with each message; if it returns false, the message is skipped and counts as consumed.
+        If it raises an exception, poll() raises it. on_assigned, on_revoked: functions that are called inside poll() or
+        run() with the partitions; revoked partitions are handed over when on_revoked returns. deserializer: decodes
+        `message.value`. If there are several, the message's content type selects one; the first one also decodes
+        messages without a content type.
 
-        Returns once ZooKeeper is connected; the group is joined in the background. Raises ConfigError, InvalidName,
-        TypeError (if the group is not a string), CoordinationUnavailable.
+        The constructor returns when ZooKeeper is connected; the consumer joins the group in the background. Raises
+        ConfigError, InvalidName, TypeError (if the group is not a string), CoordinationUnavailable.
         """
         config = with_moved(config_or_default(config, ConsumerConfig), "Consumer", moved, "protocol", "on_damaged")
         check_call_backs(accept=accept, on_assigned=on_assigned, on_revoked=on_revoked)
@@ -224,8 +226,9 @@ class Consumer(Poller):
         return super()._poll(take, timeout)
 
     def _refuse_failed(self, what: str) -> None:
-        """Raise ClientError if a poll would deliver messages that wait for another attempt, as messages of another
-        topic."""
+        """Raise ClientError if this consumer has subscribed to the topic of failed messages. A poll would deliver such
+        messages under that topic.
+        """
         if self._reads_failed:
             raise ClientError(
                 f"{what} after a run() that made this consumer read messages that wait for another attempt: go on with "
@@ -257,28 +260,29 @@ class Consumer(Poller):
         threads: int = 1,
     ) -> None:
         """Call `handler` with each message until stop() or close(). A message counts as consumed when the handler has
-        returned. threads: how many partitions are handled at once, 1 … 1024. The handler is called on these threads,
-        never twice at once for one partition.
+        returned. threads: the number of threads that call the handler, 1 … 1024. Each handles one partition at a time,
+        so the handler never gets two messages of a partition at the same time.
 
-        retry: a Retry. If the handler raises, the message goes back to the broker. After a pause it is delivered to any
-        member of the group that also uses a Retry; after the last attempt it goes to the group's dead letters. It
-        counts as consumed when the broker has stored it there; until then its partition waits. Later messages of the
-        partition may be handled first, unless the Retry has ordered=True. Such a consumer cannot poll() any more. Needs
-        brokers that keep delayed messages; not for broadcast=True.
+        retry: a Retry. If the handler raises an exception, the message goes back to the broker. After a pause it is
+        delivered to any member of the group that also uses a Retry; after the last attempt it goes to the group's dead
+        letters. It counts as consumed when the broker has stored it there; until then its partition waits. Later
+        messages of the partition may be handled before the failed message is tried again, unless the Retry has
+        ordered=True. A consumer that has used a Retry cannot poll() any more. A Retry needs brokers that keep delayed
+        messages, and cannot be used with broadcast=True.
 
-        With None, or with one of the next two options, the message is tried again in its place after a growing pause
-        (retry_step_seconds, retry_max_seconds) while other partitions continue. max_retries: number of further tries (5
-        by default; None: without limit). After these the message goes to on_reject, by default a LocalRecoverStore on
-        this machine, and counts as consumed when on_reject returns.
+        If retry is None, or if max_retries or on_reject is given, a failed message is tried again in its place after a
+        growing pause (retry_step_seconds, retry_max_seconds), while other partitions continue. max_retries: number of
+        further tries (5 by default; None: without limit). on_reject: a function that gets the message after the last
+        try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
 
-        By default `retry` is a Retry() if all answering brokers of the topics keep delayed messages, and None for Java
-        brokers and for broadcast=True. While no broker answers, messages are tried again in their place.
+        By default `retry` is a Retry() if all brokers of the topics that answer keep delayed messages. It is None for
+        Java brokers and for broadcast=True. While no broker answers, failed messages are tried again in their place.
 
         Raises ConfigError, also for options that contradict `retry`, for a Retry with a broker that keeps no delayed
-        messages, and if the LocalRecoverStore is needed but the user has no home directory; InvalidName (with a Retry,
-        if the group's name is too long for its topics); LocalStoreError; ClientError; exceptions of on_assigned and
-        on_revoked; exceptions of a handler that do not derive from Exception (SystemExit …); with a Retry also
-        CoordinationUnavailable.
+        messages, and if the LocalRecoverStore is needed but the user has no home directory. Raises InvalidName with a
+        Retry if the group's name is too long for the names of its own topics. Also raises LocalStoreError, ClientError,
+        exceptions of on_assigned and on_revoked, and exceptions of a handler that do not derive from Exception
+        (SystemExit …); with a Retry also CoordinationUnavailable.
         """
         check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)
@@ -296,9 +300,9 @@ class Consumer(Poller):
         """Do the same as `run`, but pass up to `max_messages` messages of one partition to the handler in each call.
         They count as consumed together.
 
-        After a failure the messages of the batch are given to the handler one by one: at once with a Retry, otherwise
-        after max_retries further tries. So an attempt is counted only for a message that fails on its own, and only
-        such a message is rejected.
+        If the handler fails on a batch, it gets the messages of the batch one by one: at once if there is a Retry,
+        otherwise after max_retries further tries of the whole batch. So an attempt is counted only for a message that
+        fails alone, and only such a message is rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
@@ -385,8 +389,9 @@ class Consumer(Poller):
     def _rejecting(
         self, max_retries: int | None, on_reject: RejectHandler | None
     ) -> tuple[RejectHandler, LocalRecoverStore | None]:
-        """Return the handler for messages without tries left, and the open store that keeps them, if it is used. Raises
-        ConfigError, LocalStoreError."""
+        """Return the function that gets messages after their last try, and the open LocalRecoverStore if this function
+        is one (otherwise None). Raises ConfigError, LocalStoreError.
+        """
         if on_reject is None and max_retries is None:  # nothing is rejected, so no store is needed
             return drop_message, left_of_cluster(*self._cluster, self.group)
         if on_reject is None:
@@ -398,7 +403,9 @@ class Consumer(Poller):
         return on_reject, on_reject
 
     def _end_listener(self) -> None:
-        """Clean up after run(). The next call of the consumer does it again, in case an interrupt has prevented it."""
+        """Clean up after run(). The next call of a method of the consumer does this again, in case an interrupt has
+        prevented it.
+        """
         if self._listener is not None:
             self._listener.give_back()
             self._listener = None
@@ -410,7 +417,7 @@ class Consumer(Poller):
     # --- failed messages that go back to the broker -------------------------------------------------------------------
 
     def _check_retry(self, retry: Retry, max_retries: int | Auto | None, on_reject: RejectHandler | None) -> None:
-        """Check the options without asking brokers. Raises ConfigError."""
+        """Check the options of run() that concern retries, without asking brokers. Raises ConfigError."""
         if not isinstance(retry, Retry):
             raise ConfigError(
                 "retry",
@@ -431,8 +438,9 @@ class Consumer(Poller):
             )
 
     def _begin_retrying(self) -> None:
-        """Begin to send failed messages back. Raises ConfigError for a broker that keeps no delayed messages,
-        InvalidName, CoordinationError."""
+        """Prepare to send failed messages back to brokers. Raises ConfigError if a broker of the topics keeps no
+        delayed messages, InvalidName, CoordinationError.
+        """
         topic = retry_topic(self.group)
         lacking = self._aside.do(self._brokers.look, self._topics).lacking
         if lacking is not None:
@@ -445,8 +453,8 @@ class Consumer(Poller):
         self._read_failed(topic)
 
     def _choose_retry(self) -> Retry | Auto | None:
-        """Return the retry mode for a run() that was called without one. AUTO means that the brokers decide, and no
-        broker has answered yet.
+        """Return the value of `retry` for a run() that was called without this option. AUTO means that the answers of
+        the brokers will decide, and no broker has answered yet.
         """
         try:
             topic = retry_topic(self.group)
@@ -475,8 +483,9 @@ class Consumer(Poller):
         )
 
     def _read_failed(self, topic: str) -> None:
-        """Subscribe to the topic of messages that wait for another attempt. May be repeated. Raises
-        CoordinationError."""
+        """Subscribe to `topic`, which has the messages that wait for another attempt. Repeated calls are allowed.
+        Raises CoordinationError.
+        """
         self._reads_failed = True  # first, because an interrupt may come
         self._aside.do(self._member.subscribe, topic)
 
@@ -499,7 +508,8 @@ class Consumer(Poller):
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
 
     def commit(self) -> int:
-        """Count all delivered messages as consumed, commit now, and return the number of changed partitions.
+        """Count all delivered messages as consumed, commit their offsets now, and return the number of partitions whose
+        offset has changed.
 
         Raises SessionLost (the partitions now belong to others), CoordinationUnavailable.
         """
@@ -513,11 +523,13 @@ class Consumer(Poller):
         return self._core.cursor(partition).position
 
     def seek(self, partition: TopicPartition, to: int | str | Place) -> None:
-        """Continue at a byte offset that begins a message, at "earliest", "latest", the first message stored at a
-        datetime, Last(n) messages, AtMessage(id) or AtKey(key) (places.py).
+        """Continue reading a partition at another position. to: a byte offset where a message begins, "earliest",
+        "latest", a datetime (the first message stored from then on), Last(n) messages, AtMessage(id) or AtKey(key)
+        (places.py).
 
-        Messages before that position count as consumed. Raises NotOwner, ConfigError, BrokerUnavailable; RequestRefused
-        for a place if the broker speaks the text protocol only; MessageNotFound, SearchIncomplete.
+        Messages before that position count as consumed. Raises NotOwner, ConfigError, BrokerUnavailable,
+        MessageNotFound, SearchIncomplete. Raises RequestRefused if the position must be searched and the broker speaks
+        only the text protocol.
         """
         self._settle()
         cursor = self._core.cursor(partition)
@@ -526,7 +538,9 @@ class Consumer(Poller):
         self._fetcher.serve_soon()
 
     def lag(self) -> dict[TopicPartition, Lag]:
-        """Return the backlog of each owned partition after this consumer's position. Raises BrokerUnavailable."""
+        """Return for each owned partition how much data lies after this consumer's position. Raises
+        BrokerUnavailable.
+        """
         self._settle()
         return {
             partition: self._ask(partition, partial(lag_behind, offset=cursor.position))
@@ -544,9 +558,9 @@ class Consumer(Poller):
     def fetch(
         self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None
     ) -> list[Message]:
-        """Return messages of any partition, owned or not, from byte `offset` on: at least one, or [] at the end. One
-        round trip, which changes neither the position nor the consumed messages. timeout: seconds (None:
-        request_timeout_seconds).
+        """Return messages of any partition, owned or not, from the byte position `offset` on: at least one message, or
+        [] at the end of the partition. This takes one round trip. It changes neither the position nor which messages
+        count as consumed. timeout: seconds (None: request_timeout_seconds).
 
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
@@ -557,8 +571,8 @@ class Consumer(Poller):
         return self._ask(partition, partial(read_messages, offset=offset, max_bytes=max_bytes, timeout=seconds))
 
     def view_message(self, topic: str, message_id: int) -> Message:
-        """Return the message with an id, of any topic; the consumer does not change. Blocks up to a few seconds per
-        broker, and SEARCH_TIMEOUT_SECONDS (30) for a broker that does not answer.
+        """Return the message of `topic` with this id; any topic is allowed. The consumer's state does not change.
+        Blocks up to a few seconds per broker, and SEARCH_TIMEOUT_SECONDS (30) for a broker that does not answer.
 
         Raises MessageNotFound; SearchIncomplete if it may be in a place that could not be searched, such as a broker
         that is not registered now; NoPartition, BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker
@@ -575,10 +589,11 @@ class Consumer(Poller):
         begin: datetime | None = None,
         end: datetime | None = None,
     ) -> FoundMessages:
-        """Return the newest `max_messages` (1 … 1,024) with a key, stored from `begin` to `end`, of any topic.
+        """Return the newest messages of `topic` that have this key and were stored from `begin` to `end`, at most
+        `max_messages` (1 … 1,024). Any topic is allowed.
 
-        The answer says whether there are more, how many bytes could not be searched, and which messages are damaged.
-        Raises the errors of view_message, but returns an empty answer if no message is found.
+        The result also says whether there are more such messages, how many bytes could not be searched, and which
+        messages are damaged. Raises the errors of view_message; but if no message is found, returns an empty result.
         """
         self._check_open()
         return self._finder.query_message(topic, key, max_messages, begin, end)
@@ -587,8 +602,9 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """Return a connection to the broker from which a partition is read. A member that has not joined the group yet
-        does not know that broker."""
+        """Return a connection to the broker from which a partition is read. Before the member has joined the group, it
+        does not know that broker.
+        """
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
             raise BrokerUnavailable(f"broker {partition.broker} is not registered")
@@ -602,9 +618,10 @@ class Consumer(Poller):
         If ZooKeeper does not answer, closing takes at most END_SECONDS more, and the partitions become free when the
         session expires.
 
-        Idempotent. On another thread a waiting poll() returns [], and a run() returns. close() waits for the handlers
-        for half of the timeout. Called by a handler, it does not wait, and the handler's message is delivered again. In
-        a forked process it only closes that process's copies of the sockets.
+        Idempotent. If another thread waits in poll(), poll() returns []; if another thread is in run(), run() returns.
+        close() waits for running handlers for half of the timeout. If a handler calls close(), it does not wait, and
+        the handler's message is delivered again. In a forked process it only closes that process's copies of the
+        sockets.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()
@@ -617,8 +634,9 @@ class Consumer(Poller):
             self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
-        """End the consumer. Interrupts are off here, because if a step were left out, other members could not get the
-        partitions. waits: whether to wait for handlers, and for another thread's close.
+        """Close the parts of the consumer. This runs on a thread that cannot be interrupted, because if a step were
+        left out, other members could not get the partitions. waits: whether to wait for running handlers, and for a
+        close() on another thread.
         """
         if not self._ending.acquire(blocking=waits):
             return

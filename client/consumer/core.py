@@ -1,4 +1,4 @@
-"""Decide what a member of a group does next: a core without I/O, threads, locks and clocks.
+"""Decide what a member of a group does next. This core has no I/O, threads, locks or clocks.
 
 rebalance.py, a table of states, says which actions follow an event. This core decides the details of each action. A
 driver executes the actions one after another, asks ZooKeeper in between, and reports their events:
@@ -51,17 +51,17 @@ _FIRST = StartPosition(0)
 
 
 class MemberCore:
-    """The decisions of one member. One thread at a time; any thread may call `holds_claims` and `drained`, and read the
-    attributes.
+    """Makes the decisions of one member. Only one thread at a time may call the methods, but any thread may call
+    `holds_claims` and `drained`, and read the attributes.
 
-    start: where newly owned partitions begin; the driver sets it. closing: whether failures are no longer logged; the
-    driver sets it. reason: why the last action has failed. gains, losses: partitions that the last plan gives to this
-    member, and takes from it. known: all partitions of the group. brokers: the brokers at the last plan. pauses: number
-    of pauses so far.
+    start: the position where reading of newly owned partitions begins; set by the driver. closing: set to true by the
+    driver when failures shall no longer be logged. reason: why the last failed action has failed. gains: partitions
+    that the last plan gives to this member. losses: partitions that the last plan takes from it. known: all partitions
+    of the group's topics. brokers: the brokers at the last plan. pauses: number of pauses so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
-        """me: the consumer's id. core: has the partitions that this member owns."""
+        """me: the consumer's id. core: the ConsumerCore, which holds the partitions that this member owns."""
         config = core.config
         strategy = config.strategy
         self.state = State.NEW
@@ -98,12 +98,16 @@ class MemberCore:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> Sequence[Action]:
-        """Take an event; return the next actions. Raises LocalProtocolError for an event that cannot come now."""
+        """Change the state for an event, and return the next actions. Raises LocalProtocolError for an event that
+        cannot come in the present state.
+        """
         self.state, actions = next_state(self.state, event)
         return actions
 
     def failed(self, action: Action, error: Exception, claims_hold: bool) -> Event:
-        """Return the event of an action that has failed."""
+        """Return the event that reports the failure of an action. claims_hold: whether the owned partitions are still
+        claimed on the current session.
+        """
         self.reason = str(error) or type(error).__name__
         if action is Action.LEAVE:
             log.warning("group %s: could not leave properly: %s", self._group, self.reason)
@@ -113,10 +117,10 @@ class MemberCore:
         return Event.FAILED
 
     def holds_claims(self, session_id: int) -> bool:
-        """Whether all owned partitions were claimed on this session, which must be the current one. This is cheap
-        enough for each poll.
+        """Return whether all owned partitions were claimed on this session. session_id: the current session. The check
+        is cheap enough for each poll.
 
-        When a session ends, this member owns nothing any more, even before the driver hears of the end.
+        When a session ends, this member owns no partitions any more, even if the driver does not know of the end yet.
         """
         owned = self._core.owned
         if self._checked[0] is owned and self._checked[1] == session_id:
@@ -129,18 +133,18 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Begin a plan. It does not include changes that come after this call."""
+        """Begin a plan. Changes that are reported after this call are not part of it and need another plan."""
         if self._backoff.tries == 0:
             self._began, self._moved = now, 0
         self._change_noted = False
 
     def note_change(self) -> None:
-        """Note that the plan must be made again."""
+        """Remember that the group must be planned again."""
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the zones of brokers on which the group should agree before it plans; None if the group agrees on its
-        zones already.
+        """Return the zones of brokers that the driver must write to ZooKeeper before the plan; None if the group's
+        agreed zones need no change.
         """
         if snapshot.zones is None:
             return None
@@ -148,8 +152,8 @@ class MemberCore:
         return self._by_zone.update(self._me, snapshot.zones, registered, now)
 
     def brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> list[PartitionCursor]:
-        """Take the current brokers. Return the cursors of partitions that must now be read from another broker, because
-        a master left and a slave remains, or because a master came back.
+        """Store the current brokers. Return the cursors of the partitions that must now be read from another endpoint,
+        because a master has gone and a slave remains, or because a master has come back.
         """
         former, self.brokers = self.brokers, brokers
         moved = []
@@ -161,8 +165,9 @@ class MemberCore:
         return moved
 
     def missing(self, snapshot: GroupSnapshot) -> list[TopicPartition]:
-        """Begin a plan with this snapshot, and return the partitions that are not registered any more. If there are
-        any, `plan` needs the broker sets."""
+        """Begin a plan with this snapshot of the group, and return the known partitions that are not registered any
+        more. If there are any, the driver must read the ids of the broker sets and pass them to `plan`.
+        """
         listed = snapshot.partitions.items()
         self._listed = {TopicPartition.parse(topic, name) for topic, names in listed for name in names}
         return self._absences.missing(self.known, self._listed)
@@ -189,8 +194,10 @@ class MemberCore:
     def _with_absent(
         self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
     ) -> Mapping[str, Sequence[str]]:
-        """Return the partitions to assign, by topic in Java's string order: the registered ones, and those that are
-        absent because their broker set is changing its leader."""
+        """Return the partitions to assign to members, by topic. They are the registered partitions, and the partitions
+        that are absent only because their broker set is changing its leader. The names of a topic are in Java's string
+        order.
+        """
         self.known = self._listed.union(kept)
         if not kept:
             return listed
@@ -205,7 +212,9 @@ class MemberCore:
         return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
 
     def compare(self, wanted: Collection[TopicPartition]) -> Event:
-        """Compare a plan with the owned partitions, note the gains and losses, and return the event."""
+        """Compare the plan `wanted` with the owned partitions, set `gains` and `losses`, and return the event LOSSES,
+        GAINS or SETTLED.
+        """
         owned = self._core.owned
         self.gains = sorted(set(wanted) - owned.keys())
         self.losses = [owned[partition] for partition in sorted(owned.keys() - wanted)]
@@ -218,8 +227,9 @@ class MemberCore:
     # --- the hand-over ----------------------------------------------------------------------------------------------
 
     def drain(self, on_told: Callable[[Notice], None]) -> Notice | None:
-        """Stop fetching from the partitions in `losses`. Return the notice for the user; None if the user has no
-        messages of these partitions. on_told: called on the user's thread when the user has been told.
+        """Stop fetching from the partitions in `losses`. Return the notice that tells the user of this. Return None if
+        the user need not be told and has no messages of these partitions. on_told: called on the user's thread when the
+        user has been told.
         """
         for cursor in self.losses:
             cursor.revoke()
@@ -236,8 +246,9 @@ class MemberCore:
         return notice
 
     def drained(self, notice: Notice, late: bool = False) -> bool:
-        """Note that the user has returned the messages of the notice, or has not done so in time (late). Return False
-        if this was noted before."""
+        """End the hand-over's wait for the user, who has returned the messages of the notice, or has not done so in
+        time (late). Return False if the wait had ended before.
+        """
         if self._draining is not notice:
             return False
         self._draining = None
@@ -264,8 +275,9 @@ class MemberCore:
         resumed: Sequence[Reached | None],
         fence: int,
     ) -> None:
-        """Take ownership of these partitions. stored: their committed offsets. resumed: positions of this member that
-        count instead of the committed offsets. fence: the session of the claim.
+        """Take ownership of these partitions. stored: their committed offsets. resumed: positions that this member
+        remembers and that replace the committed offsets; None for a partition without one. fence: the ZooKeeper session
+        on which the partitions were claimed.
         """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
@@ -275,12 +287,16 @@ class MemberCore:
         self._moved += len(claimed)
 
     def claimed(self, granted: Collection[TopicPartition]) -> Event:
-        """Note which of the `gains` were granted, and return the event: FAILED if other members hold some of them."""
+        """Process the result of the claim. granted: the partitions in `gains` that this member has got. Return the
+        event CLAIMED, or FAILED if other members still hold some partitions.
+        """
         self._waits_for = [partition for partition in self.gains if partition not in granted]
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def settle(self, now: float) -> Event | None:
-        """Note that all assigned partitions are owned. Return CHANGED if the plan must be made again."""
+        """End a rebalance, because this member owns all assigned partitions. Return CHANGED if the group must be
+        planned again.
+        """
         if self._moved or self._backoff.tries:
             log.info(
                 "group %s: %s owns %d partitions after a rebalance of %.3f s, %d tries",
@@ -302,16 +318,17 @@ class MemberCore:
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def suspect(self, now: float) -> TopicPartition | None:
-        """Return a partition whose holder should have given it up by now. The driver finds out which member holds it,
-        for the warning in `pause`.
+        """Return a partition that another member should have given up by now; None if there is none. The driver finds
+        out which member holds it, and passes this member to `pause` for the warning.
         """
         former, since = self._waiting
         is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS
         return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
 
     def pause(self, now: float, holder: str | None = None) -> float | None:
-        """Return the seconds until the next try; None: at once, because something has changed and nothing has failed.
-        holder: the member that holds the `suspect`."""
+        """Return the seconds until the next try. Return None if the next try shall begin at once, because the group has
+        changed and nothing has failed. holder: the member that holds the partition that `suspect` has returned.
+        """
         waits_for, self._waits_for = self._waits_for, []  # they belong to the failed claim, not to a later try
         if waits_for and self._change_noted:
             return None
@@ -328,8 +345,9 @@ class MemberCore:
         return pause
 
     def _wait_for_others(self, waits_for: list[TopicPartition], now: float, holder: str | None) -> None:
-        """Wait for members that hand over partitions one after another. This is a failure only if a member keeps a
-        partition that it should give up.
+        """Log that this member waits for partitions that other members still hold. Waiting is normal, because members
+        hand over partitions one after another. A warning is logged only if a member keeps a partition that it should
+        have given up.
         """
         former, since = self._waiting
         if former != waits_for:
@@ -342,7 +360,9 @@ class MemberCore:
             )
 
     def _complain(self, trouble: str, reason: str) -> None:
-        """Log each new reason as a warning. Failures during the end are not logged."""
+        """Log a failure: as a warning if its reason is not the same as the last one, otherwise as a debug line. While
+        the member closes, nothing is logged.
+        """
         if self.closing:
             return
         tell = log.debug if reason == self._complaint else log.warning
@@ -352,15 +372,16 @@ class MemberCore:
     # --- the end of ownership ---------------------------------------------------------------------------------------
 
     def lose(self, lost: Sequence[PartitionCursor], why: str) -> None:
-        """Drop partitions that this member has already lost, without a hand-over."""
+        """Drop partitions that this member no longer owns in ZooKeeper. why: the reason, for the log."""
         self._core.lose(lost)
         if lost:
             log.warning("group %s: %d partitions are lost: %s", self._group, len(lost), why)
             self._core.notices.put(Notice(False, self._core.told(lost)))
 
     def give_all_up(self) -> tuple[list[PartitionCursor], Collection[TopicPartition]]:
-        """Stop fetching from all partitions. Return the owned ones, and the partitions whose end the user was told
-        before."""
+        """Stop fetching from all partitions. Return the cursors of all owned partitions, and those partitions whose
+        loss the user was already told of.
+        """
         told = () if self._draining is None else self._draining.partitions
         self._draining, self._waits_for = None, []
         owned = list(self._core.owned.values())
@@ -369,8 +390,9 @@ class MemberCore:
         return owned, told
 
     def tell_rest(self, owned: Sequence[PartitionCursor], told: Collection[TopicPartition]) -> None:
-        """Tell the user of the owned partitions that `give_all_up` returned and that the user was not told of
-        before."""
+        """Tell the user that the partitions in `owned` are given up, except those in `told`. `give_all_up` has returned
+        both.
+        """
         if owned:
             self._core.notices.put(Notice(False, set(self._core.told(owned)).difference(told)))
 

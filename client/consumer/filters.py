@@ -1,5 +1,5 @@
-"""Find members of a group that filter a topic differently. This matters because a message that the owner of its
-partition filters out is delivered to nobody.
+"""Find members of a group that have different filters for a topic. This matters because a message is delivered to no
+member if the owner of its partition filters it out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ALL = ConsumerFilter()
 
 
 class GroupFilters:
-    """Warns if the members of a group filter a topic differently. Each member warns once for each change of the
-    filters, not at each rebalance. One thread.
+    """Logs a warning if the members of a group have different filters for a topic. Each member logs it once for each
+    change of the filters, not at each rebalance. Only one thread may use it.
     """
 
     def __init__(self, group: str) -> None:
@@ -32,7 +32,9 @@ class GroupFilters:
         consumers: Mapping[str, Sequence[str]],
         filters: Mapping[str, Mapping[str, ConsumerFilter]],
     ) -> None:
-        """Compare the filters. consumers: all members by topic. filters: see GroupSnapshot."""
+        """Compare the filters of the members. consumers: by topic, the ids of all members that read it. filters: see
+        GroupSnapshot.
+        """
         for topic, members in consumers.items():
             if is_own_topic(topic):
                 continue  # messages that wait for another attempt are not filtered

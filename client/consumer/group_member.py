@@ -1,5 +1,5 @@
-"""A consumer's membership in its group: the thread, timers and requests to ZooKeeper around the core (core.py), which
-follows the state machine of rebalance.py.
+"""Run a consumer's membership in its group: the thread, the timers and the requests to ZooKeeper. The core (core.py),
+which follows the state machine of rebalance.py, makes the decisions.
 
 Everything runs on one thread, the rebalance thread, unless noted otherwise.
 """
@@ -38,9 +38,11 @@ log = get_log(__name__)
 
 
 class GroupMember:
-    """One consumer's membership: claims partitions, gives them up, and tells the core of both.
+    """The membership of one consumer. It claims partitions and gives them up in ZooKeeper, and reports both to the
+    core.
 
-    stepped_out: whether the member has left the group, or is about to, because nobody polled; come_back() ends this.
+    stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll.
+    come_back() ends this.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: returns whether still nobody polls; called before the member steps out. on_brokers: called with the
-        ids of the registered brokers after each look at them. on_given_up: called with partitions whose offsets are
-        committed and which the core has dropped, but which are still owned in ZooKeeper. If it raises a MetaqError, the
-        step fails.
+        """is_idle: returns whether the program still does not poll; called just before the member leaves the group for
+        that reason. on_brokers: called with the ids of the registered brokers each time they were read from ZooKeeper.
+        on_given_up: called with partitions that are being given up. Their offsets are committed and the core has
+        dropped them, but their owner nodes in ZooKeeper still exist. If on_given_up raises a MetaqError, the current
+        action fails.
         """
         self.stepped_out = False
         self._rules = MemberCore(membership.group, membership.consumer_id, core)
@@ -89,28 +92,30 @@ class GroupMember:
         return self._rules.state
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: where newly owned partitions begin, except the group's topic of
-        failed messages, where no message may be skipped."""
+        """Join the group in the background. start: the position where reading of newly owned partitions begins. It does
+        not apply to the group's topic of failed messages, because no message of it may be skipped.
+        """
         self._rules.start = start
         self._events.put(Event.STARTED)
         self._thread.start()
 
     def changed(self) -> None:
-        """Note that members, partitions, brokers or the session may have changed. Several calls before the next look
-        count as one."""
+        """Report that members, partitions, brokers or the session may have changed, so that the group is planned again.
+        Several calls before the next plan count as one.
+        """
         if not self._change_is_queued:
             self._change_is_queued = True
             self._events.put(Event.CHANGED)
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe to an additional topic. Not on the rebalance thread. Raises the same errors as
+        """Subscribe to an additional topic. Do not call this on the rebalance thread. Raises the same errors as
         GroupMembership.subscribe.
         """
         self._membership.subscribe(topic)
         self.changed()
 
     def step_out(self) -> None:
-        """Give up all partitions and leave the group, because nobody polls, until come_back()."""
+        """Give up all partitions and leave the group until come_back() is called, because the program does not poll."""
         self.stepped_out = True
         self._events.put(Event.IDLE)
 
@@ -120,21 +125,26 @@ class GroupMember:
         return self._core.owned
 
     def come_back(self) -> None:
-        """Join again, because somebody polls. After an interrupt `stepped_out` stays true, and the call may be
-        repeated."""
+        """Join the group again, because the program polls again. If an interrupt ends this call, `stepped_out` stays
+        true, and the call may be repeated.
+        """
         self._events.put(Event.POLLED)
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Return the broker from which a partition is read: its master or, without a master, always the same slave."""
+        """Return the endpoint from which a partition is read: the broker's master or, if it has no master, a slave,
+        which is always the same one.
+        """
         return source_of(self._rules.brokers, partition)
 
     def is_slave(self, endpoint: Endpoint) -> bool:
-        """Whether a slave listens at this endpoint, according to the group's last look at the brokers."""
+        """Return whether a slave listens at this endpoint, according to the list of brokers that was read last."""
         return any(endpoint == endpoint_at(each) for nodes in self._rules.brokers.values() for each in nodes.slaves)
 
     def close(self, timeout: float) -> bool:
-        """Commit, release all partitions and leave; return False if that took longer than `timeout` seconds."""
+        """Commit the offsets, release all partitions and leave the group. Return False if this was not finished within
+        `timeout` seconds.
+        """
         self._rules.closing = True
         if self._thread.ident is None:
             return True
@@ -149,7 +159,7 @@ class GroupMember:
             self.take(self._events.get())
 
     def take(self, first: Event) -> None:
-        """Process an event, and the events that its actions report."""
+        """Process an event, and then each event that the resulting actions report."""
         if first is Event.CHANGED:
             self._change_is_queued = False
         event: Event | None = first
@@ -174,18 +184,21 @@ class GroupMember:
         return self._membership.session_id != 0
 
     def _claims_hold(self) -> bool:
-        """Whether all owned partitions were claimed on the current session; the membership may already have a newer
-        one."""
+        """Return whether all owned partitions were claimed on the current session. They were not if the membership
+        already has a newer session.
+        """
         return self._session_lives() and self.holds_its_claims()
 
     def holds_its_claims(self) -> bool:
-        """Return MemberCore.holds_claims for the current session. Any thread."""
+        """Return MemberCore.holds_claims for the current session. Any thread may call this."""
         return self._rules.holds_claims(self._membership.session_id)
 
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def _join(self) -> Event:
-        """Join the group. After a lost session the membership registers again by itself, and then reports a change."""
+        """Join the group. After the session was lost later, the GroupMembership registers the member again by itself
+        and then reports a change.
+        """
         if not self._joined:
             self._connections = self._membership.connections
             self._membership.join()
@@ -231,9 +244,10 @@ class GroupMember:
         return event
 
     def _prove_claims(self) -> None:
-        """Check the claims after each new connection: ZooKeeper may have come back from an older copy that has the
-        session, but not all of its changes. Partitions that were just given up are checked, too: perhaps only this
-        member knows their positions."""
+        """After each new connection to ZooKeeper, check that this member still owns its partitions there. ZooKeeper may
+        have come back from an older copy that has the session, but not all changes of the session. Partitions that were
+        just given up are checked, too, because possibly only this member knows their positions.
+        """
         connections = self._membership.connections
         owned = self._core.owned
         given_up = self._kept.given_up(owned)
@@ -256,7 +270,7 @@ class GroupMember:
         self._connections = connections
 
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
-        """Read partitions from the brokers that serve them now."""
+        """Use the current list of brokers, so that each partition is read from the broker that serves it now."""
         moved = self._rules.brokers_are(brokers)
         self._on_brokers(brokers.keys())
         masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
@@ -274,8 +288,9 @@ class GroupMember:
         return None
 
     def _drained(self, notice: Notice, late: bool = False) -> None:
-        """Note that the user has returned the messages, or did not do so in time (late); polling thread, or timer
-        thread (late)."""
+        """End the wait for the messages of the partitions to hand over. Called on the polling thread when the user has
+        returned the messages, or on the timer thread (late) if the user did not do so in time.
+        """
         if self._rules.drained(notice, late):
             self._events.put(Event.DRAINED)
 
@@ -297,8 +312,9 @@ class GroupMember:
         return self._rules.claimed(claimed)
 
     def _begin(self, claimed: list[TopicPartition], fence: int) -> None:
-        """Begin to read claimed partitions. The offsets are loaded only now: the previous owner may have committed
-        until the claim."""
+        """Begin to read claimed partitions. The committed offsets are loaded only after the claim, because the previous
+        owner may have committed until then.
+        """
         names = [znode_name(partition) for partition in claimed]
         try:
             stored = self._committer.load(names)
@@ -334,12 +350,16 @@ class GroupMember:
             return None
 
     def _pause_over(self, number: int) -> None:
-        """End a pause; timer thread. If a change has already ended that pause, this must not end a later one."""
+        """End the pause with this number. Runs on the timer thread. If a change has already ended this pause, a later
+        pause is not affected.
+        """
         if number == self._rules.pauses:
             self._events.put(Event.PAUSE_OVER)
 
     def _abandon(self) -> Event:
-        """Drop all partitions, because the owner nodes are gone; a commit could overwrite a new owner's offsets."""
+        """Drop all partitions, because their owner nodes in ZooKeeper are gone. Offsets are not committed, because a
+        commit could overwrite a new owner's offsets.
+        """
         lost = list(self.owned.values())
         self._kept.keep(lost)
         self._rules.lose(lost, f"{self._rules.reason}; joining again")
@@ -347,8 +367,9 @@ class GroupMember:
         return Event.CHANGED
 
     def _step_out(self) -> Event:
-        """Step out of the group; failed steps are tried again. Delivered messages that do not count as consumed are
-        delivered again by other members."""
+        """Give up all partitions and leave the group, because the program does not poll. If it fails, the state machine
+        tries it again. Delivered messages that do not count as consumed will be delivered again by other members.
+        """
         if not self._is_idle():
             self.stepped_out = False
             return Event.POLLED
@@ -380,21 +401,22 @@ class GroupMember:
 
 
 class MissingTopics:
-    """Warns once of each subscribed topic that has had no partition yet, because a misspelt name would otherwise stay
-    unnoticed. One thread.
+    """Logs one warning for each subscribed topic that has had no partition yet, because a misspelt name would otherwise
+    stay unnoticed. Only one thread may use it.
 
-    A topic that existed before is not misspelt: its brokers are absent, so there is no warning.
+    If a topic has existed before, its name is not misspelt and only its brokers are absent, so no warning is logged.
     """
 
     def __init__(self, group: str, view: ClusterView) -> None:
         self._group = group
         self._view = view
         self._settled: set[str] = set()
-        """Topics that have existed, or of which a warning was logged."""
+        """Topics that have had a partition, or for which a warning was logged."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
-        """Warn of missing topics. partitions: by topic, as in a plan. Asks ZooKeeper only if a topic is missing for the
-        first time."""
+        """Log a warning for each missing topic. partitions: the names of the registered partitions by topic, as for a
+        plan. ZooKeeper is asked only if a topic is missing for the first time.
+        """
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled
         if not missing:
@@ -413,7 +435,9 @@ class MissingTopics:
                 log.warning("group %s: %s", self._group, trouble)
 
     def _trouble(self, topic: str, known: Collection[str]) -> str | None:
-        """Return the warning's text; None if the topic was registered after the plan was made."""
+        """Return the text of the warning for a missing topic; None if the topic was registered after the plan was made.
+        known: all registered topics.
+        """
         if self._view.consumer_partitions(topic):
             return None
         if topic in known:

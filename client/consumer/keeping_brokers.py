@@ -22,16 +22,17 @@ log = get_log(__name__)
 
 
 class Keeping(NamedTuple):
-    """The answers of the brokers of some topics. lacking: a broker that keeps no delayed messages, named for operators;
-    None if there is none. answered: number of brokers that keep them."""
+    """What the brokers of some topics have answered. lacking: the name of a broker that keeps no delayed messages, for
+    messages to operators; None if there is none. answered: number of brokers that keep delayed messages.
+    """
 
     lacking: str | None
     answered: int
 
 
 class KeepingBrokers:
-    """Asks brokers whether they keep delayed messages. Any thread. connect: makes or finds the connection to a broker;
-    raises MetaqError.
+    """Asks brokers whether they keep delayed messages. Any thread may call the methods. connect: returns an existing or
+    a new connection to a broker; raises MetaqError.
     """
 
     def __init__(self, view: ClusterView, connect: Callable[[Endpoint], Connection]) -> None:
@@ -39,8 +40,9 @@ class KeepingBrokers:
         self._connect = connect
 
     def look(self, topics: Sequence[str]) -> Keeping:
-        """Ask the brokers of `topics`, and stop at the first one that keeps no delayed messages. Brokers without an
-        answer or a master do not count. Raises CoordinationUnavailable."""
+        """Ask the brokers of `topics`, and stop at the first one that keeps no delayed messages. Brokers that do not
+        answer, or that have no master, do not count. Raises CoordinationUnavailable.
+        """
         nodes = self._view.brokers()
         answered = 0
         brokers = {each.broker_id for replicas in self._view.replicas_many(topics, publish=False) for each in replicas}
@@ -58,7 +60,9 @@ class KeepingBrokers:
         return Keeping(None, answered)
 
     def keeps(self, broker_id: int) -> bool:
-        """Whether a broker says now that it keeps delayed messages. Raises CoordinationUnavailable."""
+        """Ask a broker, and return whether it answers that it keeps delayed messages. Raises
+        CoordinationUnavailable.
+        """
         nodes = self._view.brokers().get(broker_id)
         if nodes is None or nodes.master is None:
             return False

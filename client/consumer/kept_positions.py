@@ -1,10 +1,11 @@
-"""Keep positions of partitions that the member owned until recently, in case ZooKeeper has lost them.
+"""Remember the positions of partitions that this member owned until recently, in case ZooKeeper has lost the committed
+offsets.
 
-When a session ends, its owner nodes disappear, and another member may continue from the committed offsets; from then on
-the committed offsets count. But if ZooKeeper came back empty or from an older copy, commits are gone, and only the
-former owners know the group's positions. So a member keeps its positions until it has a place in the group again. Then
-it writes the offsets that ZooKeeper has lost. For a while it also does not begin partitions that it did not own, and
-leaves them to their former owners.
+When a ZooKeeper session ends, its owner nodes disappear. Another member may then continue from the committed offsets,
+and from then on the committed offsets count. But if ZooKeeper came back empty or from an older copy, commits are lost,
+and only the former owners know the group's positions. So a member remembers its positions until it has joined the group
+again. Then it writes the offsets that ZooKeeper has lost. For a while it also does not read partitions that it did not
+own before, and leaves them to their former owners.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ __all__ = ["KeptPositions"]
 log = get_log(__name__)
 
 _NEVER = (1 << 63) - 1
-"""A zxid greater than all others."""
+"""A ZooKeeper transaction id (zxid) that is greater than all real ones."""
 
 
 class KeptPositions:
-    """The kept positions of one member. One thread, the rebalance thread.
+    """The remembered positions of one member. Only the rebalance thread uses this object.
 
-    by_commits: whether the user commits; then messages that were delivered since the last commit are delivered again.
+    by_commits: whether the user calls commit. Then messages that were delivered after the last commit are delivered
+    again.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class KeptPositions:
         self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # the cursor, and until when it counts
 
     def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Note partitions that were given up on the current session. Until other members own them, only this member
-        knows their positions.
+        """Remember the positions of partitions that this member gave up on the current session. Until other members own
+        these partitions, only this member knows their positions.
         """
         now = self._clock()
         # one session timeout for the session to end, one more in reserve
@@ -57,40 +59,44 @@ class KeptPositions:
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
     def given_up(self, owned: Collection[TopicPartition]) -> dict[TopicPartition, PartitionCursor]:
-        """Return recently given up partitions that are not owned again."""
+        """Return the recently given up partitions, with their cursors. Partitions that this member owns again are left
+        out.
+        """
         now = self._clock()
         return {each: cursor for each, (cursor, until) in self._given_up.items() if until > now and each not in owned}
 
     def keep(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Keep positions whose owner nodes are gone with the session."""
+        """Remember the positions of partitions that this member has lost together with its session."""
         self._kept |= {each.partition: each for each in cursors}
 
     def forget(self) -> None:
-        """Forget the positions, because the member has a place in its group again, or leaves it."""
+        """Forget the positions, because the member has joined its group again, or leaves it."""
         if self.ends_in is None:
             self._kept.clear()
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds until this member may begin partitions whose former owners may know later positions. None: it may
-        begin them now.
+        """Seconds for which this member must still leave partitions to their former owners, because these may know
+        later positions. None: this member may read such partitions now.
         """
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self) -> None:
-        """For a while, begin only partitions that this member owned before, because ZooKeeper was set back to an older
-        state.
+        """For a while, read only partitions that this member owned before. This is called if ZooKeeper was set back to
+        an older state.
         """
         self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Return which of `partitions` this member must not begin yet."""
+        """Return those of `partitions` that this member must not read yet, because it leaves them to their former
+        owners.
+        """
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
     def publish(self) -> None:
-        """On a new session, find out whether ZooKeeper has lost commits, and write them again. Raises the errors of
-        OffsetCommitter.commit; then the call may be repeated.
+        """On a new session, find out whether ZooKeeper has lost commits of this member, and write these offsets again.
+        Raises the errors of OffsetCommitter.commit; after an error the call may be repeated.
         """
         session_id = self._membership.session_id
         if session_id == self._published_on:
@@ -116,8 +122,9 @@ class KeptPositions:
         self._set_backs, self._published_on = set_backs, session_id
 
     def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
-        """For each claimed partition, return this member's own position if no other member has got further. None means
-        that the member continues at the committed offset, as for a new partition. stored: the committed offsets.
+        """Return for each claimed partition the position that this member remembers, if no other member has got
+        further. None means that the member continues at the committed offset, as with any other partition. stored: the
+        committed offsets.
         """
         names = [znode_name(each) for each in partitions]
         is_set_back = self.ends_in is not None
@@ -139,12 +146,12 @@ class KeptPositions:
         *,
         in_any_case: bool,
     ) -> dict[TopicPartition, Reached | None]:
-        """Return the partitions whose committed offset is lower than the position that this member knows, with the
-        committed offset.
+        """Return the partitions whose committed offset is lower than the position that this member remembers. Each
+        comes with its committed offset.
 
-        If a partition was lost before the last session ended, other members may know more than this one, so any
-        committed offset wins. If this member has claimed a partition, and the former owner has written its offset again
-        without knowing of the claim, the partition is returned, too.
+        If this member lost a partition before its last session ended, other members may know a later position, so any
+        committed offset overrules the remembered position. There is one more case in which a partition is returned:
+        this member has claimed it, and the former owner has written its own offset again without knowing of the claim.
         """
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []
@@ -156,8 +163,10 @@ class KeptPositions:
         }
 
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
-        """Return for each offset whether it was written later than this member knows, and so overrules the position
-        here. in_any_case: ZooKeeper was set back, so no offset overrules a position."""
+        """Return for each committed offset whether it was written after the last change in ZooKeeper that this member
+        has seen (`seen_zxid`), so that it overrules the remembered position. in_any_case: whether ZooKeeper was set
+        back; then no offset overrules a position.
+        """
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 
     def _place(self, cursor: PartitionCursor) -> Reached | None:
@@ -165,5 +174,7 @@ class KeptPositions:
 
 
 def _is_lost(cursor: PartitionCursor, found: Reached | None) -> bool:
-    """Whether the committed offset is missing, or lower than the one that this member committed."""
+    """Return whether the committed offset that was found is missing, or lower than the offset that this member
+    committed.
+    """
     return cursor.committed is not None and (found is None or found[0] < cursor.committed[0])

@@ -1,9 +1,10 @@
-"""Consume messages with a handler, which gets them partition by partition. A failing message blocks only its own
-partition.
+"""Consume messages with a handler, which gets the messages of one partition in each call. A message on which the
+handler fails blocks only its own partition.
 
-The thread in run() takes messages that arrive and tells the user of assignments, as poll() does. A few worker threads
-call the handler. Each partition is one unit of work with at most one worker, which keeps its order. After a failure of
-the handler the work pauses with its messages in memory, and a timer puts it back into the queue.
+The thread in run() reacts to messages that arrive, and calls the user's callbacks about assigned partitions, as poll()
+does. A few worker threads call the handler. Each partition is one unit of work, and at most one worker has it at a
+time, so its messages are handled in order. After a failure of the handler the work pauses with its messages in memory,
+and a timer puts it back into the queue.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """Return a function that calls `deliver` with kept messages, but only with unexpired ones, and with their decoded
-    values.
+    """Return a function that passes messages of a local store to `deliver`. It leaves out expired messages, and decodes
+    the values of the others.
     """
 
     def deliver_living(messages: Sequence[Message]) -> None:
@@ -53,8 +54,8 @@ def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
-    """Return a function that calls `deliver` only with messages that pass the user's filter. An exception of the filter
-    counts as a failure of the message.
+    """Return a function that passes to `deliver` only the messages that the user's filter `accept` accepts. If the
+    filter raises an exception, this counts as a failure of the handler on the message.
     """
     if accept is None:
         return deliver
@@ -68,9 +69,11 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 
 class Handling(NamedTuple):
-    """Options of a run(). deliver: gets at most `batch` messages, which count as consumed when it returns. failed:
-    sends failing messages to the broker; None: max_retries and `reject` apply. suspects: messages that may have ended a
-    former owner's process."""
+    """The options of a call of run(). deliver: calls the handler with at most `batch` messages, which count as consumed
+    when it returns. failed: sends messages on which the handler fails to the broker; None: max_retries and `reject`
+    apply instead. suspects: takes care of messages that may have killed a former owner's process; None: no special
+    care.
+    """
 
     deliver: Deliver
     batch: int
@@ -82,11 +85,12 @@ class Handling(NamedTuple):
 
 
 class Listener:
-    """One run of a handler. `loop` is called on one thread; stop() on any.
+    """One call of run() with a handler. `loop` is called on one thread; any thread may call stop().
 
-    may_work: returns false while another member may own the partitions. choose: called on the thread of `loop` before
-    the first message and then from time to time, until it returns how failed messages are handled. While it returns
-    None, failed messages are tried again in their place, without limit. Its exceptions end `loop`.
+    may_work: returns false while another member may own the partitions. choose: a function that decides how failed
+    messages are handled. It is called on the thread of `loop` before the first message, and then from time to time
+    until it returns a decision. While it returns None, failed messages are tried again in their place, without limit.
+    An exception of `choose` ends `loop`.
     """
 
     def __init__(
@@ -120,7 +124,7 @@ class Listener:
     # --- the thread in run() ----------------------------------------------------------------------------------------
 
     def loop(self) -> None:
-        """Work until stop().
+        """Consume messages until stop() is called.
 
         Raises exceptions of on_assigned, on_revoked and `choose`, and those of a handler that do not derive from
         Exception (SystemExit …).
@@ -157,20 +161,22 @@ class Listener:
             self._handling, self._choose = chosen, None
 
     def stop(self) -> None:
-        """Make `loop` return once the running handlers have returned. Any thread."""
+        """Make `loop` return as soon as the running handlers have returned. Any thread may call this."""
         self._stopping = True
         self._fetcher.wake()
 
     def is_worker(self) -> bool:
-        """Whether the calling thread is one that calls handlers."""
+        """Whether the calling thread is a worker thread, which calls handlers."""
         return any(worker.is_current for worker in self._workers)
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until the handlers have returned. Any thread except a handler's."""
+        """Wait at most `seconds` until the running handlers have returned. Any thread may call this, except a worker
+        thread.
+        """
         self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
-        """Let a worker do another job, which calls the handler."""
+        """Let a worker thread run `job`, which calls the handler itself."""
         self._jobs.put(job)
 
     def _work_of(self, cursor: PartitionCursor) -> Work:
@@ -182,12 +188,14 @@ class Listener:
             self._begin(self._works.arrived(work))
 
     def _begin(self, works: Sequence[Work]) -> None:
-        """Hand works to the workers. Call with the lock held."""
+        """Hand these works to the worker threads. The caller must hold the lock."""
         for each in works:
             self._jobs.put(partial(self._work_on, each))
 
     def _is_busy(self, partition: TopicPartition) -> bool:
-        """Whether a handler still works for a claim of the partition that was given up or lost."""
+        """Return whether a handler still works on messages that it got before this member gave up or lost the
+        partition.
+        """
         with self._lock:
             given_up = self._works.given_up(partition)
         return self._core.is_out(given_up)
@@ -211,8 +219,10 @@ class Listener:
             )
 
     def give_back(self) -> None:
-        """Deliver unprocessed messages again with the next poll() or run(), also those in a running handler. May be
-        repeated: an interrupt may end `loop` before it gets here."""
+        """Put back all messages that are not processed, also those in a running handler, so that the next poll() or
+        run() delivers them again. May be called repeatedly, because an interrupt may end `loop` before it calls
+        this.
+        """
         if self._gave_back:
             return
         self._stopping = True
@@ -264,12 +274,14 @@ class Listener:
                 self._timers.call_later(pause, partial(self._resume, work))
 
     def _resume(self, work: Work) -> None:
-        """Put a paused work back into the queue; timer thread."""
+        """Put a paused work back into the queue. Runs on the timer thread."""
         with self._lock:
             self._begin(self._works.resumed(work))
 
     def _process(self, work: Work) -> float:
-        """Process the work's messages, or take its next ones. Return the seconds to pause; 0: no pause."""
+        """Give the next messages of the work to the handler; if it has none, take messages from its partition first.
+        Return the seconds for which the work must pause; 0: no pause.
+        """
         work.refresh()
         if not work.messages:
             pause = self._take(work)
@@ -323,7 +335,9 @@ class Listener:
         return 0.0
 
     def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """Handle a failure. first: the first message of the unit that the handler got."""
+        """Handle a failure of the handler; return the seconds for which the work must pause. first: the first message
+        of the unit that the handler got.
+        """
         if self._choose is not None:
             return self._works.failed_too_early(first, error)
         work.tries += 1
@@ -343,8 +357,10 @@ class Listener:
     # --- messages that may end their process --------------------------------------------------------------------------
 
     def _take_care(self, work: Work, suspects: Suspects) -> float | None:
-        """Prepare for a message that may end the process. Return the seconds for which the partition must pause (0: no
-        pause, but another message is the first one now); None: the handler may get the message."""
+        """Prepare for a message that may kill the process. Return None if the handler may get the message. Otherwise
+        return the seconds for which the partition must pause; 0 means no pause, but another message is the first one
+        now.
+        """
         offset = work.messages[0].offset
         try:
             if not work.looked:
@@ -391,8 +407,9 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
-        """Send a failed message to its next place. It counts as consumed only when the broker has stored it; until then
-        its partition waits.
+        """Send a failed message to its delayed topic or to the dead letters. The message counts as consumed only when
+        the broker has stored it there; until then its partition waits. Return the seconds for which the work must
+        pause.
         """
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"

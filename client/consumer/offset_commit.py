@@ -1,5 +1,5 @@
-"""Load and commit a group's offsets. Only offsets of consumed messages are committed, only if they have changed, and in
-one pipelined round trip.
+"""Load and commit a group's offsets. An offset is committed only if it has changed, and only up to the consumed
+messages. All offsets are written in one pipelined round trip.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ log = get_log(__name__)
 
 
 def znode_name(partition: TopicPartition) -> tuple[str, str]:
-    """Return a partition's topic and name as znodes spell them."""
+    """Return a partition's topic and name in the form that they have in the names of znodes."""
     return partition.topic, str(partition)
 
 
 def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetCommitter:
-    """Return the committer of a member, with offsets in ZooKeeper or in the store of `config`. Raises ConfigError."""
+    """Return the committer of a group member. It writes offsets to the store of `config`, or to ZooKeeper if `config`
+    has none. Raises ConfigError.
+    """
     own, file = config.offset_store, config.offsets_file
     if file is not None and (own is not None or not config.broadcast):
         raise ConfigError("offsets_file", file, "it is for broadcast=True without offset_store; see LocalOffsetStore")
@@ -50,8 +52,9 @@ def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupM
 
 
 class StartPosition(NamedTuple):
-    """Where a newly owned partition begins: at its committed offset if `resume` is set and there is one, otherwise at
-    `offset`. An `offset` may also be a function that finds the position."""
+    """The position where reading of a newly owned partition begins. It is the committed offset if `resume` is set and
+    an offset is committed, otherwise `offset`. `offset` may also be a function that finds the position.
+    """
 
     offset: int | Locate
     resume: bool = True
@@ -66,22 +69,27 @@ class StartPosition(NamedTuple):
         return cls(locate(start, topics, finder, "start"))
 
     def begins(self, stored: Iterable[Reached | None]) -> list[int | Locate]:
-        """Return where partitions with these committed offsets begin."""
+        """Return for each partition the position where reading begins. stored: the committed offsets of the
+        partitions.
+        """
         return [each[0] if self.resume and each is not None else self.offset for each in stored]
 
 
 class OffsetCommitter:
-    """Writer of the positions of partitions. Any thread; one commit at a time.
+    """Commits the offsets of one member's partitions. Any thread may call the methods; only one commit runs at a time.
 
     Writes are fenced: each write is sent on the ZooKeeper session that holds the partition's owner node, or not at all.
-    A partition counts as committed only after its write has succeeded, so the next commit repairs a failed one. The
-    first commit on a new connection counts the stored offsets that it overwrites and that are lower than those
-    committed before. They may be the only sign that ZooKeeper was set back (`restore`).
+    A partition counts as committed only after its write has succeeded, so a failed write is repeated by the next
+    commit. The first commit on a new connection reads the stored offsets before it overwrites them. It counts those
+    that are lower than the offsets that this member has committed, because they may be the only sign that ZooKeeper was
+    set back to an older state (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
-        """connection: returns the number of the ZooKeeper connection that a read of the store would use; None: not
-        connected now. By default the store is not in ZooKeeper, and is not set back with it."""
+        """connection: returns the number of the ZooKeeper connection that a read of the store would use; None if it is
+        not connected now. The default is for a store that is not in ZooKeeper and so cannot be set back together with
+        ZooKeeper.
+        """
         self._store = store
         self._group = group
         self._connection = connection
@@ -90,7 +98,9 @@ class OffsetCommitter:
         self._overwritten = 0  # number of partitions whose stored offset was lower than the committed one
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
-        """Return the committed offsets of these (topic, partition). Raises CoordinationError, OSError."""
+        """Return the committed offset of each pair (topic, partition); None if it has none. Raises CoordinationError,
+        OSError.
+        """
         found = self._store.load_many(self._group, partitions)
         return [None if each is None else (each.offset, each.message_id) for each in found]
 
@@ -99,11 +109,11 @@ class OffsetCommitter:
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write the committed offsets of owned partitions again if the store has lower ones. This happens if ZooKeeper
-        has come back from an older copy within their session.
+        """Write the committed offsets of owned partitions again if the store now has lower ones. The store has lower
+        ones if ZooKeeper was replaced by an older copy of its data while the session went on.
 
-        Return the number of such partitions, including those whose offsets commits have overwritten since the last
-        call. Raises the same errors as commit.
+        Return the number of partitions with a lower stored offset. Partitions whose lower offset was already
+        overwritten by a commit since the last call are included. Raises the same errors as commit.
         """
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
@@ -115,8 +125,9 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """Count the lower offsets that a commit is about to overwrite, if it is the first commit on the connection.
-        Without a connection this waits for the next one; the commit then uses it, too."""
+        """If a commit is the first one on its connection, count the lower offsets that it is about to overwrite. If
+        there is no connection, this waits for the next one, which the commit then uses, too.
+        """
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))
             if connection is not None and connection == self._connection():
@@ -124,8 +135,9 @@ class OffsetCommitter:
                 self._seen_on = connection
 
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
-        """Return the cursors whose stored offset is missing, or lower than the one that they committed, each with the
-        committed offset."""
+        """Return the cursors whose stored offset is missing, or lower than the offset that this member has committed.
+        Each comes with the offset that this member has committed.
+        """
         stored = self.load([znode_name(each.partition) for each in cursors])
         return [
             (cursor, known)
@@ -134,14 +146,17 @@ class OffsetCommitter:
         ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
-        """Write offsets of partitions without an owner, on the current session. Raises the same errors as commit."""
+        """Write the offsets of partitions that no member owns, on the current session. Raises the same errors as
+        commit.
+        """
         self._store.commit(
             self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
         )
 
     def commit(self, cursors: Iterable[PartitionCursor]) -> int:
-        """Write changed offsets; return the number of changed partitions. Raises CoordinationError, SessionLost,
-        OSError."""
+        """Write the offsets that have changed since the last commit; return their number. Raises CoordinationError,
+        SessionLost, OSError.
+        """
         with self._lock:
             changed = changes(cursors)
             self._look([cursor for reached in changed.values() for cursor, _ in reached])
@@ -155,9 +170,10 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Write the offsets where these partitions begin. Return the requests that were written. A partition is left
-        out if it was moved or lost meanwhile, or will be handed over. Raises the same errors as commit, and exceptions
-        of a user's store.
+        """Commit the offset of each of these RECORD requests, which is the offset where the group begins in a
+        partition. Return the requests whose offsets were written. A partition is left out if its position was moved or
+        it was lost meanwhile, or will be handed over. Raises the same errors as commit, and exceptions of a user's
+        store.
         """
         with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]
@@ -170,7 +186,7 @@ class OffsetCommitter:
             return wanted
 
     def commit_owned(self, core: ConsumerCore) -> int:
-        """Commit changed offsets of all partitions that are owned now."""
+        """Commit the changed offsets of all partitions that this member owns now. Return their number."""
         return self.commit(core.owned.values())
 
     def commit_regularly(self, timers: Timers, seconds: float, core: ConsumerCore) -> None:

@@ -1,4 +1,5 @@
-"""The state machine of a consumer in its group, as a table: join, plan, hand over, claim, leave.
+"""The state machine of a consumer in its group, written as a table. The consumer joins, plans, hands partitions over,
+claims partitions and leaves.
 
     NEW ─started→ JOINING ─joined→ PLANNING ─losses→ DRAINING ─drained→ RELEASING ─released→ CLAIMING ─claimed→ STABLE
                      │                │  └──────────────gains──────────────────────────────────↗          │
@@ -6,14 +7,14 @@
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
-A member that nobody polls steps out: the event IDLE leads from any resting state to STEPPING_OUT and AWAY, and the next
-poll leads to JOINING.
+If the program does not poll, its member leaves the group for the time being: the event IDLE leads from any resting
+state to STEPPING_OUT and AWAY. The next poll leads to JOINING.
 
-A member never gives up: every failure leads to a pause and another try, and the member keeps its partitions meanwhile.
-When its ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.
+Every failure leads to a pause and another try, without limit. Meanwhile the member keeps its partitions. When its
+ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.
 
-Actions run one after another on the rebalance thread (group_member.py), and most report an event of their own. A pair
-of state and event that is not in the table is a bug and raises.
+Actions run one after another on the rebalance thread (group_member.py), and most actions report an event when they end.
+A pair of state and event that is not in the table is a bug and raises an exception.
 """
 
 from __future__ import annotations
@@ -28,29 +29,33 @@ __all__ = ["TABLE", "Action", "Event", "State", "next_state"]
 class State(Enum):
     NEW = auto()
     JOINING = auto()
-    """Registering in the group."""
+    """The member is registering in the group."""
     JOIN_LATER = auto()
-    """Could not register: waiting for the next try."""
+    """The member could not register, and waits for the next try."""
     PLANNING = auto()
-    """Reading the group and computing what this member should own."""
+    """The member is reading the state of the group and computing which partitions it should own."""
     PLAN_LATER = auto()
-    """A try has failed, for example because another member still holds a partition; waiting for the next try."""
+    """A try has failed, for example because another member still holds a partition. The member waits for the next
+    try.
+    """
     DRAINING = auto()
-    """Partitions to hand over are no longer fetched; waiting until the polling thread has no messages of them."""
+    """The member no longer fetches from the partitions to hand over, and waits until the polling thread has no messages
+    of them.
+    """
     RELEASING = auto()
-    """Committing and releasing these partitions."""
+    """The member is committing and releasing the partitions to hand over."""
     CLAIMING = auto()
-    """Claiming newly assigned partitions."""
+    """The member is claiming newly assigned partitions."""
     STABLE = auto()
-    """Owns all assigned partitions."""
+    """The member owns all partitions that are assigned to it."""
     DISCONNECTED = auto()
     """The ZooKeeper session is over, so the member owns nothing any more."""
     STEPPING_OUT = auto()
-    """Nobody polls: giving up all partitions and the membership."""
+    """The program does not poll, so the member is giving up all partitions and its membership."""
     STEP_OUT_LATER = auto()
-    """Stepping out failed: waiting for the next try."""
+    """Leaving the group has failed. The member waits for the next try."""
     AWAY = auto()
-    """Outside the group until somebody polls."""
+    """The member is outside the group until the program polls again."""
     LEAVING = auto()
     LEFT = auto()
 
@@ -59,56 +64,61 @@ class Event(Enum):
     STARTED = auto()
     JOINED = auto()
     SETTLED = auto()
-    """The plan equals the owned partitions."""
+    """The plan contains exactly the partitions that the member owns."""
     GAINS = auto()
-    """The plan has additional partitions, and lacks none."""
+    """The plan contains partitions that the member does not own yet, and all partitions that it owns."""
     LOSSES = auto()
-    """The plan lacks owned partitions: they must be handed over."""
+    """The plan lacks some of the owned partitions. The member must hand these over."""
     DRAINED = auto()
-    """The polling thread has no messages of the losses any more, or the wait for this is over."""
+    """The polling thread has no messages of the partitions to hand over any more, or the time limit for this has
+    passed.
+    """
     RELEASED = auto()
     CLAIMED = auto()
     FAILED = auto()
     PAUSE_OVER = auto()
     CHANGED = auto()
-    """Members, partitions, brokers or the session may have changed."""
+    """The members, partitions or brokers of the group, or the ZooKeeper session, may have changed."""
     SESSION_LOST = auto()
     IDLE = auto()
-    """Nobody polls."""
+    """The program has not polled for too long."""
     STEPPED_OUT = auto()
     POLLED = auto()
-    """Somebody polls again."""
+    """The program polls again."""
     CLOSE = auto()
     GONE = auto()
-    """All partitions are released and the registration is removed, or the time for it is over."""
+    """All partitions are released and the member's registration is removed, or the time limit for this has passed."""
 
 
 class Action(Enum):
     JOIN = auto()
-    """Reports JOINED, FAILED."""
+    """Register in the group. Reports JOINED or FAILED."""
     PLAN = auto()
-    """Reports SETTLED, GAINS, LOSSES, FAILED, SESSION_LOST."""
+    """Compute which partitions this member should own. Reports SETTLED, GAINS, LOSSES, FAILED or SESSION_LOST."""
     DRAIN = auto()
-    """The event DRAINED follows later."""
+    """Stop fetching from the partitions to hand over. The event DRAINED follows later."""
     RELEASE = auto()
-    """Reports RELEASED, FAILED, SESSION_LOST."""
+    """Commit and release the partitions to hand over. Reports RELEASED, FAILED or SESSION_LOST."""
     CLAIM = auto()
-    """Reports CLAIMED, FAILED, SESSION_LOST."""
+    """Claim the newly assigned partitions. Reports CLAIMED, FAILED or SESSION_LOST."""
     SETTLE = auto()
-    """Note that the rebalance has succeeded: reset the back-off. Reports CHANGED if the members or partitions changed
-    during the rebalance."""
+    """Reset the back-off, because the rebalance has succeeded. Reports CHANGED if the members or partitions changed
+    during the rebalance.
+    """
     NOTE_CHANGE = auto()
-    """Remember that the plan must be made again."""
+    """Remember that the plan must be made again after the present rebalance."""
     PAUSE = auto()
-    """The event PAUSE_OVER follows later. Reports CHANGED instead if the member only waits for other members and
-    something has changed meanwhile.
+    """Set a timer for the next try. The event PAUSE_OVER follows later. Reports CHANGED instead if the member only
+    waits for other members and something has changed meanwhile.
     """
     ABANDON = auto()
-    """Drop all partitions, without a commit. Reports CHANGED."""
+    """Drop all partitions without committing their offsets. Reports CHANGED."""
     STEP_OUT = auto()
-    """Reports STEPPED_OUT, POLLED, FAILED, SESSION_LOST."""
+    """Give up all partitions and leave the group, because the program does not poll. Reports STEPPED_OUT, POLLED,
+    FAILED or SESSION_LOST.
+    """
     LEAVE = auto()
-    """Reports GONE."""
+    """Release all partitions and leave the group for good. Reports GONE."""
 
 
 _A, _E, _S = Action, Event, State
@@ -174,7 +184,9 @@ for _state in State:
 
 
 def next_state(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
-    """Return the state and actions after an event. Raises LocalProtocolError for an impossible pair."""
+    """Return the state after an event in `state`, and the actions to execute. Raises LocalProtocolError if the event
+    cannot come in this state.
+    """
     found = TABLE.get((state, event))
     if found is None:
         raise LocalProtocolError(f"a consumer in state {state.name} cannot take the event {event.name}: this is a bug")

@@ -1,4 +1,4 @@
-"""Handle messages that their handler cannot process."""
+"""Handle messages that the handler could not process in any of its tries."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ _CHOICES = (
 )
 
 RejectHandler = Callable[[Message, Exception], None]
-"""Called with a message and the exception of its last try. The message counts as consumed when this returns; if it
-raises, the message is tried again."""
+"""The type of a function that is called with a message and the exception of its last try. The message counts as
+consumed when the function returns. If the function raises an exception, the message is tried again.
+"""
 
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
-    """Return the default store of a consumer, open for its group. Raises ConfigError, LocalStoreError; both name the
-    options that avoid the store."""
+    """Open the default store for the rejected messages of a group, and return it. Raises ConfigError, LocalStoreError;
+    the texts of both name the options with which no store is needed.
+    """
     try:
         store = _unopened(connect, root)
     except ConfigError as error:
@@ -56,7 +58,9 @@ def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
 
 
 def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | None:
-    """Return the open store of messages that former runs left on this machine; None: there is none."""
+    """Open the store of rejected messages that former runs of the group left on this machine, and return it; None if
+    there is none.
+    """
     try:
         store = _unopened(connect, root)
     except ConfigError:  # without a home directory no former run has left messages
@@ -65,8 +69,8 @@ def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | 
 
 
 def _unopened(connect: str, root: str) -> LocalRecoverStore:
-    """Return the store of a cluster, not opened yet. All clusters share the home directory of a machine, but each
-    cluster has its own messages.
+    """Return the store for rejected messages of one cluster, without opening it. The stores of all clusters are in the
+    user's home directory, but each cluster has its own messages.
     """
     cluster = quote(f"{connect}{root}", safe=":,")[-_NAME_CHARACTERS:]
     return LocalRecoverStore(Path(RECOVER_DIRECTORY) / cluster)
@@ -78,11 +82,12 @@ def drop_message(message: Message, error: Exception) -> None:
 
 
 class LocalRecoverStore:
-    """A RejectHandler that keeps messages on this machine and gives them to the handler again and again until it
-    succeeds. (1.x's LocalRecoverPolicy; here a failing message does not end a round for the others.)
+    """A RejectHandler that keeps rejected messages on this machine and gives them to the handler again and again until
+    it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. Unlike there, a message that fails again does not end the
+    round for the other messages.)
 
     Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. It also delivers
-    messages that ended processes have left in other files. Any thread.
+    messages that ended processes have left in other files. Any thread may use the store.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class LocalRecoverStore:
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
         self._place: Path | None = None
-        """Directory of the group's files, while the store is open."""
+        """Directory of the group's files; None while the store is not open."""
 
     def open(self, group: str) -> None:
         """Open a file for `group`'s rejected messages. Called by Consumer.run. Raises LocalStoreError, ConfigError."""
@@ -120,10 +125,10 @@ class LocalRecoverStore:
         self._place = place
 
     def take_over(self, group: str) -> bool:
-        """Deliver messages that other processes have left for `group`, without keeping new ones, so that no file is
-        created. Call it instead of `open`.
+        """Open the store only to deliver messages that other processes have left for `group`. It keeps no new messages,
+        so it creates no file. Call this instead of `open`.
 
-        Return whether there are files; if not, the store is not open. Raises ConfigError.
+        Return whether the group has files of other processes; if not, the store stays closed. Raises ConfigError.
         """
         place = self._free_place(group)
         if not any(place.glob("*.db")):
@@ -139,7 +144,7 @@ class LocalRecoverStore:
         return self._directory / check_group(group)
 
     def __call__(self, message: Message, error: Exception) -> None:
-        """Keep the message. Raises LocalStoreError."""
+        """Save a rejected message in this process's file. Raises LocalStoreError."""
         if self._own is None:
             raise LocalStoreError("this LocalRecoverStore is not open to keep messages")
         _, store = self._own
@@ -147,17 +152,19 @@ class LocalRecoverStore:
         log.warning("kept %r to be tried again: %s: %s", message, type(error).__name__, error)
 
     def rounds(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[None]:
-        """Run one round, one message per step: give each kept message of `topics` to `deliver`, and remove it from the
-        store when that returns.
+        """Run one round: give each kept message of `topics` to `deliver`, and remove the message from the store when
+        `deliver` returns. The generator processes one message per step.
 
-        An exception of `deliver` is logged, and the message stays. Raises LocalStoreError.
+        If `deliver` raises an exception, it is logged, and the message stays in the store. Raises LocalStoreError.
         """
         for store in self._stores():
             for topic in sorted(topics.intersection(store.queues())):
                 yield from self._round(store, topic, deliver)
 
     def schedule(self, topics: frozenset[str], deliver: Callable[[Message], object]) -> Generator[float]:
-        """Run rounds without end, one message per step: yield the seconds to wait before the next step."""
+        """Run rounds without end. The generator processes one message per step, and yields the seconds to wait before
+        the next step.
+        """
         yield self.first_seconds
         while True:
             try:
@@ -168,7 +175,9 @@ class LocalRecoverStore:
             yield self.interval_seconds
 
     def _stores(self) -> Iterator[LocalMessageStore]:
-        """Yield this process's own file, then those of ended processes, each open while it is read."""
+        """Yield the store in this process's own file, then the stores in the files of ended processes. Each file is
+        open only while the caller reads it.
+        """
         if self._place is None:
             return
         own = None
@@ -198,11 +207,11 @@ class LocalRecoverStore:
                 yield
 
     def count(self, topic: str) -> int:
-        """Return the number of messages of `topic` in this process's file."""
+        """Return the number of kept messages of `topic` in this process's file."""
         return 0 if self._own is None else self._own[1].count(topic)
 
     def close(self) -> None:
-        """Release the file; its messages stay for the next process. Idempotent."""
+        """Close and unlock the file. Its messages stay for the next process. Idempotent."""
         if self._own is not None:
             self._own[1].close()
         self._own = self._place = None
@@ -216,7 +225,9 @@ def recovering(
     timers: Timers,
     add_work: Callable[[Callable[[], None]], None],
 ) -> Iterator[None]:
-    """Try the messages of the open `store` again while a handler runs; close the store afterwards."""
+    """Context manager around a call of run(): give the messages of the open `store` to the handler again at regular
+    times, and close the store afterwards.
+    """
     pauses = store.schedule(frozenset(topics), lambda message: deliver([message]))
     ended = False
 
@@ -225,7 +236,7 @@ def recovering(
             add_work(go_on)
 
     def go_on() -> None:
-        """Process the next message, on a worker."""
+        """Process the next kept message. Runs on a worker thread."""
         pause = next(pauses, None)
         if pause:
             timers.call_later(pause, start)

@@ -1,4 +1,4 @@
-"""Settings of retries: how often a handler gets a failed message again, and after which pauses."""
+"""Settings of retries: how many times a handler gets a failed message, and after which pauses."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ _MAX_ATTEMPTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Send a failed message back to the broker, which delivers it again after a pause, to any member of the group.
-    After the last attempt it goes to the group's dead letters. With the defaults the attempts take up to 6.3 hours.
+    """With this setting, a failed message is sent back to the broker, which delivers it again after a pause, to any
+    member of the group. After the last attempt the message goes to the group's dead letters. With the defaults all
+    attempts together take up to 6.3 hours.
 
     Raises ConfigError for values out of range.
     """
 
     attempts: int = 16
-    """How often a handler may get a message, including the first time: 1 or more."""
+    """How many times a handler may get a message, including the first time: 1 or more."""
     first: float = 1.0
-    """Longest pause after the first failure, seconds, above 0."""
+    """Longest pause after the first failure, in seconds; above 0."""
     factor: float = 2.0
-    """Factor by which the longest pause grows with each failure: 1 or more."""
+    """Factor by which the longest pause grows with each further failure: 1 or more."""
     most: float = 7200.0
-    """Upper limit of the growth, seconds: `first` or more, at most a year."""
+    """Upper limit of the longest pause, in seconds: `first` or more, at most a year."""
     jitter: float = 1.0
-    """Random part of a pause, 0 … 1. 1: each pause is a random time between 0 and the longest pause, so that messages
-    that failed together are not delivered again together. 0: each pause is the longest pause.
+    """The part of a pause that is random, 0 … 1. With 1, each pause is a random time between 0 and the longest pause,
+    so that messages that failed together are not delivered again together. With 0, each pause is the longest pause.
     """
     ordered: bool = False
-    """Keep the order: the partition waits until its failed message is processed or is a dead letter. The message does
-    not go back to the broker meanwhile."""
+    """Whether to keep the order of a partition's messages. If true, the partition waits until its failed message is
+    processed or has become a dead letter. The message does not go back to the broker meanwhile.
+    """
 
     def __post_init__(self) -> None:
         check_number("attempts", self.attempts)
@@ -73,6 +75,8 @@ class Retry:
             return self.most
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
-        """Return the pause in seconds, with its random part. random: a number in [0, 1)."""
+        """Return the pause in seconds after `failures` failures, with its random part. random: returns a number in [0,
+        1).
+        """
         longest = self.longest_pause(failures)
         return longest * (1 - self.jitter + self.jitter * random())

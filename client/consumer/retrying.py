@@ -1,4 +1,6 @@
-"""Send a message on which a handler has failed to the broker until its next attempt, or to the dead letters."""
+"""Send a message on which a handler has failed to a broker, which keeps it until its next attempt, or to the dead
+letters.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,13 @@ __all__ = ["FailedMessages", "FailedSender", "Sending", "by_preference", "cause_
 log = get_log(__name__)
 
 _FILE_CHARACTERS = 300
-"""Maximum number of characters of a path. A longer path is cut at its beginning, because the end distinguishes the file
-from others.
+"""Maximum number of characters of a file's path in the cause of a failure. A longer path is cut at its beginning,
+because its end distinguishes the file from others.
 """
 
 
 class FailedSender(Protocol):
-    """The methods of a Producer that are needed here."""
+    """The methods of a Producer that this module needs."""
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]: ...
     def send_batch_async(
@@ -41,14 +43,14 @@ class FailedSender(Protocol):
 
 
 class Sending(NamedTuple):
-    """A message in flight to `partition`."""
+    """A failed message that is being sent to `partition`, and the future of the send."""
 
     future: Future[Sequence[SendResult]]
     partition: TopicPartition
 
 
 def cause_of(error: BaseException) -> str:
-    """Return type and text of an exception, and in a second line the place where the program raised it."""
+    """Return a text of two lines: the type and text of an exception, and the place where the program raised it."""
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[-1:]
     places = [f"{each.filename[-_FILE_CHARACTERS:]}:{each.lineno} in {each.name}" for each in frames]
@@ -60,7 +62,7 @@ def by_preference(
     partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
 ) -> list[TopicPartition]:
     """Return the partitions in the order in which a failed message tries them: first those of its `home` broker, then
-    the others in random order, and last those of the avoided brokers. random: a number in [0, 1).
+    the others in random order, and last those of the avoided brokers. random: returns a number in [0, 1).
     """
     return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
@@ -68,9 +70,9 @@ def by_preference(
 def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
-    """Return a function that calls `deliver` with a message of a local store. If the handler fails, the message goes to
-    the broker, as after a first attempt, and leaves the store. Blocks until the broker has stored it; raises MetaqError
-    if it cannot be stored.
+    """Return a function that calls `deliver` with a message from a local store. If the handler fails, the function
+    sends the message to the broker as after a first attempt, so that it leaves the local store. The function blocks
+    until the broker has stored the message, and raises MetaqError if that is impossible.
     """
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
@@ -92,10 +94,11 @@ def giving_back(
 
 
 class FailedMessages:
-    """Sender of failed messages for one run of a handler. Any thread. The Producer is made at the first failure.
+    """Sends the failed messages of one call of run(). Any thread may call the methods. The Producer is created at the
+    first failure.
 
-    takes: returns whether the broker with this id keeps delayed messages; a broker that keeps them is asked only once.
-    now: Unix seconds.
+    takes: returns whether the broker with a given id keeps delayed messages; a broker that keeps them is asked only
+    once. now: returns the time in Unix seconds.
     """
 
     def __init__(
@@ -120,23 +123,25 @@ class FailedMessages:
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
-        """Return the failure record of the original `message` after `attempts` failed attempts."""
+        """Return the description of the failure, which is stored with the message. message: the original message.
+        attempts: number of failed attempts.
+        """
         return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
 
     def is_last(self, failure: Failure) -> bool:
-        """Whether the message may not be tried again."""
+        """Return whether the failed attempt was the last one that the Retry allows."""
         return failure.attempts >= self.retry.attempts
 
     def pause(self, failures: int) -> float:
-        """Return the seconds until the next attempt."""
+        """Return the seconds to wait before the next attempt. failures: number of failures so far."""
         return self.retry.pause(failures, self._random)
 
     def send(self, message: Message, failure: Failure, avoided: Collection[int] = ()) -> Sending:
-        """Begin to send a message: to the delayed topic for the next attempt, or to the dead letters after the last
-        one.
+        """Begin to send a failed message to the delayed topic for its next attempt, or, after the last attempt, to the
+        dead letters.
 
-        message: the original. avoided: brokers to which a send has just failed. Prefers the broker of the original.
-        Raises MetaqError.
+        message: the original message; a partition on the same broker is preferred. avoided: ids of brokers to which a
+        send has just failed. Raises MetaqError.
         """
         pause = None if self.is_last(failure) else self.pause(failure.attempts)
         topic = self.dead_topic if pause is None else self.retry_topic
@@ -164,7 +169,7 @@ class FailedMessages:
         raise BrokerUnavailable(f"no broker that can be reached now takes messages of {topic}")
 
     def close(self, timeout: float) -> None:
-        """Close the sender, if there is one."""
+        """Close the Producer, if it was created."""
         with self._lock:
             sender, self._sender = self._sender, None
         if sender is not None:

@@ -1,4 +1,6 @@
-"""Check a group member's own state: whether its session proves its ownership, and whether anybody polls."""
+"""Check the state of a group member: whether its ZooKeeper session still proves that it owns its partitions, and
+whether the program still polls.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ log = get_log(__name__)
 
 class SessionWatch:
     """Determines from the state of its ZooKeeper session whether a member may still deliver messages. holds_its_claims:
-    whether all owned partitions were claimed on the current session.
+    returns whether all owned partitions were claimed on the current session.
 
-    Every limit is a share of the timeout that the server has granted, which may be less than requested.
+    Every time limit here is a share of the session timeout that the ZooKeeper server has granted. This may be less than
+    the requested timeout.
     """
 
     def __init__(
@@ -42,7 +45,7 @@ class SessionWatch:
         self._waits = False
 
     def prove(self) -> None:
-        """Prove the session now, and regularly from then on."""
+        """Ask ZooKeeper for a proof that the session is alive, now and then at regular intervals."""
         self._proof.renew()
         self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
@@ -50,7 +53,8 @@ class SessionWatch:
         """Whether ZooKeeper was away for so long that the session may be over and another member may own the
         partitions.
 
-        The member keeps them, but delivers nothing before ZooKeeper answers again and confirms the ownership.
+        In this case the member keeps its partitions, but delivers nothing before ZooKeeper answers again and confirms
+        the ownership.
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
@@ -69,21 +73,23 @@ class SessionWatch:
 
 
 class PollWatch:
-    """Watches whether anybody polls. This matters because partitions that a member owns but does not read cannot be
-    read by others.
+    """Watches whether the program calls poll() or run(). This matters because no other member can read a partition that
+    this member owns but does not read.
 
-    Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. Waiting inside a poll does not
-    count; work on messages does, also the work of a handler of run().
+    Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. The time that a poll waits for
+    messages does not count. The time in which the program works on messages counts, also in a handler of run().
 
     attend() and wait() are called on the thread that polls, and works() and rests() on the threads of handlers.
 
-    An exception may come at any line on the polling thread; the next attend() repairs the state.
+    An interrupt may end attend() or wait() on the polling thread at any line; the next attend() repairs the state.
     """
 
     def __init__(
         self, group: str, consumer_id: str, limit: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """limit: seconds without a poll after which the member steps out of its group; None: never."""
+        """limit: number of seconds without a poll after which the member leaves its group for the time being; None: it
+        never does.
+        """
         self._group = group
         self._consumer_id = consumer_id
         self._limit = math.inf if limit is None else limit
@@ -94,7 +100,7 @@ class PollWatch:
         self._warned_of = -math.inf  # start of the idle time for which the last warning was logged
 
     def begin(self, member: GroupMember, timers: Timers) -> None:
-        """Start to watch, until the timers are closed."""
+        """Start to watch the polls of `member`. The watch ends when the timers are closed."""
         self._member = member
         self._timers = timers
         self._look_later(0.0)
@@ -102,14 +108,14 @@ class PollWatch:
     # --- polling thread ---------------------------------------------------------------------------------------------
 
     def attend(self) -> None:
-        """Note that the polling thread polls. A member that had stepped out joins its group again."""
+        """Record that the program polls now. If the member had left its group because nobody polled, it joins again."""
         self._since = self._clock()
         self._waits = False
         if self._member.stepped_out and not self.is_idle():
             self._member.come_back()
 
     def wait(self, wait: Callable[[], None]) -> None:
-        """Call `wait`; its duration does not count as idle time."""
+        """Call the function `wait`. Its duration does not count as time without a poll."""
         try:
             self._waits = True
             wait()
@@ -122,21 +128,23 @@ class PollWatch:
     # --- handlers' threads ------------------------------------------------------------------------------------------
 
     def works(self, worker: Hashable) -> None:
-        """Note that `worker` calls a handler, and that its previous call has ended."""
+        """Record that `worker` begins a call of a handler now, and that its previous call has ended."""
         self._working[worker] = self._clock()
 
     def rests(self, worker: Hashable) -> None:
-        """Note that `worker` waits for work."""
+        """Record that `worker` has no handler running and waits for work."""
         self._working.pop(worker, None)
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Whether nobody has polled for so long that the member must give up its partitions."""
+        """Return whether the last poll was so long ago that the member must give up its partitions."""
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Return the time since which nobody has polled, or a handler has been working; inf if neither is the case."""
+        """Return the clock time since which the program has not polled, or since which the same call of a handler has
+        been running. Return inf if neither is the case.
+        """
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 
     # --- timer thread -----------------------------------------------------------------------------------------------
@@ -154,7 +162,9 @@ class PollWatch:
         self._look_later(idle)
 
     def _look_later(self, idle: float) -> None:
-        """Look again when the next limit may be reached."""
+        """Set a timer for the next check, at the time when the limit may be reached. idle: seconds without a poll so
+        far.
+        """
         due = [each - idle for each in (IDLE_WARNING_SECONDS, self._limit) if each > idle]
         self._timers.call_later(min(*due, IDLE_WARNING_SECONDS, self._limit), self._look)
 

@@ -1,11 +1,12 @@
-"""Handle, with special care, messages that may have ended a former owner's process.
+"""Take special care with messages that may have killed the process of a partition's former owner.
 
-A member whose run() sends failed messages back leaves a mark in ZooKeeper for each partition that it owns. A member
-that claims a partition and finds a mark knows that the last owner died, or lost its session. It does not know which
-message after the committed offset was being handled. So before each of the first SUSPECT_MESSAGES messages, the new
-owner commits and records which message is next. After these it commits at intervals that double each time. If the new
-owner dies too, the next one begins closer to the message. If the first message after the commit is the cause, the mark
-names it, and a death while only that message was handled counts as a failed attempt.
+A member whose run() sends failed messages back to the broker writes a mark in ZooKeeper for each partition that it
+owns. It removes the mark when it gives the partition up. A member that claims a partition and finds a mark knows that
+the last owner died, or lost its session. It does not know which message after the committed offset was being handled.
+So before each of the first SUSPECT_MESSAGES messages, the new owner commits its offset and records in the mark which
+message is next. After these messages it commits at intervals that double each time. If the new owner dies too, the next
+owner begins closer to the cause. If the first message after the commit is the cause, the mark names this message. If a
+process died while it handled only this message, its death counts as a failed attempt.
 """
 
 from __future__ import annotations
@@ -30,30 +31,31 @@ log = get_log(__name__)
 
 
 class WorkerDied(Exception):
-    """The cause of a failure if a process ended, or lost its ZooKeeper session, while it handled one message and
-    nothing else."""
+    """The cause of a failed attempt if a process ended, or lost its ZooKeeper session, while it handled this message
+    and no other.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class Care:
-    """State of one claim's careful phase after the death of the last owner. begun: the content of the mark. One thread
-    at a time: the partition's worker.
+    """The state of the careful phase after this member has claimed a partition whose last owner died. begun: the
+    content of the mark. Only the partition's worker thread uses it.
     """
 
     begun: Begun
     singly: int = SUSPECT_MESSAGES
     """Number of messages that are still to be recorded one by one."""
     size: int = SUSPECT_MESSAGES
-    """Number of messages between the last two commits, after that phase."""
+    """Number of messages between two commits, after the messages that are recorded one by one."""
     left: int = 0
     """Number of messages until the next commit."""
     marked: int = -1
-    """Offset of the message that the handler may get."""
+    """Offset of the message that the mark names; the handler may get this message. -1: none."""
     waits: bool = False
     """Whether the partition waits until no other message is handled in this process."""
 
     def is_named(self, offset: int) -> bool:
-        """Whether the last owner died at this message."""
+        """Return whether the last owner died while it handled the message at this offset."""
         return self.begun.offset == offset
 
     @property
@@ -62,8 +64,9 @@ class Care:
 
 
 class Suspects:
-    """The marks of one consumer. Any thread. After the careful phase nothing is written per message. The marks of all
-    partitions claimed meanwhile are read and written in one step."""
+    """Reads and writes the marks of one consumer. Any thread may call the methods. After the careful phase nothing is
+    written for single messages. If several partitions were claimed, their marks are read and written in one step.
+    """
 
     def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
         self._marks = marks
@@ -73,8 +76,8 @@ class Suspects:
         self._known: Mapping[PartitionCursor, Care | None] = {}
 
     def look(self, cursor: PartitionCursor) -> Care | None:
-        """Return the state of the careful phase for a claim, before its first message; None if the last owner did not
-        die. Raises the same errors as BegunMarks.
+        """Look for the mark of a claimed partition, before its first message is handled. Return the state of the
+        careful phase; None if the last owner did not die. Raises the same errors as BegunMarks.
         """
         if cursor not in self._known:
             with self._lock:
@@ -99,8 +102,8 @@ class Suspects:
         self._known = {each: self._known[each] for each in owned if each in self._known} | cares
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
-        """Note that the message at `offset` is about to be handled, alone in this process or together with others.
-        Raises the same errors as OffsetCommitter.commit.
+        """Commit the offset and update the mark if necessary, before the message at `offset` is handled. alone: whether
+        no other message is handled in this process at the same time. Raises the same errors as OffsetCommitter.commit.
         """
         if care.marked == offset:
             return
@@ -117,13 +120,14 @@ class Suspects:
         care.marked = offset
 
     def over(self, cursor: PartitionCursor) -> None:
-        """End the careful phase of this claim."""
+        """End the careful phase of this claimed partition."""
         with self._lock:
             self._known = {**self._known, cursor: None}
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Remove the marks of partitions that were given up and committed, and that the core has dropped. Raises the
-        same errors as BegunMarks: then the next owner handles messages with special care although it need not.
+        """Remove the marks of partitions that this member has given up after their offsets were committed. Raises the
+        same errors as BegunMarks. If it fails, the next owner handles messages with special care although this is not
+        necessary.
         """
         with self._lock:
             given = [each for each in cursors if each in self._known]

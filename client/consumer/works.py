@@ -1,5 +1,5 @@
-"""Decide which partition handlers work on next, with which messages, and what follows a failure of the handler. A core
-without I/O, threads, locks and clocks; the workers of listener.py are one driver.
+"""Decide which partition the handlers work on next, which messages they get, and what happens after a handler fails.
+This core has no I/O, threads, locks or clocks. The worker threads of listener.py drive it.
 """
 
 from __future__ import annotations
@@ -28,36 +28,38 @@ log = get_log(__name__)
 
 
 class RetryLater(Exception):
-    """A handler raises this exception to get the message again after a pause, without a line in the log. The call
-    counts as a try. (1.x: Message.setRollbackOnly.)
+    """A handler raises this exception to get the message again after a pause, without a line in the log. The call of
+    the handler counts as a failed try. (1.x: Message.setRollbackOnly.)
     """
 
 
 @dataclass(slots=True, eq=False)
 class Leaving:
-    """A failed message on its way to the delayed topic of its next attempt, or to the dead letters. It is the first
-    message of a work."""
+    """A failed message that is being sent to the delayed topic for its next attempt, or to the dead letters. It is
+    always the first message of a Work.
+    """
 
     original: Message
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """The broker to which the last send failed."""
+    """Id of the broker to which the last send has failed; empty if no send has failed."""
     complained: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """The work of one partition. Its worker owns all fields, except `queued`, `more` and `paused`, which the driver's
-    lock guards."""
+    """The messages of one partition that a handler shall process, and their state. The worker thread that has this
+    object owns all fields, except `queued`, `more` and `paused`, which the driver's lock guards.
+    """
 
     cursor: PartitionCursor
     is_of_own_topic: bool
-    """Whether its messages may have failed earlier, because the topic is one of metaq's own."""
+    """Whether the topic is one of metaq's own. Then its messages may have failed earlier."""
     queued: bool = False
-    """Whether the work is in the queue, or with a worker."""
+    """Whether the work is in the queue, or a worker thread has it."""
     more: bool = False
-    """Whether messages have arrived meanwhile."""
+    """Whether messages of the partition have arrived since the work was queued."""
     paused: bool = False
     messages: deque[Message] = field(default_factory=deque)
     """Messages that were taken but are not processed yet, from the cursor's position on."""
@@ -70,26 +72,30 @@ class Work:
     may_expire: bool = False
     """Whether some of `messages` have an expiry time."""
     single_before: int = 0
-    """Below this offset, the handler gets the messages of a failed batch one by one."""
+    """Messages before this offset are given to the handler one by one, because a batch that contained them has
+    failed.
+    """
     leaving: Leaving | None = None
     looked: bool = False
-    """Whether the mark of a dead owner was already looked for in this claim."""
+    """Whether this consumer, since it claimed the partition, has already looked for the mark of an owner that died."""
     care: Care | None = None
     complained: bool = False
 
     def is_current(self) -> bool:
-        """Whether the taken messages are still the next ones."""
+        """Return whether `messages` are still the next messages of the partition. They are not if the partition was
+        lost or its position was moved.
+        """
         cursor = self.cursor
         return cursor.active and not cursor.revoking and cursor.moves == self.moves
 
     def refresh(self) -> None:
-        """Drop taken messages that are not the next ones any more."""
+        """Drop the taken messages if they are not the next messages of the partition any more."""
         if not self.is_current():
             self.messages.clear()
             self.tries, self.leaving = 0, None
 
     def take(self, core: ConsumerCore, chunk: Chunk, most: int) -> None:
-        """Take at most `most` messages of the cursor's oldest chunk. Raises CorruptRecord."""
+        """Take at most `most` messages of `chunk`, the cursor's oldest chunk, into `messages`. Raises CorruptRecord."""
         self.messages.extend(core.next_messages(self.cursor, chunk, most))
         self.may_expire = chunk.may_expire
         self.end = chunk.reached
@@ -103,27 +109,31 @@ class Work:
         return [self.messages[number] for number in range(min(size, len(self.messages)))]
 
     def given(self, living: Sequence[Message], may_have_failed: bool) -> Sequence[Message]:
-        """Return the same messages as the handler sees them: with their attempts, if some may have failed before."""
+        """Return the messages in the form that the handler gets: if some may have failed before, each message shows its
+        number of attempts.
+        """
         if may_have_failed and (self.tries or self.is_of_own_topic):
             return [as_original(each, self.tries) for each in living]
         return living
 
     def all_done(self) -> None:
-        """Note that all taken messages are processed."""
+        """Count all taken messages as consumed, because they are processed."""
         self.cursor.consumed_to(self.end, self.cursor.last_id, self.moves)
 
     def take_singly(self, unit: Sequence[Message]) -> None:
-        """Give these messages to the handler one by one, because it is unknown at which of them it has failed."""
+        """From now on give these messages to the handler one by one, because the handler failed on them as a batch and
+        it is unknown which message was the cause.
+        """
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), self.tries)
         self.single_before, self.tries = unit[-1].next_offset, 0
 
 
 class Works:
-    """All works of one run. One thread at a time, with the driver's lock. Without the lock, a work's worker may call
-    `done` and the methods that follow a failure.
+    """All works (one for each partition) of one call of run(). The methods must be called with the driver's lock held.
+    Only `done` and the methods for a failure may be called without the lock, by the worker thread that has the work.
 
-    alone: the work that alone may call the handler; None: all may. The driver begins the works that a method returns,
-    in their order.
+    alone: the only work that may call the handler now; None: all works may. If a method returns works, the driver must
+    give them to workers, in their order.
     """
 
     def __init__(self, config: ConsumerConfig) -> None:
@@ -137,11 +147,11 @@ class Works:
 
     @property
     def cursors(self) -> list[PartitionCursor]:
-        """The cursors that were worked on. Some inactive ones are already left out."""
+        """The cursors that have a work. Some cursors of partitions that are no longer owned may already be left out."""
         return list(self._works)
 
     def of(self, cursor: PartitionCursor) -> Work:
-        """Return the work of a cursor; make it if there is none."""
+        """Return the work of a cursor; create it if the cursor has none."""
         work = self._works.get(cursor)
         if work is None:
             self._works = {each: work for each, work in self._works.items() if each.active or work.queued}
@@ -149,17 +159,19 @@ class Works:
         return work
 
     def arrived(self, work: Work) -> list[Work]:
-        """Note that messages have arrived for a work."""
+        """Queue a work, because messages of its partition have arrived. Return the works to begin."""
         work.more = True
         return self._queue(work)
 
     def resumed(self, work: Work) -> list[Work]:
-        """Note that the pause of a work is over."""
+        """Queue a work again, because its pause is over. Return the works to begin."""
         work.paused = False
         return self._queue(work)
 
     def _queue(self, work: Work) -> list[Work]:
-        """Queue a work, unless a former claim of the partition is still with its handler."""
+        """Queue a work, unless it is queued or paused, or a handler still works on the partition from an earlier claim.
+        Return the works to begin.
+        """
         if work.queued or work.paused:
             return []
         if self._taken.setdefault(work.cursor.partition, work) is not work:
@@ -169,16 +181,18 @@ class Works:
         return [work]
 
     def begun(self) -> None:
-        """Note that a work is in progress."""
+        """Count one more work as in progress."""
         self._busy += 1
 
     def ended(self) -> None:
-        """Note that a work in progress has ended, or pauses."""
+        """Count one work less as in progress, because it has ended or pauses."""
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """Note that a queued work has ended or pauses. Return the works that are due now: a later claim of its
-        partition, or the work itself if messages are left. pauses: the work continues after `resumed`."""
+        """Take back a queued work that has ended or pauses. Return the works to begin now: the work of a later claim of
+        the same partition, or the same work if it has messages left. pauses: whether the work waits until `resumed` is
+        called.
+        """
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
         following: list[Work] = []
@@ -195,12 +209,15 @@ class Works:
         return following
 
     def given_up(self, partition: TopicPartition) -> list[PartitionCursor]:
-        """Return the cursors of former claims of a partition; a later claim does not count."""
+        """Return those cursors of a partition that this consumer has lost or is handing over. The cursor of a newer
+        claim is not included.
+        """
         return [each for each in self._works if each.partition == partition and (each.revoking or not each.active)]
 
     def done(self, work: Work, unit: Sequence[Message]) -> None:
-        """Note that these messages, the first ones of a work, are processed. Called by the work's worker, without the
-        lock."""
+        """Count these messages, the first ones of the work, as consumed, because they are processed. The worker that
+        has the work calls this without the lock.
+        """
         for _ in unit:
             work.messages.popleft()
         if work.care is not None:
@@ -220,8 +237,10 @@ class Works:
     # --- what follows a failure: the seconds to pause; None says what the driver does --------------------------------
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Fetch damaged messages again and check them again. Skip a known damaged range, or try again without end:
-        another broker, or a repaired file, may have the messages intact. Other partitions continue."""
+        """Handle damaged messages: they are fetched and checked again. A known damaged range is skipped if the
+        configuration says so. Otherwise the work tries again without end, because another broker, or a repaired file,
+        may have the messages intact. Other partitions continue. Return the seconds to pause.
+        """
         cursor = work.cursor
         if chunk.damage is None:
             cursor.damaged_at(error.position, work.moves)
@@ -242,7 +261,10 @@ class Works:
         return self._config.retry_max_seconds
 
     def failed_too_early(self, first: Message, error: Exception) -> float:
-        """Keep the message and do not count the attempt: brokers may be absent for longer than all attempts take."""
+        """Handle a failure at a time when no broker has said whether it keeps failed messages. Return the seconds to
+        pause before the handler gets the message again. The attempt does not count, because brokers may be absent for
+        longer than all attempts take.
+        """
         pause = self._config.retry_max_seconds
         if not isinstance(error, RetryLater):
             log.warning(
@@ -257,8 +279,10 @@ class Works:
     def failed_here(
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
-        """Let the partition wait for the message. Return the seconds to pause; None: no try is left, so reject the
-        message. first: the first message of the unit that the handler got."""
+        """Handle a failure without a Retry: the partition waits, and the message is tried again in its place. Return
+        the seconds to pause; None: no try is left, so the caller must reject the message. first: the first message of
+        the unit that the handler got.
+        """
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
             if not isinstance(error, RetryLater):
@@ -278,8 +302,9 @@ class Works:
     def failed_for_now(
         self, work: Work, unit: Sequence[Message], error: Exception, failed: FailedMessages
     ) -> float | None:
-        """Handle a failure with a Retry. Return the seconds to pause; None: send the work's `leaving` to its next
-        place."""
+        """Handle a failure if the run has a Retry. Return the seconds to pause; None: the caller must send the failed
+        message, which is in the work's `leaving`, to its delayed topic or to the dead letters.
+        """
         if len(unit) > 1:  # it is unknown which of them failed, so none counts an attempt
             work.take_singly(unit)
             return 0.0
@@ -304,7 +329,7 @@ class Works:
         return pause
 
     def not_sent(self, leaving: Leaving, error: MetaqError) -> float:
-        """Return the seconds to pause before the message is sent again, because it could not be stored."""
+        """Handle a failed message that no broker has stored. Return the seconds to pause before it is sent again."""
         if not leaving.complained:
             leaving.complained = True
             log.warning(

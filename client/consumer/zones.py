@@ -1,5 +1,5 @@
-"""Assign partitions by zones: determine the zones on which a group agrees, and which member reads which partition. No
-I/O; one thread at a time.
+"""Assign partitions by zones: determine the zones of brokers on which a group agrees, and which member reads which
+partition. The code does no I/O; only one thread may use it at a time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ log = get_log(__name__)
 
 
 class ByZone:
-    """The assignment by zones, as one member computes it.
+    """Computes the assignment by zones for one member of the group.
 
-    All members must plan with the same zones of brokers, so the group keeps the zones in a znode, which members write
-    by compare-and-set. If a broker set's leader moves to another zone, its partitions stay with their owners until the
-    leader has been in the new zone for `settle_seconds`: so a failover or a restart causes no rebalance.
+    All members must plan with the same zones of brokers. So the group keeps the zones in a znode, which members write
+    by compare-and-set. If the leader of a broker set changes to a node in another zone, the set's partitions stay with
+    their owners until the leader has been in the new zone for `settle_seconds`. So a failover or a restart causes no
+    rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may return a new change; None: there is none."""
+        """Seconds until update() may return a change that it has put off; None if no change was put off."""
         self._group = group
         self._settle_seconds = settle_seconds
         self._moved: dict[int, tuple[str, float]] = {}  # by broker: its zone now, and since when
@@ -36,9 +37,9 @@ class ByZone:
         """Return the zones that the group should agree on now; None if they do not differ from the agreed zones.
         registered: ids of brokers with a master. now: monotonic seconds.
 
-        The zone of a broker without an agreed zone is included at once, and the new zone of a broker that has moved is
-        included later. The first member of the group writes the change. If it does not, the others write it after twice
-        the time.
+        If the group has no zone for a broker yet, the broker's zone is included at once. If a broker has moved to
+        another zone, its new zone is included only after `settle_seconds`. The first member of the group writes the
+        change to the znode. If the first member does not do so, the other members write it after twice the time.
         """
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
         moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}
@@ -60,8 +61,9 @@ class ByZone:
     def share(
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
-        """Return the partitions of `topic` that `me` should own: by zones, or by the strategy "range" while a member
-        has another strategy, because the plans of all members must fit together.
+        """Return the partitions of `topic` that the member `me` should own. They are assigned by zones. While any
+        member has another strategy than "zone", they are assigned by the strategy "range", because the plans of all
+        members must fit together.
         """
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)

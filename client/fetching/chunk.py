@@ -1,4 +1,4 @@
-"""Fetched records that wait for delivery."""
+"""Hold fetched records until they are delivered to the user."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)
 class Chunk(Records):
-    """A run of fetched records. The records are not checked before they are delivered; `start` and `offset` advance
-    with the delivered records.
+    """A sequence of fetched records that are adjacent in the log. The records are checked only when they are delivered.
+    `start` and `offset` advance past the delivered records.
 
     end_offset: the position after the whole chunk. It may be after the end of the last record, because the broker has
     skipped further records (tag filter). damage: set if the bytes up to end_offset are damaged; the chunk then has no
-    record.
+    records.
 
-    One thread at a time.
+    Only one thread may use a chunk at a time.
     """
 
     end_offset: int
@@ -56,22 +56,26 @@ class Chunk(Records):
         end_offset: int,
         sizes: npt.NDArray[np.int64] | None = None,
     ) -> Chunk:
-        """Return the chunk of these records, which begin at `offset`. A view into bytes is not copied."""
+        """Return a chunk with these records, which begin at the byte position `offset` of the partition. If `records`
+        is a memoryview of bytes, it is not copied.
+        """
         return cls(*in_bytes(records), offset, sizes, end_offset)
 
     @classmethod
     def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
-        """Return a chunk for damaged bytes from `offset` on; the data after them become other chunks."""
+        """Return a chunk that stands for damaged bytes from `offset` on. The data after these bytes are stored as other
+        chunks.
+        """
         return cls(b"", 0, 0, offset, None, offset if damage.end is None else damage.end, damage)
 
     @property
     def bytes_left(self) -> int:
-        """Number of bytes that are not delivered yet."""
+        """Number of bytes of this chunk that are not delivered yet."""
         return self.end - self.start
 
     @property
     def reached(self) -> int:
-        """The position after the delivered records."""
+        """The position in the partition after the delivered records."""
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
@@ -82,12 +86,13 @@ class Chunk(Records):
         check: bool = True,
         where: Where | None = None,
     ) -> list[Message]:
-        """Take at most `limit` messages from the front.
+        """Remove at most `limit` messages from the front of the chunk, and return them.
 
-        tags: only messages with one of these (the broker compares only hashes, so it may also send messages with other
-        tags). where: only matching messages (not every broker filters by it). check: whether checksums are compared. A
-        record that is cut at the end of the data is left out. Good records before a damaged one are returned first.
-        Once the damaged record is the first one left, this raises CorruptRecord.
+        tags: only messages with one of these tags are returned; the broker compares only hashes, so it may also send
+        messages with other tags. where: only messages that match this filter are returned; not every broker applies it.
+        check: whether checksums are compared. An incomplete record at the end of the data is left out. Good records
+        before a damaged record are returned first. When the damaged record is the first one left, this raises
+        CorruptRecord.
         """
         if self.damage is not None:
             raise self.damage
@@ -106,22 +111,24 @@ class Chunk(Records):
 
     @property
     def may_expire(self) -> bool:
-        """Whether a message that `take` returns may have an expiry time."""
+        """Whether any message that `take` returns may have an expiry time."""
         return self._decoded is not None and bool(self._decoded.flags & EXPIRES_FLAG)
 
     @property
     def gives_batches(self) -> bool:
-        """Whether `take_batch` may be called: the sizes of the records are known, and no message was decoded yet."""
+        """Whether `take_batch` may be called. It may if the sizes of the records are known and no message was decoded
+        yet.
+        """
         return self.sizes is not None and self._decoded is None
 
     def take_batch(
         self, partition: TopicPartition, limit: int, check: bool = True, now_ms: int = 0
     ) -> pyarrow.RecordBatch:
-        """Take as `take` does, and return one record batch (arrow.SCHEMA) without messages expired at `now_ms` (since
-        1970).
+        """Take messages as `take` does, but return them as one record batch (arrow.SCHEMA). Messages that have expired
+        at `now_ms` (Unix milliseconds) are left out.
 
-        The batch may be empty. `last_id` is then the id of the last message that was taken for it. Raises CorruptRecord
-        also if the first remaining message cannot be decompressed; that error has an `end`.
+        The batch may be empty. Afterwards `last_id` is the id of the last message that was taken. CorruptRecord is also
+        raised if the first remaining message cannot be decompressed; that error has an `end`.
         """
         from ..records.arrow import decode_columns  # pyarrow is an extra
 
@@ -139,8 +146,9 @@ class Chunk(Records):
         return rows if columns.expires is None else _living(rows, columns.expires[first : self._taken] > now_ms)
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
-        """Return the messages of the last `take` up to the first that cannot be decompressed; put back this message and
-        the following ones. Raises CorruptRecord if it is the first message.
+        """Return the messages in `taken`, which the last `take` has returned, up to the first message that cannot be
+        decompressed. Put back that message and the following ones. Raises CorruptRecord if it is the first message of
+        `taken`.
         """
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:
@@ -173,13 +181,13 @@ class Chunk(Records):
         self._move(self._columns.end if end else columns.offset[self._taken].as_py())
 
     def _forget_batch(self) -> None:
-        """Drop the columns, because the caller wants the rest as messages."""
+        """Drop the decoded columns, because the caller wants the remaining records as messages."""
         assert self.sizes is not None
         self.sizes = self.sizes[self._taken :]
         self._columns, self._batch, self._taken = None, None, 0
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """Put back these messages, which the last `take` returned."""
+        """Put these messages back into the chunk. They are messages that the last `take` has returned."""
         assert self._decoded is not None
         self._decoded = self._decoded._replace(messages=chain(messages, self._decoded.messages))
         self._taken -= len(messages)

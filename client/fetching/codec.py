@@ -28,19 +28,21 @@ __all__ = ["NotWhole", "PullCodec"]
 log = get_log(__name__)
 
 PullNews = tuple[Sequence[Chunk], float]
-"""New chunks, and the seconds to wait before the next request."""
+"""The chunks that an answer contains, and the seconds to wait before the next request."""
 
 
 class NotWhole(RemoteProtocolError):
-    """The broker does not deliver a whole record: its answers are too small, or the length is damaged."""
+    """Raised if the broker does not deliver a complete record, because its answers are too small or the length of the
+    record is damaged.
+    """
 
 
 class PullCodec:
-    """Encoder and decoder of one consumer's requests for data, over both protocols.
+    """Encodes one consumer's requests for data, and decodes the answers, for the text protocol and the framed protocol.
 
-    The tag filter is not applied to the group's retry topic: its messages have already passed. is_slave: returns
-    whether the broker at an endpoint is a slave, which may have fewer messages than its master had. reads_in_bulk: the
-    consumer processes whole answers at once, so large answers are faster.
+    The tag filter is not applied to the group's retry topic, because its messages have already passed the filter.
+    is_slave: returns whether the broker at an endpoint is a slave, which may have fewer messages than its master had.
+    reads_in_bulk: whether the consumer processes complete answers at once, so that large answers are faster.
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class PullCodec:
         self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
-        """Return a function that encodes the request for a given opaque. unpacks: tell the broker that this client can
-        read compressed messages. takes_where: whether the broker filters by content.
+        """Return a function that encodes the request for a given opaque. frames: whether to use the framed protocol.
+        unpacks: whether to tell the broker that this client can read compressed messages. takes_where: whether the
+        broker can filter by content.
         """
         topic, _, number = request.cursor.partition
         config = self._config
@@ -89,8 +92,8 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Return the offset at which an answer ends whose body has not arrived yet; None if the caller does not need
-        it.
+        """Return the offset at which an answer ends, from its header; the body has not arrived yet. Return None if the
+        caller does not need the offset.
         """
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None
@@ -100,8 +103,10 @@ class PullCodec:
             return None
 
     def read(self, request: Request, reply: Reply, endpoint: Endpoint) -> PullNews:
-        """Decode an answer, and return its chunks. Raises NotWhole, BrokerUnavailable, RemoteProtocolError, and the
-        error of a refusal (refusals.py)."""
+        """Decode an answer, and return its chunks and the pause before the next request. Raises NotWhole,
+        BrokerUnavailable, RemoteProtocolError; if the broker has refused the request, raises the error for the refusal
+        (refusals.py).
+        """
         chunks: Sequence[Chunk]
         pause = 0.0
         if isinstance(reply, Frame):
@@ -146,8 +151,9 @@ class PullCodec:
         return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
-        """Continue at the broker's offset, because the position is outside the readable bytes. A slave may not move it
-        backwards."""
+        """Return the chunk that moves the position to the offset that the broker names, because the position is outside
+        the readable bytes. A slave's answer must not move the position backwards.
+        """
         cursor, position = request.cursor, request.offset
         if offset < position and self._is_slave(endpoint):
             raise BrokerUnavailable(
@@ -171,7 +177,9 @@ class PullCodec:
 
 
 def _read_value(request: Request, data: memoryview) -> Sequence[Chunk]:
-    """Decode a text answer: a slice of the log whose last record is usually cut."""
+    """Decode the data of a text answer, which is a slice of the log. The last record of the slice is usually
+    incomplete.
+    """
     complete = 0
     try:
         for header in iter_headers(data):

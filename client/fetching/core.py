@@ -17,7 +17,7 @@
 | it is time to commit | `changes`, then cursor `committed_to` | what to write, and on which session |
 
 The drivers are thin: fetcher.py sends requests over connections, group_member.py moves partitions as rebalance.py says,
-consumer.py is the caller's poll(), listener.py calls handlers. To drive it in one thread, from asyncio or from a
+consumer.py is the caller's poll(), listener.py calls handlers. To drive the core in one thread, from asyncio or from a
 simulator with a clock of its own, repeat
 
     while (cursor := core.next_wanting()) is not None:
@@ -27,10 +27,10 @@ simulator with a clock of its own, repeat
     seconds = core.answered(request, reply, endpoint, now)  # or core.failed(request, error, now)
     if seconds is not None: call_at(now + seconds, core.want, request.cursor)
 
-**Threads.** Any thread may call any method, with one exception, the user's calls: either one thread takes messages, or
-several handlers do, each from its own partitions. poll() holds `lock` while it takes, so that the rebalance thread sees
-all of its messages delivered or none. **Interrupts**: as in cursor.py. A cursor enters the queue of `next_wanting` in
-the same step in which it begins to need a request.
+**Threads.** Any thread may call any method, with one exception: taking messages. Either one thread takes messages, or
+several handlers do, each from its own partitions. poll() holds `lock` while it takes messages, so that the rebalance
+thread sees all messages of one poll delivered or none. **Interrupts**: as in cursor.py. A cursor is put into the queue
+of `next_wanting` in the same step in which it begins to need a request.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ Accept = Callable[[Message], bool]
 
 
 class ConsumerCore:
-    """The consumer's core; see the module.
+    """The state of a consumer and the decisions about it, without I/O; see the module.
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
-    pending calls of the user's callbacks. in_doubt: another member may own the partitions, so nothing is delivered.
-    under_way: a poll has taken messages and has not returned them yet. This is an attribute, because a signal's handler
-    may run when a call returns, but not between an assignment and a return. nearest: chooses other nodes of broker sets
-    to read from; the driver sets it.
+    pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
+    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. This is an
+    attribute and not a method, because a signal handler may run when a call returns, but not between an assignment and
+    a return. nearest: chooses nodes of broker sets other than the leader to read from; the driver sets it.
     """
 
     def __init__(
@@ -98,8 +98,8 @@ class ConsumerCore:
         wall_clock: WallClock = now_ms,
         reader: ValueReader | None = None,
     ) -> None:
-        """accept: the user's filter; messages that it refuses are skipped and count as consumed. `take` propagates
-        exceptions of accept and on_damaged. follow: see ConnectionPool.follow. reader: decodes `message.value`.
+        """accept: the user's filter; messages that it refuses are skipped and count as consumed. Exceptions of accept
+        and on_damaged are raised by `take`. follow: see ConnectionPool.follow. reader: decodes `message.value`.
         """
         self.group = group
         self.owned: Mapping[TopicPartition, PartitionCursor] = {}
@@ -139,10 +139,11 @@ class ConsumerCore:
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """Take ownership of these partitions; reading begins at the positions `begins`. stored: the committed offset of
-        each. consumed: the offset that already counts as consumed. recorded: whether the beginning of the partition is
-        committed already, or need not be. The user is told of a partition only after this. announced: call no callback
-        before messages come.
+        """Take ownership of these partitions; reading begins at the positions `begins`. The other arguments have an
+        item for each partition. stored: its committed offset. consumed: the offset up to which messages already count
+        as consumed. recorded: false if the offset where the group begins must be committed first; the user is told of
+        the partition only after that. announced: if true, messages are delivered without calling on_assigned for the
+        partitions.
         """
         unknown = [None] * len(partitions)
         cursors = [
@@ -186,15 +187,19 @@ class ConsumerCore:
         self.notices.put(Notice(True, [each.partition for each in cursors], told))
 
     def recorded(self, requests: Iterable[Request]) -> None:
-        """Tell the user of the partitions of these RECORD requests, whose beginnings were committed, and read them."""
+        """Begin to read the partitions of these RECORD requests, and tell the user of them, because the offsets where
+        the group begins were committed.
+        """
         with self._telling:
             cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
             self._announce(cursors)
         self._wanting.extend(cursors)
 
     def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
-        """Return the partitions that the user has heard of, or will hear of. Partitions that were revoked before their
-        beginning was recorded are left out. Call it when partitions are revoked or lost."""
+        """Return those of the partitions that were, or will be, reported to the user as assigned. A partition is left
+        out if it was revoked before the offset where the group begins was committed. Call this when partitions are
+        revoked or lost.
+        """
         with self._telling:
             return [each.partition for each in cursors if each.recorded]
 
@@ -215,26 +220,28 @@ class ConsumerCore:
         return cursor
 
     def is_out(self, cursors: Iterable[PartitionCursor]) -> bool:
-        """Whether the user has messages of these partitions."""
+        """Return whether the user's code is working on messages of any of these partitions."""
         with self.lock:
             return any(cursor.is_out for cursor in cursors)
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def want(self, cursor: PartitionCursor) -> None:
-        """Note that a cursor may need a request, because its time has come."""
+        """Put a cursor into the queue of `next_wanting`, because the pause before its next request is over."""
         self._wanting.append(cursor)
 
     def next_wanting(self) -> PartitionCursor | None:
-        """Return a cursor that may need a request; its `next_request` says whether it does. None: there is none."""
+        """Return the next cursor that may need a request, or None if there is none. The cursor's `next_request` returns
+        the request if one is needed.
+        """
         try:
             return self._wanting.popleft()
         except IndexError:
             return None
 
     def source(self, request: Request, leader: Endpoint | None, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return the broker to ask. leader: the partition's leader according to ZooKeeper. down: brokers that cannot be
-        reached. Raises BrokerUnavailable.
+        """Return the endpoint of the broker to which the request shall be sent. leader: the partition's leader
+        according to ZooKeeper. down: endpoints of brokers that cannot be reached. Raises BrokerUnavailable.
         """
         partition = request.cursor.partition
         if self.nearest is not None and request.ask is Ask.PULL:
@@ -244,27 +251,32 @@ class ConsumerCore:
         return leader
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Read the partitions of a broker set from other nodes, because its near nodes have changed."""
+        """Choose again from which nodes the partitions of a broker set are read, because its nodes in the consumer's
+        zone have changed.
+        """
         for partition, cursor in self.owned.items():
             if partition.broker == broker_id:
                 cursor.ask_anew()
 
     def patience(self, frames: bool) -> float:
-        """Return the seconds within which a pull must be answered. frames: over the framed protocol, otherwise the text
-        protocol."""
+        """Return the seconds within which a pull must be answered. frames: whether it uses the framed protocol;
+        otherwise it uses the text protocol.
+        """
         wait_ms = self.config.long_poll_ms if frames else 0
         return wait_ms / 1000 + self.config.connection.request_timeout_seconds
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """Take the header of an answer before the body has arrived; the header tells at which offset the answer ends.
-        Return the next request, so that the broker works on it while the body arrives and the user consumes.
+        """Process the header of an answer before the body has arrived; the header tells at which offset the answer
+        ends. Return the next request, or None. The broker can work on this request while the body arrives and the user
+        consumes the messages.
         """
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
 
     def answered(self, request: Request, reply: Reply, endpoint: Endpoint, now: float) -> float | None:
-        """Take the answer to a pull. Return the seconds until its partition needs the next request, None if it needs
-        none."""
+        """Process the answer to a pull. Return the seconds until its partition needs the next request; None if it needs
+        none.
+        """
         cursor = request.cursor
         if isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER:
             self._avoid(endpoint, now)
@@ -289,9 +301,9 @@ class ConsumerCore:
         return self._recovered(request, now, pause)
 
     def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
-        """Take the answer to a request other than a pull. Return the same as `answered`.
+        """Process the answer to a request that is not a pull. Return the same as `answered`.
 
-        what: an offset, or the damage; None: the broker finds no damage.
+        what: the offset or the damage that the broker has found; None: the broker finds no damage.
         """
         cursor = request.cursor
         if not cursor.awaits(request):
@@ -321,8 +333,10 @@ class ConsumerCore:
         return self._recovered(request, now, 0.0)
 
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
-        """Note that no answer came, or a wrong one. Return the seconds until the partition needs another request, None
-        if it needs none. endpoint: the broker that was asked, if another one may answer."""
+        """Process a request whose answer is wrong or did not come. Return the seconds until the partition needs another
+        request; None if it needs none. endpoint: the broker that was asked; it is avoided for a while if another node
+        of its set can answer instead.
+        """
         cursor = request.cursor
         self._avoid(endpoint, now)
         follows = self._follow(error)
@@ -339,8 +353,8 @@ class ConsumerCore:
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
-        """Do the same as `failed`, if no answer came, or if an interrupt came at any line while the answer was
-        processed. Data that has arrived is kept.
+        """Do the same as `failed` for a request without an answer, or whose answer was being processed when an
+        interrupt came. Data that has arrived is kept.
         """
         cursor = request.cursor
         cursor.forget_lead()
@@ -353,11 +367,12 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether messages are lost that were read before. The broker has another message before this position than
-        the one that was read there.
+        """Log whether messages that were read before are lost at the broker. This is called if the broker has another
+        message before the position `doubt` than the message that was read there.
 
-        If new messages have taken the places of lost messages, this consumer skips the new ones, and nobody else would
-        notice. found: the first offset of these new messages; None if nothing is lost; an error if this is unknown.
+        If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Without this log
+        line nobody would notice. found: the first offset of these new messages; None if nothing is lost; an error if
+        this is unknown.
         """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
@@ -378,18 +393,21 @@ class ConsumerCore:
     # --- whose turn it is -------------------------------------------------------------------------------------------
 
     def make_ready(self, cursor: PartitionCursor) -> None:
-        """Note that a cursor may have something to deliver. It stays ready until the taking thread has found nothing.
-        So data that may not be delivered now is found later."""
+        """Mark a cursor as ready, because it may have messages to deliver. It stays ready until the taking thread finds
+        nothing to deliver. So data that may not be delivered now is found later.
+        """
         with self._ready_lock:
             self._ready[cursor] = None
 
     def next_ready(self) -> PartitionCursor | None:
-        """Return the cursor whose turn it is, without removing it; None if there is none."""
+        """Return the first of the ready cursors, without removing it; None if no cursor is ready."""
         with self._ready_lock:
             return next(iter(self._ready), None)
 
     def hand_over(self, cursor: PartitionCursor) -> None:
-        """Give a cursor to a handler. Data that came before this call is not announced again."""
+        """Remove a cursor from the ready ones, because a handler will take its messages. The cursor becomes ready again
+        when data comes after this call.
+        """
         with self._ready_lock:
             self._ready.pop(cursor, None)
 
@@ -401,8 +419,9 @@ class ConsumerCore:
                 self._ready[cursor] = None
 
     def _discard_unless_ready(self, cursor: PartitionCursor) -> None:
-        """Remove a cursor that had nothing to deliver, unless it has something by now. This is a single step, which no
-        interrupt divides."""
+        """Remove a cursor from the ready ones, because it had nothing to deliver; keep it if data has come meanwhile.
+        An interrupt finds this step done completely or not at all.
+        """
         with self._ready_lock:
             if not cursor.has_next:
                 self._ready.pop(cursor, None)
@@ -418,7 +437,9 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Count delivered messages as consumed, except those that did not reach the user because of an exception."""
+        """Count the delivered messages as consumed. Messages that did not reach the user, because an exception ended
+        the poll, do not count.
+        """
         self.settle()
         if self._touched:
             with self.lock:
@@ -427,7 +448,7 @@ class ConsumerCore:
                 self._touched.clear()
 
     def settle(self) -> None:
-        """Put back the messages of the last poll if an exception ended it. May be repeated."""
+        """If an exception ended the last poll, put back the messages that it had taken. May be called repeatedly."""
         if self.under_way:
             with self.lock:
                 for cursor in self._touched:
@@ -436,10 +457,11 @@ class ConsumerCore:
                 self.under_way = False
 
     def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
-        """Take at most `limit` messages that are there now, chunk by chunk, from the partitions in turn.
+        """Return at most `limit` messages that have been fetched. They are taken chunk by chunk, from the partitions in
+        turn.
 
-        unpacks: decompress payloads at once; one that cannot be decompressed counts as damage. Raises CorruptRecord,
-        and exceptions of `accept` and on_damaged.
+        unpacks: whether to decompress the payloads at once; a payload that cannot be decompressed counts as damage.
+        Raises CorruptRecord, and exceptions of `accept` and on_damaged.
         """
         messages: list[Message] = []
         with self.lock:
@@ -461,11 +483,10 @@ class ConsumerCore:
         return messages
 
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
-        """Take as `take` does, and return one record batch (arrow.SCHEMA) of the messages that are there now; it may be
-        empty.
+        """Take messages as `take` does, but return them as one record batch (arrow.SCHEMA), which may be empty.
 
-        An answer with record sizes becomes one batch. Messages are gathered one by one if their answers are smaller or
-        if a filter must be applied here.
+        An answer that contains a table of record sizes becomes one batch. The messages of smaller answers, and messages
+        to which a filter must be applied here, are collected one by one.
         """
         from ..records.arrow import EMPTY, record_batch  # pyarrow is an extra
 
@@ -514,10 +535,10 @@ class ConsumerCore:
             self._pass_over(cursor)
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
-        """Fetch damaged data again, to check them again. If the damaged range is known, skip it, or raise it at each
-        poll until the user seeks.
+        """Handle damaged data: fetch them again, to check them again. If the damaged range is already known, skip it,
+        or raise the error at each poll until the user seeks.
 
-        report: whether nothing else can be returned, so that the error may be raised.
+        report: whether the poll has no other messages to return, so that the error may be raised.
         """
         if report:  # otherwise messages were taken; they are delivered again if on_damaged raises
             self.under_way = False
@@ -536,7 +557,7 @@ class ConsumerCore:
     # --- on the thread that takes -----------------------------------------------------------------------------------
 
     def living(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages that have not expired."""
+        """Return those of the messages whose time to live is not over."""
         now = self._wall_clock()
         return [message for message in messages if not message.has_expired(now)]
 
@@ -551,14 +572,15 @@ class ConsumerCore:
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the same messages, with a `value` if there is a reader."""
+        """Return the same messages; if the consumer has a deserializer, each gets a `value`."""
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
-        """Return whether to continue after the damage, which is impossible if its end is not known.
+        """Return whether reading continues after the damaged range, as the configuration says. This is impossible if
+        the end of the damage is not known.
 
-        Call on_damaged once for each damaged range, and propagate its exceptions.
+        The user's on_damaged is called once for each damaged range; its exceptions are raised.
         """
         passes = self.config.damage == "skip" and damage.end is not None
         if cursor.report(damage.position):
@@ -570,8 +592,9 @@ class ConsumerCore:
 
 
 def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[PartitionCursor, Reached]]]:
-    """Return the consumed offsets of these cursors that are not written yet, grouped by the ZooKeeper session that must
-    be alive to write them. Report each write to its cursor by `committed_to`."""
+    """Return the consumed offsets of these cursors that are not committed yet, grouped by the id of the ZooKeeper
+    session on which they must be written. After a commit the caller must call `committed_to` of each cursor.
+    """
     changed: dict[int, list[tuple[PartitionCursor, Reached]]] = {}
     for cursor in cursors:
         reached = cursor.to_commit()
@@ -581,14 +604,14 @@ def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[P
 
 
 def _only_moves(reply: Reply) -> bool:
-    """Whether this answer to a pull has no records, but only another position, or damage."""
+    """Return whether this answer to a pull contains no records, and only states another position or damage."""
     if isinstance(reply, Frame):
         return reply.code == ResponseCode.PULL_OFFSET_MOVED
     return isinstance(reply, Result) and reply.code == Status.MOVED
 
 
 class _Refused(Exception):  # internal
-    """An exception of the user's filter."""
+    """Carries an exception that the user's filter has raised."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -1,23 +1,25 @@
-"""One claim of one partition: the consumer's position, the fetched data, and the next request to the broker.
+"""The state of one partition while a consumer owns it: the consumer's position, the fetched data, and the next request
+to the broker.
 
 A cursor does no I/O, starts no thread and has no clock; callers pass `now`. Each method is named after its caller's
 action or intention. The callers are:
 
 - the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
-- the thread that takes messages (poll(), a handler's): `next_chunk`, `handed_out`, `consumed_to`, `damaged_at`, …;
+- the thread that takes messages (in poll(), or a handler's thread): `next_chunk`, `handed_out`, `consumed_to`,
+  `damaged_at`, …;
 - the rebalance thread: `revoke`, `keep`, `lose`;
 - the committing thread: `to_commit`, `committed_to`, `may_record`, `begin_recorded`.
 
-Invariants (test_client_cursor.py drives them at random):
-- fetched data have no gap from `position`, or the end of the data being taken, to `fetch_offset`;
+Invariants (test_client_cursor.py checks them with random calls):
+- the fetched data have no gap: they reach from `position`, or from the end of the data being taken, to `fetch_offset`;
 - at most two requests are in flight; the second was sent ahead, while the answer to the first was arriving;
-- a seek, a step back or the loss of the partition begins a new generation, and an answer to a request of an older
-  generation changes nothing;
+- a seek, a return to an earlier position or the loss of the partition begins a new generation; the answer to a request
+  of an older generation changes nothing;
 - `consumed` is never beyond the delivered messages, except after a seek;
-- nothing is fetched before the offset where the group begins is recorded.
+- nothing is fetched before the offset where the group begins is committed.
 
-**Interrupts.** An interrupt may come at any line of a user's thread (interrupts.py). Related fields are changed by
-statements without a call, under `lock`, so an interrupt finds all of them changed or none.
+**Interrupts.** An interrupt may come at any line of a user's thread (interrupts.py). Fields that belong together are
+changed under `lock` by statements that contain no call. So an interrupt finds either all of them changed or none.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ NOWHERE = -1
 """The value that stands for no offset."""
 
 _ROUNDING = 1e-6
-"""Tolerance in seconds for a clock that adds up intervals and may be early."""
+"""Tolerance in seconds when times are compared, because a clock that adds up intervals may be slightly early."""
 
 Reached = tuple[int, int]
-"""An offset, and the id of the last message before it."""
+"""A position: an offset, and the id of the last message before this offset."""
 
 
 class Ask(Enum):
@@ -57,11 +59,13 @@ class Ask(Enum):
 
     PULL = auto()
     BEGIN = auto()
-    """Find the first position with `PartitionCursor.locate`."""
+    """Find the position where reading begins, with the function `PartitionCursor.locate`."""
     RECORD = auto()
-    """Send no request: the group has no offset for this partition and must write one first (beginnings.py)."""
+    """Send no request to the broker. The group has no committed offset for this partition and must commit one first
+    (beginnings.py).
+    """
     DAMAGE = auto()
-    """Find the end of the damage at the offset."""
+    """Find the end of the damaged bytes that begin at the request's offset."""
     END = auto()
     """Find the end of the partition, because no data has come for a long time."""
     NOTHING = auto()
@@ -69,11 +73,11 @@ class Ask(Enum):
 
 
 class Request(NamedTuple):
-    """A request to a broker; its driver passes it back with the result.
+    """A request to a broker. The driver that sends it passes it back to the cursor together with the result.
 
-    verify: the broker must check the record at `offset`. size: bytes to request over the text protocol. last_id: id of
-    the message before `offset`, so that the broker compares it; UNKNOWN_MESSAGE_ID: no comparison. asked_at: time of
-    sending; −inf if it does not matter.
+    verify: whether the broker must check the record at `offset`. size: number of bytes to request over the text
+    protocol. last_id: id of the message before `offset`, which the broker compares with its own data;
+    UNKNOWN_MESSAGE_ID: no comparison. asked_at: time at which the request was made; −inf if the time does not matter.
     """
 
     cursor: PartitionCursor
@@ -87,8 +91,9 @@ class Request(NamedTuple):
 
 
 class PartitionCursor:
-    """The state of one claim; see the module. Any thread may read attributes without an underscore; only methods change
-    them."""
+    """The state of one partition while this consumer owns it; see the module. Any thread may read the attributes
+    without an underscore; only methods change them.
+    """
 
     def __init__(
         self,
@@ -104,11 +109,11 @@ class PartitionCursor:
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
-        """begin: the first position, or a function that finds it. fence: the ZooKeeper session of the owner node, which
-        proves the claim to a commit. stored: the committed offset. consumed: the offset already consumed. recorded:
-        whether data may be read before the group commits `begin`. announced: whether the user knows of the claim;
-        nothing is delivered before. wanting: the queue to which the cursor is appended whenever it may need a
-        request.
+        """begin: the first position, or a function that finds it. fence: the ZooKeeper session that owns the
+        partition's owner node; a commit is written only on this session. stored: the committed offset. consumed: the
+        offset up to which messages already count as consumed. recorded: if true, data may be read before the group
+        commits `begin`. announced: whether the user was told that the partition is assigned; nothing is delivered
+        before that. wanting: the queue to which the cursor is appended whenever it may need a request.
         """
         self.partition = partition
         self.fence = fence
@@ -161,7 +166,7 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """Return the kind of request that a known position needs."""
+        """Return the kind of the next request, when the position is known."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- position ---------------------------------------------------------------------------------------------------
@@ -177,10 +182,10 @@ class PartitionCursor:
         seeks: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Drop fetched data and pending answers, and continue at `position` (None: the current one). Return whether
-        this was done.
+        """Drop the fetched data, ignore the answers to requests in flight, and continue at `position` (None: at the
+        current position). Return whether this was done.
 
-        moves: the caller's last known number of moves; if the cursor has moved since then, do nothing.
+        moves: the value of `self.moves` that the caller has seen last. If the cursor has moved since then, do nothing.
         """
         empty: deque[Chunk] = deque()
         with self.lock:
@@ -210,17 +215,22 @@ class PartitionCursor:
             return True
 
     def moved_to(self, offset: int) -> None:
-        """Move to the user's position. Everything before `offset` counts as consumed, delivered messages no longer
-        count, and damage is reported again."""
+        """Move to the offset to which the user has called seek. Everything before `offset` now counts as consumed, and
+        nothing from `offset` on does. Damage that was reported before will be reported again.
+        """
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch again from the position on, so that messages taken from there are delivered again."""
+        """Fetch the data from the current position again, so that messages which were taken after this position are
+        delivered again.
+        """
         if self.opened and self.active and not self.revoking:
             self._restart(None)
 
     def offset_found(self, request: Request, offset: int) -> None:
-        """Take the answer to BEGIN or END. An answer to BEGIN is ignored if the user has called seek meanwhile."""
+        """Process the answer to a BEGIN or END request. The answer to BEGIN is ignored if the user has called seek
+        meanwhile.
+        """
         with self.lock:
             if self.awaits(request):
                 if not self.opened:
@@ -230,7 +240,7 @@ class PartitionCursor:
                 self._ask = self._next_ask
 
     def revoke(self) -> None:
-        """Stop fetching and delivering, because another member gets the partition."""
+        """Stop fetching and delivering, because the partition will be handed over to another member."""
         with self.lock:
             self.revoking = True
 
@@ -242,16 +252,17 @@ class PartitionCursor:
             self.again()
 
     def place(self, *, by_commits: bool) -> Reached | None:
-        """Return where the next owner should begin: after the consumed messages; None if unknown.
+        """Return the position where the next owner of the partition should begin, which is after the consumed messages;
+        None if it is unknown.
 
-        by_commits: after the committed messages only. The result may advance after the loss, because the user may still
-        work on delivered messages.
+        by_commits: whether the position is after the committed messages instead. After the partition is lost, the
+        result may still advance, because the user may still work on delivered messages.
         """
         consumed = None if by_commits else self.consumed
         return consumed or self.committed or self._found
 
     def announce(self) -> None:
-        """Note that the user was told of the assignment."""
+        """Allow delivery, because the user was told that the partition is assigned."""
         self.announced = True
 
     def lose(self) -> None:
@@ -265,8 +276,9 @@ class PartitionCursor:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def next_request(self, now: float) -> Request | None:
-        """Return the next request; the caller sends it. None: a request is in flight, the pause after the last one is
-        not over, or enough data were fetched."""
+        """Return the next request, which the caller must send. Return None if a request is in flight, the pause after
+        the last request is not over, or enough data were fetched.
+        """
         with self.lock:
             if (
                 self.asking
@@ -283,8 +295,9 @@ class PartitionCursor:
             return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
-        """Return the request to send now, ahead of time, because the arriving answer will end at `offset`; None: no
-        request."""
+        """Return the next request before the answer to `request` has arrived completely; that answer will end at
+        `offset`. Return None if no further request shall be sent now.
+        """
         with self.lock:
             coming = offset - self.fetch_offset
             if (
@@ -302,7 +315,9 @@ class PartitionCursor:
         return request.generation == self._generation and self.active
 
     def arrived(self, request: Request, chunk: Chunk) -> bool:
-        """Store arrived data. Return False, and drop the data, if the partition was lost or moved meanwhile."""
+        """Store a chunk of data that has arrived. If the partition was lost or its position moved meanwhile, drop the
+        data and return False.
+        """
         with self.lock:
             if self.revoking or not self.awaits(request):
                 return False
@@ -312,8 +327,9 @@ class PartitionCursor:
             return True
 
     def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
-        """Note that the whole answer has arrived. pause: seconds before the next request. Return whether an earlier
-        request had failed."""
+        """End a request whose answer has arrived completely. pause: seconds before the next request may be sent. Return
+        whether an error was logged for an earlier request that failed.
+        """
         with self.lock:
             if self.awaits(request):
                 self._proved = self._proved or request.ask is Ask.PULL
@@ -327,10 +343,11 @@ class PartitionCursor:
         return bool(complaint)
 
     def failed(self, request: Request, now: float, complaint: str) -> tuple[float, bool] | None:
-        """Note a missing or wrong answer. If two requests are in flight, drop both; a single new request replaces them.
+        """Process a request whose answer is wrong or did not come. If two requests are in flight, both are dropped; a
+        single new request replaces them. complaint: the error's text.
 
-        Return the seconds until that request, and whether this error differs from the last logged one. None: the answer
-        is no longer needed.
+        Return the seconds until the new request, and whether this error differs from the last logged one. Return None
+        if the answer is no longer needed.
         """
         pause = self.backoff.next()
         if not self.put_off(request, now, pause):
@@ -339,8 +356,8 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """Do the same as `failed`, for an error that the partition has not caused: request again in `pause` seconds.
-        Return False if the answer is no longer needed.
+        """Drop the requests in flight, and request again in `pause` seconds. It is called instead of `failed` if the
+        error is not the fault of the partition. Return False if the answer is no longer needed.
         """
         with self.lock:
             if not self.awaits(request) or not self.asking:
@@ -352,8 +369,8 @@ class PartitionCursor:
         return True
 
     def ask_anew(self) -> None:
-        """Send the request in flight, if there is one, again at once, and drop the answer to the first request. This is
-        needed if the request was interrupted, or if another broker is read from now on.
+        """Make the cursor send its request again at once, and ignore the answer to the request in flight, if there is
+        one. This is needed if the sending was interrupted, or if the partition is read from another broker from now on.
         """
         with self.lock:
             self._wanting.append(self)
@@ -366,24 +383,30 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """Note that the broker's message before the position is not the one that was read there."""
+        """Remember that the broker has another message before the request's offset than the message that was read
+        there.
+        """
         self._doubt = request.offset, request.last_id
 
     def take_doubt(self) -> Reached | None:
-        """Return the position that `doubt` noted since the last call, and the id of the message before it; None if
-        there is none."""
+        """Return the position that `doubt` has recorded since the last call, with the id of the message that was read
+        before it. Return None if `doubt` was not called.
+        """
         doubt, self._doubt = self._doubt, None
         return doubt
 
     def was_led_back(self) -> bool:
-        """Note that the broker moves the position back to the start of the record that contains it. Return whether it
-        has done so twice in a row. Following it again would deliver the same messages endlessly.
+        """Record that the broker's answer moves the position back to the start of the record that contains it. Return
+        whether the broker has done this at the same position before. Then the caller must not follow it, because the
+        same messages would be delivered endlessly.
         """
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
 
     def forget_lead(self) -> None:
-        """Forget the last move back: the answer was interrupted, so it is unknown whether the position was changed."""
+        """Forget the move that `was_led_back` recorded, because the processing of the answer was interrupted and it is
+        unknown whether the position was changed.
+        """
         self._led_back_from = NOWHERE
 
     @property
@@ -392,22 +415,26 @@ class PartitionCursor:
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Note that records came, or, over the framed protocol, an answer that moves the position."""
+        """Reset the size of requests and the pauses, because complete records came. It is also called for an answer of
+        the framed protocol that only moves the position.
+        """
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False
 
     def ask_for_more(self, came: int) -> bool:
-        """Grow the next request, because an answer of `came` bytes holds no whole record (text protocol). Return False
-        if a larger request cannot help."""
+        """Double the size of the next request (text protocol), because an answer of `came` bytes contains no complete
+        record. Return False if a larger request cannot help.
+        """
         if came < self._get_bytes or self._get_bytes >= LARGEST_GET_BYTES:
             return False
         self._get_bytes = min(2 * self._get_bytes, LARGEST_GET_BYTES)
         return True
 
     def nothing_came(self) -> float:
-        """Note an empty answer (text protocol). Return the seconds to wait before the next request; the wait grows, as
-        in 1.x."""
+        """Count an empty answer (text protocol). Return the seconds to wait before the next request. The wait grows
+        with each empty answer, as in 1.x.
+        """
         self._empty_gets += 1
         if self._empty_gets == EMPTY_GETS and self.fetch_offset:
             self._ask = Ask.END
@@ -419,14 +446,17 @@ class PartitionCursor:
         return self._idle_ms / 1000
 
     def was_moved(self) -> float:
-        """Note that an answer only moves the position. Return the seconds to wait before the next request: 0, but a
-        growing pause if the answer before it only moved the position, too."""
+        """Record that an answer contains no data and only moves the position. Return the seconds to wait before the
+        next request: 0.0, or a growing pause if the previous answer also only moved the position.
+        """
         again, self._moved = self._moved, True
         return self._idle() if again else 0.0
 
     def waited_in_vain(self, request: Request, now: float) -> float:
-        """Note that nothing came and the position stays (framed protocol). Return the seconds to wait before the next
-        request: 0, or the pauses of the text protocol if the broker was asked to wait but did not."""
+        """Process an empty answer that does not move the position (framed protocol). Return the seconds to wait before
+        the next request: 0.0 if the broker has waited for data as requested, otherwise a growing pause as for the text
+        protocol.
+        """
         if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
             return self._idle()
         self._idle_ms = 0
@@ -436,12 +466,12 @@ class PartitionCursor:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes that are fetched and not delivered."""
+        """Number of fetched bytes that are not delivered yet."""
         return sum(each.bytes_left for each in list(self._chunks))  # on any thread: list() copies in one step
 
     @property
     def has_next(self) -> bool:
-        """Whether there are fetched data and they may be delivered."""
+        """Whether the cursor has fetched data that may be delivered now."""
         return bool(self._chunks) and self.announced and self.active and not self.revoking
 
     def next_chunk(self) -> Chunk | None:
@@ -451,20 +481,22 @@ class PartitionCursor:
             return self._chunks[0] if self.has_next else None
 
     def used_up(self, chunk: Chunk) -> None:
-        """Drop the chunk, because nothing of it is left."""
+        """Remove the chunk, because all of its messages were taken."""
         with self.lock:
             self._wanting.append(self)
             if self._chunks and self._chunks[0] is chunk:
                 self._chunks.popleft()
 
     def handing_out(self) -> None:
-        """Note that the polling thread is about to deliver. Whether it did, and what, is only known when it returns."""
+        """Remember the position before the polling thread delivers messages, so that `take_back` can return to it.
+        Which messages were really delivered is known only when poll() returns.
+        """
         if self._began is None:
             self._began = (self.position, self.last_id)
 
     def handed_out(self, position: int, last_id: int | None = None) -> None:
-        """Note that everything before `position` is delivered, or filtered out. It counts as consumed with
-        `acknowledge`.
+        """Record that all messages before `position` are delivered or filtered out. They count as consumed after the
+        next `acknowledge`.
 
         last_id: id of the last message before `position`; None: unchanged.
         """
@@ -475,14 +507,16 @@ class PartitionCursor:
         self._handed = (position, self.last_id)
 
     def acknowledge(self) -> None:
-        """Count delivered messages as consumed."""
+        """Count the delivered messages as consumed."""
         handed = self._handed
         if handed is not None:
             self.consumed = handed
         self._began = self._handed = None
 
     def take_back(self) -> None:
-        """Put back delivered messages that did not reach the user; they are delivered again."""
+        """Return to the position before the last delivery, because the messages did not reach the user. They are
+        delivered again.
+        """
         began = self._began
         if began is not None and self.active:
             self._restart(began[0], last_id=began[1], takes_back=True)
@@ -492,8 +526,8 @@ class PartitionCursor:
     def consumed_to(self, position: int, last_id: int, moves: int) -> None:
         """Count everything before `position` as consumed, because a handler has processed it.
 
-        moves: the caller's last known number of moves; nothing is done if the cursor has moved since then or the
-        partition was lost.
+        moves: the value of `self.moves` when the handler got the messages. If the cursor has moved since then or the
+        partition was lost, nothing is done.
         """
         with self.lock:
             if self.moves == moves and (self.position, self.last_id) != (position, last_id):
@@ -502,28 +536,30 @@ class PartitionCursor:
                 self._failed_checks = 0
 
     def hold(self) -> bool:
-        """Give the partition to a handler; return False if this consumer no longer owns it."""
+        """Mark the partition as being processed by a handler. Return False if this consumer no longer owns the
+        partition, or will hand it over.
+        """
         with self.lock:
             self._held = self.active and not self.revoking
             return self._held
 
     def let_go(self) -> None:
-        """Note that the handler has returned."""
+        """End the mark that `hold` has set, because the handler has returned."""
         self._held = False
 
     @property
     def is_out(self) -> bool:
-        """Whether the user has messages of this partition."""
+        """Whether the user's code is working on messages of this partition."""
         return self._held or self._handed is not None
 
     # --- damage -----------------------------------------------------------------------------------------------------
 
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
-        """Fetch the data at `offset` again, because it has failed its check, and let the broker check it, too.
+        """Fetch the data at `offset` again, because its checksum is wrong, and let the broker check the data, too.
 
-        Fetching again may be enough. After DAMAGE_TRIES tries the next request asks how far the damage goes; the damage
-        is then stored as a chunk of its own. moves: as in consumed_to. anew: the damage was known, and was expected to
-        be repaired.
+        After DAMAGE_TRIES tries without success, the next request asks the broker how far the damage goes. The damaged
+        range is then stored as a chunk of its own. moves: as in consumed_to. anew: whether to count the tries from 1
+        again, because the damage was known and may have been repaired meanwhile.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -532,8 +568,9 @@ class PartitionCursor:
             self._unless = None
 
     def not_whole(self, request: Request, error: MetaqError) -> bool:
-        """Make the next request ask whether the record that the broker does not deliver as a whole is damaged. `error`
-        is reported if the record is not damaged. Return False if the partition was lost or moved meanwhile.
+        """Handle a record that the broker does not deliver completely: the next request asks the broker whether this
+        record is damaged. If it is not, `error` is reported. Return False if the partition was lost or its position
+        moved meanwhile.
         """
         with self.lock:
             if current := self.awaits(request):
@@ -545,8 +582,9 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """Process the answer that the broker finds no damage. Return the error that `not_whole` noted; the record is
-        then requested again. None: a record failed its check here although the broker has it intact.
+        """Process the answer that the broker finds no damage. Return the error that was passed to `not_whole`; the
+        record is then requested again. Return None if `not_whole` was not called; then a record had a wrong checksum
+        here although the broker has it intact.
         """
         with self.lock:
             if self._unless is not None and self.awaits(request):
@@ -554,7 +592,9 @@ class PartitionCursor:
             return self._unless
 
     def damage_found(self, request: Request, chunk: Chunk) -> bool:
-        """Take the answer to DAMAGE. Return False if the partition was lost or moved meanwhile."""
+        """Store the damaged range that a DAMAGE request has found as a chunk. Return False if the partition was lost or
+        its position moved meanwhile.
+        """
         found = self.arrived(request, chunk)
         with self.lock:
             if found and request.generation == self._generation:
@@ -562,29 +602,32 @@ class PartitionCursor:
         return found
 
     def report(self, offset: int) -> bool:
-        """Note that the user is told of damage at `offset`. Return False if the user was told before."""
+        """Record that damage at `offset` is reported to the user. Return False if it was reported before."""
         former, self.reported = self.reported, offset
         return former != offset
 
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def to_commit(self) -> Reached | None:
-        """Return the offset to write; None if it has not changed."""
+        """Return the position to commit; None if it has not changed since the last commit."""
         consumed = self.consumed
         return consumed if self.active and consumed != self.committed else None
 
     def committed_to(self, reached: Reached) -> None:
-        """Note a written offset."""
+        """Record that the position `reached` was committed."""
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Whether the offset of this RECORD request may still be written. It may not if another member will get the
-        partition: the write could replace that member's beginning."""
+        """Return whether the offset of this RECORD request may still be committed. It may not if another member will
+        get the partition, because the commit could overwrite that member's first offset.
+        """
         return self.awaits(request) and not self.revoking
 
     def begin_recorded(self, request: Request) -> bool:
-        """Note that the offset of this RECORD request was written. Return False if the partition was lost or moved
-        meanwhile, or will be handed over: then the user is not told of it."""
+        """Record that the offset of this RECORD request was committed, and allow reading. Return False if the partition
+        was lost or moved meanwhile, or will be handed over. Then the user is not told that the partition was
+        assigned.
+        """
         with self.lock:
             self.committed = (request.offset, UNKNOWN_MESSAGE_ID)
             if not self.may_record(request):

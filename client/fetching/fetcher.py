@@ -1,14 +1,16 @@
 """Send the core's requests (core.py) over connections, and pass the answers to the core.
 
 There is no thread per partition and no request loop. The thread that reads a connection takes the answer to a pull,
-stores it and sends the next pull at once, as long as the partition's buffer has room. With one broker this is the
-thread that waits in poll(), and the next answer arrives in the socket's buffer while the user works. With several
-brokers it is a background thread per broker. Work that must wait for a time (the pause after an error or after an empty
-answer of the text protocol) runs on the timer thread. Work that must wait for a broker (connecting, other questions)
-runs on a thread of that broker, so that a hung broker blocks no other.
+stores the data and sends the next pull at once, as long as the partition's buffer has room. If there is only one
+broker, the thread that waits in poll() reads the connection, and the next answer arrives in the socket's buffer while
+the user's code works. If there are several brokers, a background thread per broker reads its connection. Work that must
+wait for a time (the pause after an error or after an empty answer of the text protocol) runs on the timer thread. Work
+that must wait for a broker (connecting, other questions) runs on a thread of that broker, so that a hung broker blocks
+no other.
 
-A user's thread may be interrupted at any line (interrupts.py). If it had noted that a request is in flight, the timer
-thread sends that request (`_ask_anew`). If the request had been sent already, its answer is dropped.
+A user's thread may be interrupted at any line (interrupts.py). If the interrupted thread had marked a request as in
+flight, the timer thread sends a new request for the partition (`_ask_anew`). If the first request had been sent
+already, its answer is dropped.
 """
 
 from __future__ import annotations
@@ -41,11 +43,11 @@ log = get_log(__name__)
 
 
 class Fetcher:
-    """Driver of the requests: keep the buffers of a consumer's partitions filled, and wake the thread that waits for
-    data. Any thread.
+    """Sends the requests that keep the buffers of a consumer's partitions filled, and wakes the thread that waits for
+    data. Any thread may call the methods.
 
-    endpoint_of: returns the broker from which a partition is read. record: commits where the group begins in a
-    partition, then calls `go_on`.
+    endpoint_of: returns the broker from which a partition is read. record: commits the offset where the group begins in
+    a partition, and then calls `go_on`.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class Fetcher:
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread in poll() to look for data. A waiting thread wakes at the latest when its current system call
-        ends."""
+        """Wake the thread that waits in poll(), so that it looks for data. It wakes at the latest when its current
+        system call ends.
+        """
         with self._bell_lock:
             if not self._rung:
                 self._bell.ring()  # first: an unneeded ring wakes the thread once too often, which does no harm
@@ -83,19 +86,20 @@ class Fetcher:
             waiter.finish()
 
     def listen(self) -> None:
-        """Forget earlier calls of `wake`. Look for data after this call and before `wait`; a later `wake` ends that
-        wait."""
+        """Forget earlier calls of `wake`. The caller must look for data after this call, and then call `wait`. A `wake`
+        that comes after this call ends that `wait`.
+        """
         if self._rung:
             with self._bell_lock:
                 self._rung = False
                 self._bell.wait(0.0)  # an exception may have ended the wait that took the ring
 
     def wait(self, seconds: float) -> None:
-        """Wait until `wake` was called since `listen`, or for `seconds`.
+        """Wait at most `seconds` until `wake` is called; return at once if it was called since `listen`.
 
-        Meanwhile this thread reads the connection, if there is a single one and nobody else reads it. Then data arrives
-        on the thread that uses it. This saves the hand-over between two threads and keeps the data in the cache of that
-        processor core.
+        If the consumer has a single connection and no other thread reads it, this thread reads it meanwhile. Then the
+        data is received by the thread that uses it. This saves the hand-over between two threads and keeps the data in
+        the cache of that processor core.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -111,7 +115,7 @@ class Fetcher:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Send all requests that the core has ready."""
+        """Send the requests of all partitions that the core reports as needing one."""
         try:
             while (cursor := self._core.next_wanting()) is not None:
                 self.ask(cursor)
@@ -120,12 +124,14 @@ class Fetcher:
             raise
 
     def _serve_all(self) -> None:
-        """Check every owned partition, because an interrupt came after one had left the queue."""
+        """Check for every owned partition whether it needs a request. This is done after an interrupt, because a
+        partition may have been removed from the core's queue before its request was sent.
+        """
         for cursor in list(self._core.owned.values()):
             self.ask(cursor)
 
     def serve_soon(self) -> None:
-        """Do the same as `serve`, but on another thread, because the caller may hold locks, or must not wait until a
+        """Do the same as `serve` on another thread. This is for callers that hold locks, or that must not wait until a
         broker receives the request.
         """
         self._timers.call_later(0, self.serve)
@@ -141,8 +147,9 @@ class Fetcher:
             raise
 
     def _ask_anew(self, cursor: PartitionCursor) -> None:
-        """Request again for a partition whose requesting thread was interrupted: on another thread, and after a pause,
-        because a bug may be the cause and would recur."""
+        """Send the request of a partition again, because the thread that was sending it was interrupted. Another thread
+        sends it after a pause. The pause is needed because the cause may be a bug that would recur at once.
+        """
 
         def ask() -> None:
             cursor.ask_anew()
@@ -151,12 +158,14 @@ class Fetcher:
         self._timers.call_later(cursor.backoff.next(), ask)
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Read the partitions of a broker set from other nodes, because its near nodes have changed. Any thread."""
+        """Choose again from which nodes the partitions of a broker set are read, because its nodes in the consumer's
+        zone have changed. Any thread may call this.
+        """
         self._core.nearest_changed(broker_id)
         self.serve_soon()
 
     def brokers_are(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint]) -> None:
-        """Take the list of brokers; see ConnectionPool.listed."""
+        """Pass the list of registered brokers to the connection pool; see ConnectionPool.listed."""
         self._pool.listed(masters, others)
 
     def _send(self, request: Request) -> None:
@@ -177,8 +186,9 @@ class Fetcher:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
-        """Read the partitions of these RECORD requests, which were committed; or try to commit again in `pause`
-        seconds."""
+        """Continue with the partitions of these RECORD requests. If their first offsets were committed, reading begins.
+        Otherwise the commit is tried again in `pause` seconds.
+        """
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
         self.wake()
@@ -190,7 +200,9 @@ class Fetcher:
         return aside
 
     def _ask_here(self, request: Request, endpoint: Endpoint) -> None:
-        """Send requests that may have to wait for the broker; on that broker's thread."""
+        """Connect to the broker if necessary, and send `request`. Runs on a thread of that broker, because it may have
+        to wait for the broker.
+        """
         try:
             if request.cursor.awaits(request):
                 self._then(request, self._asked_here(request, endpoint))
@@ -216,8 +228,9 @@ class Fetcher:
             return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
-        """Start to use a new connection. A thread in poll() can read a single connection; several connections need
-        their reader threads. May be repeated."""
+        """Add a new connection to those in use. The thread in poll() can read only a single connection; if there are
+        several, each gets a reader thread. May be called repeatedly with the same connection.
+        """
         if connection in self._connections:
             return
         connection.expects_bulk = True
@@ -240,7 +253,7 @@ class Fetcher:
         )
 
     def _begun(self, request: Request, head: Frame) -> None:
-        """Take the header of an answer; on the thread that reads the connection."""
+        """Process the header of an answer before its body has arrived. Runs on the thread that reads the connection."""
         try:
             ahead = self._core.answer_begins(request, head)
             if ahead is not None:
@@ -252,7 +265,9 @@ class Fetcher:
     def _answered(
         self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """Take a whole answer; on the thread that reads the connection."""
+        """Process a complete answer, or the error instead of an answer. Runs on the thread that reads the
+        connection.
+        """
         cursor, core = request.cursor, self._core
         try:
             if reply is not None:
@@ -269,7 +284,7 @@ class Fetcher:
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Find out whether read messages are lost; on the broker's thread."""
+        """Ask the broker whether messages that were read before are lost. Runs on a thread of that broker."""
         found: int | MetaqError | None
         try:
             found = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, *doubt)
@@ -278,7 +293,9 @@ class Fetcher:
         self._core.looked_into(partition, doubt, found)
 
     def _then(self, request: Request, pause: float | None) -> None:
-        """Send the partition's next request in `pause` seconds, after the last one was answered or has failed."""
+        """Send the next request of the partition in `pause` seconds, after its last request was answered or has
+        failed.
+        """
         cursor = request.cursor
         if cursor.has_next:
             self.wake()

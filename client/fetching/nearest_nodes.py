@@ -18,13 +18,15 @@ from ..transport.metadata import parse_address
 __all__ = ["Nearby", "NearestNodes"]
 
 AVOIDED_SECONDS = 2.0
-"""After a node has refused a pull, or is gone, it gets no requests for this many seconds. The other nodes in the zone
-and the leader are asked meanwhile.
+"""If a node refuses a pull or cannot be reached, it gets no requests for this many seconds. Meanwhile requests go to
+the other nodes in the zone, or to the leader.
 """
 
 
 class NearestNodes:
-    """The choice of a node, without I/O. Any thread; each change is a single assignment. now: monotonic seconds."""
+    """Chooses the nodes from which partitions are read; does no I/O. Any thread may call the methods, because each
+    change is a single assignment. now: the present time in monotonic seconds.
+    """
 
     def __init__(self, zone: str) -> None:
         self._zone = zone
@@ -32,7 +34,9 @@ class NearestNodes:
         self._avoided: dict[Endpoint, float] = {}
 
     def seen(self, broker_id: int, view: SetView) -> bool:
-        """Take the current state of the set; return whether this may change a choice."""
+        """Store the current state of the broker set; return whether a node may now be chosen that was not chosen
+        before.
+        """
         names = sorted(name for name in view.in_sync_present if view.nodes[name].zone == self._zone)
         found = [_endpoint(view.nodes[name].url) for name in names if self._zone]
         near = tuple(each for each in found if each is not None)
@@ -40,14 +44,14 @@ class NearestNodes:
         return former != near
 
     def failed(self, endpoint: Endpoint, now: float) -> None:
-        """Note that this node did not give the requested data."""
+        """Record that the node at `endpoint` did not return the requested data, so that it is avoided for a while."""
         self._avoided[endpoint] = now + AVOIDED_SECONDS
 
     def choose(
         self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint], now: float
     ) -> Endpoint | None:
         """Return the node from which to read a partition; None if neither a near node nor a leader is known. leader:
-        the leader according to ZooKeeper. down: nodes that cannot be reached.
+        the leader according to ZooKeeper. down: endpoints of nodes that cannot be reached.
         """
         near = self._near.get(partition.broker, ())
         if not near or leader in near:
@@ -57,18 +61,21 @@ class NearestNodes:
 
 
 class Nearby:
-    """Watcher that keeps a consumer's NearestNodes current. look() on one thread, close() on any."""
+    """Watches the broker sets in ZooKeeper to keep a consumer's NearestNodes up to date. Only one thread may call
+    look(); any thread may call close().
+    """
 
     def __init__(self, session: ZkSession, zone: str, on_change: Callable[[int], None]) -> None:
-        """on_change: called with the id of a broker set whose near nodes have changed, on the session's event
-        thread."""
+        """on_change: called with the id of a broker set when its nodes in the consumer's zone have changed. It is
+        called on the session's event thread.
+        """
         self.nodes = NearestNodes(zone)
         self._session = session
         self._on_change = on_change
         self._watchers: dict[int, DataWatcher] = {}
 
     def look(self, broker_ids: Collection[int]) -> None:
-        """Watch the broker sets among these brokers."""
+        """Watch those of these brokers that are broker sets."""
         for each in broker_ids:
             if each not in self._watchers:
                 self._watchers[each] = watch_set(self._session, each, self._seen)

@@ -1,4 +1,4 @@
-"""Pending calls of a user's callbacks about partitions: assigned, revoked or lost."""
+"""Queue the calls of a user's callbacks that report assigned, revoked or lost partitions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ OnPartitions = Callable[[list[TopicPartition]], None]
 
 
 class Notice:
-    """Partitions that were assigned, or that are revoked. left: partitions that the user has not been told of yet.
+    """A message to the user that partitions were assigned, or are revoked. left: the partitions that were not reported
+    to the user yet.
 
-    told: called with the partitions after the user's callback, on the same thread; it may be called again.
+    told: a function that is called with the partitions after the user's callback, on the same thread. It may be called
+    twice for the same partitions.
     """
 
     def __init__(
@@ -32,15 +34,14 @@ class Notice:
         self._told = told
 
     def done(self, partitions: Sequence[TopicPartition]) -> None:
-        """Note that the user was told of these partitions."""
+        """Remove these partitions from `left`, because they were reported to the user."""
         self.left = [each for each in self.left if each not in partitions]
         self._told(partitions)
 
 
 class Notices:
-    """Queue of notices. Any thread may put a notice; the polling thread calls the callbacks. waiting: the notices that
-    wait.
-    on_assigned, on_revoked: the user's callbacks.
+    """The queue of notices. Any thread may add a notice; the polling thread calls the callbacks. waiting: the notices
+    that are not reported yet. on_assigned, on_revoked: the user's callbacks.
 
     A notice stays until the user's callback has returned, or has raised an exception of its own. So after an interrupt
     (interrupts.py) the callback is called again.
@@ -55,10 +56,11 @@ class Notices:
         self.waiting.append(notice)
 
     def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
-        """Call the user's callbacks; notices of the same partition in order. Raises the callbacks' exceptions.
+        """Call the user's callbacks for the waiting notices; notices of the same partition keep their order. Exceptions
+        of the callbacks are raised.
 
-        is_busy: whether a handler still works for a former claim of a revoked partition. Then this notice and later
-        ones of the same partition wait; other notices do not.
+        is_busy: returns whether a handler still works on a partition that is revoked. While it does, the notice of this
+        partition and later notices of the same partition wait. Other notices do not wait.
         """
         busy: set[TopicPartition] = set()
         for notice in list(self.waiting):

@@ -1,4 +1,4 @@
-"""The common part of a Consumer and a PartitionReader: poll()."""
+"""The method poll() and its helpers, which Consumer and PartitionReader have in common."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ Taken = TypeVar("Taken", bound=Sized)
 
 
 class Poller(Closing):
-    """Base of clients with poll(): take messages from a core on the polling thread. Use one thread at a time; close()
-    may be called from another. In a forked process every call raises ClientError, except close(), which does not affect
-    the parent's client."""
+    """Base class of clients with poll(). The thread that calls poll() takes the messages from a core. Only one thread
+    may use the client at a time, but another thread may call close(). In a forked process every call raises
+    ClientError, except close(), which does not affect the parent's client.
+    """
 
     def __init__(self, core: ConsumerCore, fetcher: Fetcher) -> None:
         self._core = core
@@ -45,10 +46,10 @@ class Poller(Closing):
     def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
-        Messages of earlier calls now count as consumed. Raises CorruptRecord for damaged bytes [position, end) of a
-        partition. It is raised again at each call until you seek to their end, unless ConsumerConfig.damage is "skip".
-        Also raises ClientError (closed, or called on two threads at once), and exceptions of `accept`, on_assigned,
-        on_revoked and on_damaged.
+        The messages that earlier calls returned now count as consumed. Raises CorruptRecord if the bytes [position,
+        end) of a partition are damaged. Each call raises it again until you seek to the end of the damage, unless
+        ConsumerConfig.damage is "skip". Also raises ClientError (closed, or called on two threads at once), and
+        exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
@@ -59,8 +60,8 @@ class Poller(Closing):
         """Return the next messages as `poll` does, but as one pyarrow.RecordBatch
         (`metaq.client.records.arrow.SCHEMA`).
 
-        It may be empty. With a backlog a batch has the messages of one answer, about arrow_fetch_bytes; no bytecode
-        runs per message.
+        The RecordBatch may be empty. If the consumer has a backlog, a batch contains the messages of one answer of the
+        broker, about arrow_fetch_bytes. No Python code runs for each message.
         """
         from ..records.arrow import EMPTY  # pyarrow is an extra
 
@@ -71,12 +72,14 @@ class Poller(Closing):
         return batch
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages until close(). Each counts as consumed when the next one is requested."""
+        """Yield messages until close(). A message counts as consumed when the caller requests the next one."""
         while not self._closed:
             yield from self.poll(1, 1.0)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        """Return the result of `take` as soon as it is not empty; None if it is still empty after `timeout` seconds."""
+        """Call `take` until it returns something that is not empty, and return it. Return None if the result is still
+        empty after `timeout` seconds.
+        """
         self._check_open()
         if self._polling:
             raise ClientError(NOT_ALONE)
@@ -103,15 +106,17 @@ class Poller(Closing):
             self._polling = False
 
     def _attend(self) -> None:
-        """Do pending work of the polling thread; called before each look for messages."""
+        """Do the pending work of the polling thread. Called each time before the core is asked for messages."""
         self._fetcher.listen()
 
     def _wait(self, seconds: float) -> None:
-        """Wait until there may be messages, for at most `seconds`."""
+        """Wait at most `seconds` until messages may have arrived."""
         self._fetcher.wait(seconds)
 
     def _settle(self) -> None:
-        """If an exception ended the last poll, set the positions back to those that the user knows."""
+        """If an exception ended the last poll, set the positions back to those after the last messages that the user
+        has got.
+        """
         self._guard.check()
         if not self._polling:  # otherwise the call comes from a filter or a handler
             self._core.settle()

@@ -1,4 +1,4 @@
-"""Sending: routing, natural batching, retries."""
+"""Send messages: choose their partitions, batch them and retry failed sends."""
 
 from .producer import Producer
 from .routing import PartitionSelector, RoundRobinSelector, partition_for_key

@@ -1,4 +1,4 @@
-"""Turn the arguments of a send into records."""
+"""Build the records of messages from the arguments of a send."""
 
 from __future__ import annotations
 
@@ -81,13 +81,17 @@ class SendOptions(TypedDict, total=False):
 
 
 class OwnOptions(SendOptions, total=False):
-    """Options of a send including metaq's internal ones. reserved: properties by their full names."""
+    """Options of a send, including the options that only metaq itself uses. reserved: metaq's own properties, by their
+    full names.
+    """
 
     reserved: Mapping[str, str] | None
 
 
 def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
-    """Return the items of a batch as a list. Raises TypeError for a single message instead of a batch."""
+    """Return the items of a batch as a list. Raises TypeError if the caller has passed a single message instead of a
+    batch. what: the argument's name, for the error.
+    """
     if isinstance(payloads, Iterable) and not isinstance(payloads, str | bytes | bytearray | memoryview):
         return list(payloads)
     raise TypeError(f"{what} of a batch are a list or another iterable, not {type(payloads).__name__}")
@@ -96,7 +100,7 @@ def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
 def build_message(
     topic: str, payload: Buffer, deadline: float, options: SendOptions, packer: Packer | None = None
 ) -> Outgoing:
-    """Build one message. packer: compresses its payload.
+    """Build one message from its payload and options. packer: compresses the payload; None: no compression.
 
     Raises TypeError (if the payload is not bytes, an attribute is not a string, or an option is unknown) and
     LocalProtocolError (if the message is too large, or a key has blanks).
@@ -109,8 +113,8 @@ def build_message(
 def build_half(
     payload: bytes, options: SendOptions, terms: HalfTerms, packer: Packer | None = None
 ) -> tuple[int, bytes]:
-    """Build flag and body of a half message's record. packer: compresses its payload. Raises the same errors as
-    `build_message`.
+    """Build the flag and the body of a half message's record. packer: compresses the payload; None: no compression.
+    Raises the same errors as `build_message`.
     """
     if options:
         flag, attribute = _encode(**options, reserved=_half_properties(terms))
@@ -127,7 +131,7 @@ def build_half(
 
 
 def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: float, options: SendOptions) -> Outgoing:
-    """Build one message from the result of `build_body` or `build_half`."""
+    """Build one message whose flag and body `build_body` or `build_half` has returned."""
     outgoing = Outgoing(topic, flag, crc32(body) & 0x7FFFFFFF, body, deadline)
     outgoing.message = payload
     if options:
@@ -138,7 +142,7 @@ def with_body(topic: str, payload: bytes, flag: int, body: bytes, deadline: floa
 
 
 def build_body(payload: bytes, options: SendOptions, packer: Packer | None = None) -> tuple[int, bytes]:
-    """Build flag and body of a message's record. Raises the same errors as `build_message`."""
+    """Build the flag and the body of a message's record. Raises the same errors as `build_message`."""
     if packer is not None:
         return _build_packed(payload, options, packer)
     flag = 0
@@ -168,10 +172,11 @@ def build_batch(
     options: SendOptions,
     packer: Packer | None = None,
 ) -> OutgoingBatch:
-    """Build messages that are kept together. The options apply to every payload; a Message keeps its own. A Message's
-    payload is decompressed if this producer does not compress, because the topic may not allow compression.
+    """Build a batch of messages that are sent together. The options apply to every payload, but an item that is a
+    Message keeps its own attributes. If this producer does not compress, the payload of a Message is decompressed,
+    because the topic may not allow compression.
 
-    items: a list that belongs to this call, which replaces payloads that are not bytes by their bytes. Raises the same
+    items: a list that this call may change; it replaces payloads that are not bytes by their bytes. Raises the same
     errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
     """
     flag, text = _encode(**options)
@@ -232,8 +237,8 @@ def _encode(
     partition: TopicPartition | None = None,
     **more: Any,
 ) -> tuple[int, bytes]:
-    """Encode attributes as encode_attributes does. Also add the words of `key` to the keys, and the bits of the
-    priority to the flag. Raises TypeError, LocalProtocolError.
+    """Encode the attributes of a message as encode_attributes does. In addition, add the words of `key` to the
+    message's keys, and the bits of the priority to the flag. Raises TypeError, LocalProtocolError.
     """
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
@@ -260,7 +265,7 @@ def _encode_more(
     priority: int = 0,
     **own: Any,
 ) -> tuple[int, bytes]:
-    """Encode as `_encode` does, with rare options."""
+    """Do what `_encode` does for messages that have rarely used options."""
     reserved = _own_properties(**own) if own else None
     if keys is None:
         keys = ()
@@ -277,7 +282,9 @@ def _encode_more(
 
 @lru_cache(maxsize=64, typed=True)
 def _encode_delay(delay: Duration) -> tuple[int, bytes]:
-    """Encode as `_encode` does, if the delay is the only option. Cached, because programs use few different delays."""
+    """Do what `_encode` does for messages whose only option is a delay. The results are cached, because programs use
+    few different delays.
+    """
     return _encode(delay=delay)
 
 
@@ -292,8 +299,9 @@ def _half_properties(terms: HalfTerms) -> Mapping[str, str]:
 
 @lru_cache(maxsize=64)
 def _encode_half(terms: HalfTerms) -> tuple[int, bytes]:
-    """Encode as `_encode` does, if a half message's terms are the only options. Cached, because programs use few
-    different ones."""
+    """Do what `_encode` does for half messages without other options. The results are cached, because programs use few
+    different terms.
+    """
     return _encode(reserved=_half_properties(terms))
 
 
@@ -314,7 +322,9 @@ def _own_properties(
     reserved: Mapping[str, str] | None = None,
     **unknown: object,
 ) -> Mapping[str, str]:
-    """Return the properties that metaq itself defines. Raises TypeError, ConfigError, LocalProtocolError."""
+    """Return those properties of a message that metaq itself defines, from the options given. Raises TypeError,
+    ConfigError, LocalProtocolError.
+    """
     for name in unknown:
         raise _no_option(name)
     own = dict(reserved or {})
@@ -335,8 +345,8 @@ def _own_properties(
 
 
 def _check_outlives(ttl: float, deliver_at: datetime | None, delay: Duration | None, own: Mapping[str, str]) -> None:
-    """Check that the time to live does not end before delivery, because then nobody would get the message. Raises
-    LocalProtocolError.
+    """Raise LocalProtocolError if the time to live of a message ends before its delivery, because then no consumer
+    would get the message.
     """
     wait_ms = int(own[DUE_PROPERTY]) - now_ms() if delay is None else int(own[DELAY_PROPERTY])
     if ttl * 1000 <= wait_ms:
@@ -354,8 +364,8 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """Return the lookup keys of a message that is sent with `key`. Return none if `key` is not a text that a record can
-    store as keys.
+    """Return the words of `key`, by which the message can be looked up. Return [] if `key` is not a text that a record
+    can store as keys.
     """
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
@@ -365,7 +375,9 @@ def _words(key: str | bytes) -> list[str]:
 
 
 def _check_options(tag: object, keys: object, attribute: object, properties: Any) -> None:
-    """Check the types of options. Raises TypeError with the option's name, its value and the right form."""
+    """Check the types of a message's options. If one is wrong, raise TypeError with the option's name, its value and
+    the right form.
+    """
     for name, value in (("tag", tag), ("attribute", attribute)):
         if value is not None and not isinstance(value, str):
             raise no_text(name, value)
@@ -393,11 +405,12 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
-    """Check the size of a body above MAX_BODY_BYTES. Properties that metaq has added do not count, up to
+    """Check whether a body with more than MAX_BODY_BYTES is allowed, and raise LocalProtocolError if it is not.
+    Properties that metaq has added do not count for this limit, but the whole body must not exceed
     MAX_RECORD_BODY_BYTES.
 
-    topic: "" for a user's topic. A message to a topic of metaq's own was accepted before as a user's message, and its
-    attribute may have become properties. Raises LocalProtocolError.
+    topic: the topic if it is one of metaq's own; "" for a user's topic. A message to a topic of metaq's own was
+    accepted before as a user's message, and its attribute may have been turned into properties.
     """
     size = len(body) - own_bytes(body, flag)
     if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:

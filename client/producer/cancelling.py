@@ -26,11 +26,15 @@ __all__ = ["cancel_at", "cancel_delayed"]
 _PAUSE_SECONDS = 0.1
 
 Connect = Callable[[str, int, float], Connection]
-"""connect(topic, broker id, seconds). Raises NoPartition, BrokerUnavailable, ClientError."""
+"""A function connect(topic, broker id, seconds) that returns a connection to the broker. Raises NoPartition,
+BrokerUnavailable, ClientError.
+"""
 
 
 def cancel_at(connection: Asked, partition: TopicPartition, message_id: int, timeout: float | None = None) -> Cancelled:
-    """Ask one broker to cancel a message. Raises the broker's refusal, BrokerUnavailable, RequestTimedOut."""
+    """Ask the broker of this connection to cancel a delayed message. If the broker refuses, raise its error. Raises
+    BrokerUnavailable, RequestTimedOut.
+    """
     ext = CancelDelayedRequest(partition.topic, partition.partition, message_id).to_ext()
     reply = ask(connection, RequestCode.CANCEL_DELAYED, ext, partition, timeout)
     return Cancelled(CancelDelayedReply.from_ext(reply.ext).state)

@@ -1,12 +1,13 @@
-"""Run transactions with check-back: a half message, local work, and the outcome. Brokers ask for a missing outcome.
+"""Run transactions with check-back. The producer sends a half message, does local work, and sends the outcome to the
+broker. If the outcome does not come, the broker asks for it.
 
-A thread that waits for its transaction sends the half message, does the work and sends the outcome itself. Otherwise
-the half message is sent like every asynchronous message. The thread that reads its answer hands the transaction to the
-threads of LocalWork, which do the work and send the outcome (ending_halves.py). The thread that reads the outcome's
-answer ends the future.
+If the caller waits for the transaction, its thread sends the half message, does the work and sends the outcome itself.
+Otherwise the half message is sent like every asynchronous message. The thread that reads the broker's answer to it
+hands the transaction to the threads of LocalWork. These do the work and send the outcome (ending_halves.py). The thread
+that reads the broker's answer to the outcome ends the future.
 
-Local work does not begin if it is so late that a broker may already have asked another producer of the group. That
-producer would have answered that nothing is committed (`check_age`).
+The local work is not begun if the broker may already have asked another producer of the group (`check_age`). That
+producer would have answered that nothing is committed.
 """
 
 from __future__ import annotations
@@ -47,20 +48,24 @@ __all__ = ["Execute", "HalfTransactions", "TransactionResult", "check_age"]
 log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
-"""Seconds after the call in which the local work may always begin. Brokers ask other producers HALF_GRACE_SECONDS (3)
-later than this one; the difference allows for clocks at different speeds.
+"""The local work may always begin within this many seconds after the call, even if the broker's first check comes
+earlier. Brokers ask other producers HALF_GRACE_SECONDS (3) later than this producer; the difference allows for clocks
+at different speeds.
 """
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
-"""execute(message): the local work. True = commit, False = roll back, None = not known yet."""
+"""The type of the user's function execute(message), which does the local work. It returns True to commit, False to roll
+back, None if the outcome is not known yet.
+"""
 
 
 class TransactionResult(NamedTuple):
     """The result of a transaction with check-back.
 
-    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN (`execute` did not know, or the broker could not be told); after UNKNOWN
-    the broker asks later. half: result of the half message. sent: result of the message that consumers see; None unless
-    committed. cause: why the broker could not be told; None if it was told, or there was nothing to tell.
+    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN (`execute` did not know the outcome, or it could not be sent to the
+    broker); after UNKNOWN the broker asks later. half: the result of the half message. sent: the result of the message
+    that consumers see; None unless committed. cause: why the outcome could not be sent to the broker; None if it was
+    sent, or if there was none to send.
     """
 
     outcome: HalfOutcome
@@ -89,17 +94,18 @@ class HalfSends(Protocol):
         """Accept a message for which no thread blocks; see Driver.take_over."""
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """Return the seconds to a broker's first check; see Driver.half_check_seconds."""
+        """Return the seconds until a broker's first check of a half message; see Driver.half_check_seconds."""
 
     def keep(self, size: int) -> None:
-        """Keep a message's room in the buffer; see ProducerCore.keep."""
+        """Let a message of `size` bytes keep its place in the buffer; see ProducerCore.keep."""
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the room of kept messages; see Driver.let_go."""
+        """Free the places of kept messages in the buffer; see Driver.let_go."""
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
-    """Return the error if a half message's local work must not begin `seconds` after the call; None if it may.
+    """Return an error if the local work must not begin, because `seconds` have passed since the call and the broker may
+    have asked for the outcome. Return None if the local work may begin.
 
     check_after: seconds until the broker's first check; None: the broker does not announce it.
     """
@@ -110,10 +116,10 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """A transaction for which no thread blocks. end: the Outcome of its future. check, check_after: the arguments of
-    the call. began: clock time of the call. seconds: time limit for the outcome. number: the number of the half message
-    in flight.
-    too_late: why its local work does not begin. has_caller: false if the call has raised an exception.
+    """A transaction for which no thread waits. end: the Outcome of its future. check, check_after: the arguments of the
+    call. began: clock time of the call. seconds: time limit for sending the outcome. number: the number of the half
+    message in OwnHalves. too_late: the error because of which the local work is not begun; None if it may begin.
+    has_caller: false if the call has raised an exception.
     """
 
     __slots__ = (
@@ -166,12 +172,13 @@ class _Transaction(Telling):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the local work must not begin, so that the transaction is rolled back."""
+        """Whether the local work may not begin; then the transaction is rolled back."""
         return self.too_late is not None or not self.has_caller
 
     def sent(self, error: Exception | None, half: SendResult | None) -> None:
-        """Take the answer to the half message. Called on the thread that reads the answer, or that gives up the
-        message."""
+        """Process the end of the half message's send: begin the local work, or end the transaction with `error`. Called
+        on the thread that reads the answer, or on the thread that gives up the message.
+        """
         if half is None:
             self.owner.not_sent(self)
             self.end.settle(error, None)
@@ -185,13 +192,16 @@ class _Transaction(Telling):
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the buffer that the transaction occupies, from the answer to its half message to its end."""
+        """Number of bytes that the transaction occupies in the producer's buffer after its half message is
+        acknowledged, until the transaction ends.
+        """
         return HEADER_BYTES + len(self.body)
 
 
 class _Asynchronous:
-    """A producer's transactions for which no thread blocks. Any thread. This object does not keep the producer
-    alive."""
+    """A producer's transactions for which no thread waits. Any thread may call the methods. This object holds no
+    reference to the producer, so a dropped producer can be collected.
+    """
 
     def __init__(
         self,
@@ -209,11 +219,11 @@ class _Asynchronous:
         self._working: dict[_Transaction, None] = {}
 
     def not_sent(self, transaction: _Transaction) -> None:
-        """End a transaction whose half message has no answer, and will get none."""
+        """Record that the half message of a transaction has failed, so that the local work will not be done."""
         self._own.not_sent(transaction.number, transaction.topic, transaction.body)
 
     def work(self, transaction: _Transaction) -> None:
-        """Queue the local work of a transaction, because its half message waits at the broker."""
+        """Queue the local work of a transaction, because the broker has stored its half message."""
         self._own.sent(transaction.number, transaction.half_id)
         self._sends.keep(transaction.kept_bytes)
         if not self._work.add(transaction):
@@ -246,7 +256,9 @@ class _Asynchronous:
         self._ender.gather(transaction)
 
     def told(self, transactions: Sequence[_Transaction]) -> None:
-        """End these transactions, because the broker has acknowledged their outcomes, or could not be told."""
+        """End these transactions, because the broker has acknowledged their outcomes, or the outcomes could not be sent
+        in time.
+        """
         self._own.decided([each.half_id for each in transactions if each.reply is not None])
         with Callbacks():
             for each in transactions:
@@ -264,8 +276,8 @@ class _Asynchronous:
         self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
     def _left_open(self, transaction: _Transaction) -> None:
-        """Leave a transaction open: its broker does not know the outcome, and this producer does nothing more for it
-        until the broker asks.
+        """Leave a transaction open, because the broker does not know the outcome. The producer does nothing more for
+        this transaction until the broker asks.
         """
         answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
         self._own.left_open(transaction.half_id, answer)
@@ -276,12 +288,14 @@ class _Asynchronous:
         self._sends.let_go(1, transaction.kept_bytes)
 
     def _drop(self, transaction: _Transaction) -> None:
-        """Drop a transaction, because the producer was closed."""
+        """End a transaction whose local work was not begun with ClientError, because the producer was closed."""
         closed = ClientError("the producer was closed before the local work of this transaction was begun")
         self._end(transaction, closed, None)
 
     def close(self, seconds: float) -> None:
-        """End all transactions. Wait at most `seconds` for running local work."""
+        """End all transactions. Local work that has begun may run for `seconds` more; then its transaction ends with an
+        UNKNOWN outcome.
+        """
         for each in self._work.close(seconds):
             self._drop(each)
         for each in list(self._working):
@@ -291,7 +305,7 @@ class _Asynchronous:
 
 
 class HalfTransactions:
-    """The part of a producer for its transactions with check-back. Any thread."""
+    """The part of a producer that runs its transactions with check-back. Any thread may call the methods."""
 
     def __init__(
         self,
@@ -303,7 +317,9 @@ class HalfTransactions:
         packer: Packer | None,
         clock: Callable[[], float],
     ) -> None:
-        """group, threads: the settings in ProducerConfig. packer: compresses payloads."""
+        """group, threads: the settings producer_group and transaction_threads of ProducerConfig. packer: compresses
+        payloads; None: no compression.
+        """
         self.checker = checker
         self._sends = sends
         self._ender = ender
@@ -314,7 +330,9 @@ class HalfTransactions:
         self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
 
     def group(self, given: str | None) -> str:
-        """Return the producer group of a call. Raises ConfigError, InvalidName, TypeError."""
+        """Return the producer group for a call: the `given` one, otherwise the configured one. Raises ConfigError,
+        InvalidName, TypeError.
+        """
         if given is not None:
             return check_zookeeper_group(given)
         if self._group is None:
@@ -335,7 +353,7 @@ class HalfTransactions:
         options: SendOptions,
     ) -> TransactionResult:
         """Run a transaction; see Producer.send_in_transaction. seconds: time limit for sending the half message, and
-        again for sending its outcome.
+        the same limit again for sending its outcome.
         """
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
@@ -417,10 +435,11 @@ class HalfTransactions:
         check_after: float | None,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
-        """Return the payload, and flag, body and timing of the half message. From now on, `check` answers brokers'
-        questions.
+        """Check the arguments of a call. Return the payload as bytes, and the flag, the body and the timing of the half
+        message's record. From now on, `check` answers brokers' questions.
 
-        call: the method's name, for errors. Raises TypeError, ConfigError, InvalidName, LocalProtocolError.
+        call: the name of the called method, for the texts of errors. Raises TypeError, ConfigError, InvalidName,
+        LocalProtocolError.
         """
         check_call_back("execute", execute)
         if check is not None:
@@ -442,19 +461,22 @@ class HalfTransactions:
         return payload, flag, body, Timing.HALF if after_ms is None else Timing.CHECKED_HALF
 
     def close(self, seconds: float) -> None:
-        """End all transactions. Brokers ask other producers for outcomes that have not been sent. Wait at most
-        `seconds` for running local work."""
+        """End all transactions. If an outcome was not sent, the broker asks other producers of the group for it. Wait
+        at most `seconds` for running local work.
+        """
         self._asynchronous.close(seconds)
         self._ender.close()
 
 
 def _message(half: SendResult, flag: int, body: bytes) -> Message:
-    """Return the message that `execute` gets."""
+    """Return the Message with which `execute` is called."""
     return Message(half.partition, -1, half.message_id, flag & ~DELAYED_FLAG, body)
 
 
 def _result(half: SendResult, telling: Telling) -> TransactionResult:
-    """Return the result of a transaction whose outcome the broker was told. Raises HalfDecided."""
+    """Return the result of a transaction after its outcome was sent to the broker, with or without success. Raises
+    HalfDecided if the broker had another outcome already.
+    """
     outcome, reply = telling.outcome, telling.reply
     if reply is None:
         log.warning("half message %d is %s, which its broker was not told: %s", half.message_id, outcome, telling.error)

@@ -1,4 +1,4 @@
-"""How fast a producer asks one broker for half messages to check: a core without I/O and without a clock."""
+"""Decide how fast a producer asks one broker for half messages to check. This code does no I/O and has no clock."""
 
 from __future__ import annotations
 
@@ -13,28 +13,33 @@ __all__ = ["CheckPace"]
 
 
 class CheckPace:
-    """The pace of one thread. limit: how many half messages to request at once. It is 1 until the duration of a check
-    is known, because a broker treats a producer that asks too rarely as gone."""
+    """The pace of one thread's requests. limit: the maximum number of half messages per request. It is 1 until the
+    duration of a check is known: with more messages the thread might ask too rarely, and a broker treats a producer
+    that asks too rarely as gone.
+    """
 
     def __init__(self, random: Callable[[], float] = random) -> None:
-        """random: a number in [0, 1)."""
+        """random: returns a number in [0, 1)."""
         self.limit = 1
         self._backoff = Backoff(*tuning.CHECK_PAUSE_SECONDS, random)
         self._told = ""
 
     def answered(self, each: float) -> None:
-        """Note that the broker has answered. each: the seconds that each check took, 0.0 if there was nothing to
-        check."""
+        """Adapt the limit after an answer of the broker. each: the average seconds that a check took, 0.0 if there was
+        nothing to check.
+        """
         if each:
             self.limit = max(1, min(tuning.CHECK_HALVES, int(tuning.CHECK_TURN_SECONDS / each)))
         self._backoff.reset()
         self._told = ""
 
     def failed(self) -> float:
-        """Return the seconds to wait until the broker is asked again."""
+        """Return the seconds to wait before the broker is asked again, after a request has failed."""
         return self._backoff.next()
 
     def is_news(self, reason: str) -> bool:
-        """Whether the reason of a failure differs from the last one, so that it is worth a warning."""
+        """Return whether the reason of a failure differs from the reason of the last failure, so that a warning is
+        logged.
+        """
         told, self._told = self._told, reason
         return told != reason

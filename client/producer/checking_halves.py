@@ -1,8 +1,8 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-One thread for each broker waits for its questions, on connections of its own, so that no send waits for them. These
-threads call the producer's checks, one call at a time. The producer knows more about its own half messages than a check
-can find out (own_halves.py).
+For each group and broker one thread waits for the broker's questions. It uses connections that no send uses, so no send
+waits for the questions. These threads call the producer's check functions, one call at a time. The producer knows more
+about its own half messages than a check can find out (own_halves.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ log = get_log(__name__)
 
 
 def outcome_of(answer: object, function: str) -> HalfOutcome:
-    """Return the outcome that `execute` or `check` has returned. Raises TypeError for anything except True, False, None
-    and a HalfOutcome."""
+    """Return as HalfOutcome the value that a user's `execute` or `check` function has returned. function: the
+    function's name, for the error. Raises TypeError if the value is not True, False, None or a HalfOutcome.
+    """
     if isinstance(answer, HalfOutcome):
         return answer
     if answer is None:
@@ -52,12 +53,12 @@ def outcome_of(answer: object, function: str) -> HalfOutcome:
 
 
 class Checker:
-    """One producer's answers to brokers' questions. Any thread."""
+    """Answers brokers' questions about half messages for one producer. Any thread may call `use` and `close`."""
 
     def __init__(
         self, metadata: Metadata, pool: Callable[[], ConnectionPool], config: ProducerConfig, clock: Callable[[], float]
     ) -> None:
-        """pool: creates the pool for the checker's connections."""
+        """pool: a function that creates the ConnectionPool for the checker's connections."""
         self._metadata = metadata
         self._make_pool = pool
         self._config = config
@@ -76,7 +77,8 @@ class Checker:
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
         """Answer questions for this group and topic with `check`, which replaces the previous one. None: keep the
-        previous one; without one, the group's other producers answer."""
+        previous check function. If there is no check function at all, the group's other producers answer.
+        """
         if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
         with self._lock:
@@ -89,8 +91,9 @@ class Checker:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Stop answering. Wait at most `seconds` for a running check; its result is not reported to the broker, which
-        asks another producer. Idempotent."""
+        """Stop answering. Wait at most `seconds` for a running check. The result of this check is not reported to the
+        broker, which asks another producer. Idempotent.
+        """
         with self._lock:
             self._closed = True
             watcher, pool = self._watcher, self._pool
@@ -106,7 +109,7 @@ class Checker:
     # --- the watching thread ------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Keep one thread for each group and broker."""
+        """Until the checker is closed, start a thread (_Asker) for each group and each broker of the group's topics."""
         while not self._closed:
             try:
                 self._look()
@@ -129,7 +132,9 @@ class Checker:
         return {topic for _, topic in list(self._checks)}
 
     def endpoint(self, broker: int) -> Endpoint | None:
-        """Return the broker's current endpoint; None if it publishes none of the topics now."""
+        """Return the current endpoint of a broker; None if the broker publishes none of the topics that have a check
+        now.
+        """
         for topic in self._all_topics():
             found = self._metadata.view(topic).endpoints.get(broker)
             if found is not None:
@@ -143,28 +148,29 @@ class Checker:
         return self._closed
 
     def connection(self, endpoint: Endpoint) -> Connection:
-        """Return a connection. Raises BrokerUnavailable, RequestTimedOut."""
+        """Return a connection of the checker to a broker. Raises BrokerUnavailable, RequestTimedOut."""
         assert self._pool is not None
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     def follow(self, error: NotLeader) -> float:
-        """Return the seconds to wait until the new leading node can be asked."""
+        """Return the seconds to wait before the new leader of the broker set is asked."""
         assert self._pool is not None
         pause = self._pool.follow(error)
         return tuning.CHECK_PAUSE_SECONDS[0] if pause is None else pause
 
     def forget(self, endpoint: Endpoint) -> None:
-        """Forget the connection, because the broker has another address now."""
+        """Drop the connection to this endpoint, because the broker has another address now."""
         if self._pool is not None:
             self._pool.forget(endpoint)
 
     def topics(self, group: str) -> frozenset[str]:
-        """Return the topics of a group that have a check."""
+        """Return the topics for which this producer has a check function in the given group."""
         return frozenset(topic for each, topic in list(self._checks) if each == group)
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
-        """Wait at most `wait` seconds for at most `limit` questions, and answer them. Return the seconds per question,
-        0.0 if none came. Raises the same errors as `check_halves`.
+        """Request at most `limit` questions about half messages from the broker, wait for them at most `wait` seconds,
+        and answer them. Return how many seconds an answer took on average; 0.0 if no question came. Raises the same
+        errors as `check_halves`.
         """
         timeout = wait + self._config.connection.request_timeout_seconds
         halves = check_halves(connection, group, broker, limit, wait, timeout, self.topics(group), self.producer)
@@ -206,7 +212,7 @@ class Checker:
 
 
 class _Asker:
-    """Thread that waits for one group's questions at one broker."""
+    """The thread that requests one group's questions from one broker and answers them."""
 
     def __init__(self, checker: Checker, group: str, broker: int) -> None:
         self._checker = checker
@@ -217,12 +223,14 @@ class _Asker:
         self._pace = CheckPace()
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
-        """The topics that the waiting request names, or that the last request named."""
+        """The topics that the request now waiting at the broker names; without such a request, the topics of the last
+        one.
+        """
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
 
     def close(self, seconds: float) -> None:
-        """Note that the checker is closed, and wait at most `seconds` for the thread."""
+        """Wake the thread, because the checker is closed, and wait at most `seconds` until the thread ends."""
         self._bell.ring()
         if not self._thread.is_current:
             self._thread.join(seconds)
@@ -239,7 +247,9 @@ class _Asker:
             self.has_ended = True
 
     def _step(self) -> float | None:
-        """Ask once. Return the seconds until the next step; None: the broker is gone."""
+        """Request and answer questions once. Return the seconds to wait before the next step; None if the broker
+        publishes no topic with a check any more.
+        """
         try:
             endpoint = self._checker.endpoint(self._broker)
             if endpoint != self._endpoint and self._endpoint is not None:
@@ -262,8 +272,9 @@ class _Asker:
         return 0.0
 
     def ask_now(self) -> None:
-        """Ask again now: the new request ends the waiting one, which does not name all topics any more. On the watching
-        thread."""
+        """Send a new request to the broker now. It ends the request that waits at the broker, whose list of topics is
+        out of date. Runs on the watching thread.
+        """
         connection = self._connection
         if connection is not None and not connection.closed:
             self._checker.ask(connection, self._group, self._broker, 1, 0.0)

@@ -58,8 +58,10 @@ __all__ = [
 
 
 class Landing(NamedTuple):
-    """The outcome of a request's turns. give: gives the messages of stored turns their results, and returns those
-    messages whose threads have parked, to be finished together."""
+    """The outcome of a request's turns. stored, failed: the turns that the broker has stored, and those that have
+    failed. give: a function that gives the messages of stored turns their results. It returns the messages whose
+    threads are parked, so that the caller can wake these threads together.
+    """
 
     stored: Sequence[Turn]
     failed: Sequence[FailedTurn]
@@ -67,29 +69,32 @@ class Landing(NamedTuple):
 
 
 class FlightRequest(Protocol):
-    """A request with some turns of a flight."""
+    """A request that contains one or more turns of a flight."""
 
     turns: Sequence[Turn]
     counted: bool
-    """Whether the request contains the numbers of its turns."""
+    """Whether the request contains the sequence numbers of its turns."""
 
     @property
     def answers(self) -> int:
-        """The number of answers that the request gets; it needs as many opaques."""
+        """The number of answers that the broker sends to this request. The request needs the same number of opaques."""
 
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
         """Encode the request."""
 
     def result_alone(self, reply: Reply | None) -> object:
-        """Return the result of the request's only message if the answer holds only that; otherwise None."""
+        """If the request has a single message and `reply` acknowledges it, return the result of this message; otherwise
+        return None.
+        """
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        """Take the answer to the opaque `index`, or the error instead. None: other answers will come. May be
-        repeated."""
+        """Decode the answer to the opaque with number `index`, or take the error instead of an answer. Return the
+        outcome of the request's turns; None if further answers will come. May be called again with the same answer.
+        """
 
 
 class Speaks(Protocol):
-    """Properties of a Connection that determine the form of requests to its broker."""
+    """The attributes of a Connection that determine in which form requests are sent to its broker."""
 
     endpoint: Endpoint
     speaks_frames: bool
@@ -98,7 +103,7 @@ class Speaks(Protocol):
 
 
 class Able(Protocol):
-    """Properties of a Connection that determine which messages its broker accepts."""
+    """The attributes of a Connection that determine which messages its broker accepts."""
 
     endpoint: Endpoint
     peer_version: str
@@ -108,11 +113,11 @@ class Able(Protocol):
 
 
 class FlightCodec:
-    """Encoder of the requests of one producer's flights."""
+    """Encodes the requests for the flights of one producer."""
 
     def __init__(self, producer: int = 0, packs: bool = False) -> None:
-        """producer: the producer's number; 0 if its requests are not numbered. packs: whether it compresses
-        payloads.
+        """producer: the producer's id; 0 if its requests have no sequence numbers. packs: whether the producer
+        compresses payloads.
         """
         self._producer = producer
         self._packs = packs
@@ -120,7 +125,9 @@ class FlightCodec:
         self._counted = SendHeaders(producer)
 
     def check(self, broker: Able) -> None:
-        """Raise CompressionUnknown if this broker would not understand the payloads."""
+        """Raise CompressionUnknown if the producer compresses payloads and this broker does not understand
+        compression.
+        """
         if self._packs and not broker.knows_compressed:
             raise CompressionUnknown(broker.endpoint)
 
@@ -138,8 +145,10 @@ class FlightCodec:
         return refused
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
-        """Return the requests for these turns. There are several if the broker is older than assumed, or if only some
-        turns can have numbers: those with a known partition. now: monotonic seconds."""
+        """Return the requests for these turns. There are several requests if the broker is older than assumed, or if
+        only some turns can have sequence numbers. A turn can have a sequence number only if its partition is known.
+        now: the present time in monotonic seconds.
+        """
         if len(turns) > 1 and not broker.takes_many:
             return [request for turn in turns for request in self.requests([turn], broker, now)]
         if broker.speaks_frames:
@@ -157,7 +166,7 @@ class FlightCodec:
 
 
 class FrameRequest:
-    """A request in one frame: SEND or SEND_BATCH for one turn, SEND_MANY for several."""
+    """A request that is one frame: SEND or SEND_BATCH for one turn, SEND_MANY for several turns."""
 
     __slots__ = ("_endpoint", "_headers", "_now", "_producer", "counted", "turns")
 
@@ -171,7 +180,7 @@ class FrameRequest:
         producer: int = 0,
         now: float = 0.0,
     ) -> None:
-        """now: monotonic seconds, for a request with numbers."""
+        """now: the present time in monotonic seconds; only needed for a request with sequence numbers."""
         self.turns = turns
         self._now = now
         self.counted = producer > 0
@@ -210,7 +219,8 @@ class FrameRequest:
         return Landing((), [(turn, error) for turn in self.turns])
 
     def _rows(self, reply: Reply | None) -> tuple[PartRows, Sequence[int]]:
-        """Return the outcome of each part, and its replicas (0: unknown).
+        """Return two lists with an entry for each part (turn) of the request: its outcome, and the number of replicas
+        that have it (0: unknown).
 
         Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. In the latter case the
         frame must never be sent again.
@@ -254,7 +264,8 @@ class FrameRequest:
 
 
 class PutRequests:
-    """A turn as pipelined puts of the text protocol, answered one by one, for brokers that do not speak frames.
+    """A turn that is sent as pipelined puts of the text protocol, for brokers that do not speak the framed protocol.
+    The broker answers each put by itself.
 
     A Java broker may append pipelined puts in another order (wire.md §5), so messages with a key are sent one at a time
     (`PartitionQueue.take`).
@@ -323,8 +334,8 @@ class PutRequests:
 
 
 def put_result(reply: Reply | None, partition: TopicPartition, endpoint: Endpoint) -> SendResult:
-    """Return the result of a put of the text protocol. Raises RemoteProtocolError if the reply is not the result of a
-    put, and the error of a refusal.
+    """Return the result of a put of the text protocol. If the broker has refused the put, raise the error that the
+    reply states. Raises RemoteProtocolError if the reply cannot be the answer to a put.
     """
     if not isinstance(reply, Result):
         raise _unreadable(endpoint, repr(reply))
@@ -355,7 +366,9 @@ def _no_delays(broker: Able) -> RequestRefused:
 
 
 def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
-    """Return an error that is not retriable: the message may be stored, and each further try would store it again."""
+    """Return the error for an answer that cannot be decoded. It is not retriable, because the message may be stored,
+    and each further try might store it again.
+    """
     return RemoteProtocolError(
         f"{endpoint} answered a send with something else ({why}): it may or may not be stored, and is not sent again"
     )
@@ -375,7 +388,9 @@ def _repeated_frame(
     sequence: int,
     repeat_ms: int,
 ) -> Sequence[Buffer]:
-    """Return the SEND frame of a repeated message. record: its flag and checksum."""
+    """Return the SEND frame for a message that was sent before and is repeated. record: the message's flag and
+    checksum.
+    """
     ext = SendRequest(partition.topic, partition.partition, *record, None, producer, sequence, repeat_ms).to_ext()
     return encode_frame(RequestCode.SEND, opaque, ext, len(body)), body
 
@@ -389,8 +404,9 @@ def batch_frame(
     sequence: int = 0,
     repeat_ms: int = -1,
 ) -> Sequence[Buffer]:
-    """Return a SEND_BATCH frame. producer: 0 = no number. repeat_ms: time since it was first sent, -1 = not sent
-    before."""
+    """Return a SEND_BATCH frame with the messages of `batch`. producer: the producer's id; 0 means that the frame has
+    no sequence number. repeat_ms: milliseconds since the batch was first sent; -1 means that it was not sent before.
+    """
     body = encode_batch(batch)
     records = sum(outgoing.count for outgoing in batch)
     number = (producer, sequence, repeat_ms) if producer else ()
@@ -412,7 +428,7 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
 
 
 def _encode_many(opaque: int, turns: Sequence[Turn], producer: int, now: float) -> Sequence[Buffer]:
-    """Encode a SEND_MANY frame with a part for each partition."""
+    """Return a SEND_MANY frame with one part for each turn."""
     topics: dict[str, int] = {}
     table: list[tuple[int, int, int]] = []
     sizes: list[int] = []
@@ -441,10 +457,11 @@ def give_results(
     replicas: int | None,
     parked: list[Waiter],
 ) -> None:
-    """Give each message of `batch` its result: ids count up from `first_id`, records are adjacent from `offset` on.
-    Delayed and half messages have no offset yet: `offset` is -1, and so is each message's.
+    """Give each message of `batch` its result. The ids count up from `first_id`, and the records are adjacent in the
+    log from `offset` on. Delayed and half messages have no offset yet: then `offset` is -1, and each result has the
+    offset -1.
 
-    Messages whose threads have parked are added to `parked`, to be finished together.
+    Messages whose threads are parked are added to `parked`, so that the caller can wake these threads together.
     """
     ids = [first_id]
     if len(batch) > 1 and batch[0].timing:
@@ -465,5 +482,7 @@ def give_results(
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
-    """Return the partition that the broker has chosen for messages that left the choice to it."""
+    """Return the partition in which the messages are stored. If the client had left the choice to the broker, this is
+    partition `number`, which the broker has chosen.
+    """
     return partition if partition.partition >= 0 else partition._replace(partition=number)

@@ -1,14 +1,15 @@
-"""The messages that a producer has accepted, up to their outcomes: a core without threads, sockets and timers.
+"""The state of all messages that a producer has accepted, until they have their outcomes. This core has no threads,
+sockets or timers.
 
 **Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
-wait in the partition's queue; after the answer all of them are sent as one batch. A broker that takes SEND_MANY has at
+wait in the partition's queue. After the answer all of them are sent as one batch. A broker that takes SEND_MANY has at
 most `max_requests_in_flight` requests in flight. Partitions that become ready meanwhile share the next request, even
-with few messages each. So requests grow exactly as far as the broker needs, without a delay at low rates, and order
-within a partition holds across retries.
+with few messages each. So requests become only as large as the broker's speed requires, and no message is delayed at
+low rates. Messages of a partition keep their order, even if requests are retried.
 
-**Numbers.** A partition's requests are numbered. While it is unknown whether a request is stored, it is repeated
-unchanged with its number; the broker then stores it once. Only messages that are certainly not stored may be sent to
-another partition, leave the batch or be joined by others.
+**Numbers.** A partition's requests are numbered. While it is unknown whether the broker has stored a request, the
+request is repeated unchanged with its number, so the broker stores it only once. Only messages that are certainly not
+stored may be sent to another partition or in another batch.
 
 **A driver** reports events to the core and executes the returned actions:
 
@@ -17,12 +18,12 @@ another partition, leave the batch or be joined by others.
 3. it sends the flights that it gets, each to the broker of its partitions (codec.py makes the bytes), and ends the
    reported messages; it confirms the `ended` ones with `forget`.
 
-The threads of `Producer` are one driver. An event loop or a simulator can be one, too: it keeps a clock, checks
-`wake_at` and `expire_at` after each event, and makes all calls in one thread. Where a thread would wait for room `add`
-returns None, and the driver tries again after the next `release` or `forget`.
+The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too: it keeps a clock, checks
+`wake_at` and `expire_at` after each event, and makes all calls in one thread. If the buffer has no room, `add` returns
+None, and such a driver tries again after the next `release` or `forget`.
 
 All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of
-buffered messages. It is never held during I/O, or while a user's selector chooses.
+buffered messages. The lock is never held during I/O, or while a user's selector chooses a partition.
 """
 
 from __future__ import annotations
@@ -56,9 +57,10 @@ __all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
-    """The driver's next actions. flights: the flights to send. ended: messages whose callers must be told, and which
-    must then be passed to `forget`.
-    late: messages whose callers must be told, but whose request still occupies their room."""
+    """The next actions of the driver. flights: the flights to send. ended: messages whose callers must be told the
+    error, and which must then be passed to `forget`. late: messages whose callers must be told the error, but which
+    still occupy their place in the buffer until their request ends.
+    """
 
     flights: Sequence[Flight] = ()
     ended: Sequence[GivenUp] = ()
@@ -66,11 +68,11 @@ class Actions(NamedTuple):
 
 
 class ProducerCore:
-    """All accepted messages that the driver has not confirmed with `forget` or `release`.
+    """Holds all accepted messages until the driver confirms their end with `forget` or `release`.
 
-    interruptible: whether an exception may interrupt the caller's thread at any line
-    (coordination/runtime/interrupts.py). Then messages that need several steps to be sent are left to a `wake`, which
-    the driver calls on another thread.
+    interruptible: returns whether an exception may interrupt the caller's thread at any line
+    (coordination/runtime/interrupts.py). On such a thread, messages that need several steps to be sent are left to a
+    `wake`, which the driver calls on another thread.
     """
 
     def __init__(
@@ -106,12 +108,12 @@ class ProducerCore:
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work for `wake`: a heap sorted by time. An entry with None means all queues. A driver only checks whether
-        the heap is empty.
+        """The work that `wake` will do: a heap of (time, number, queue), sorted by time. An entry with None as queue
+        means all queues. A driver only checks whether the heap is empty.
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
-        """When to call `expire`."""
+        """The time (monotonic seconds) at which the driver must call `expire`; infinity if it need not."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -123,13 +125,15 @@ class ProducerCore:
 
     @property
     def wake_at(self) -> float:
-        """When to call `wake`."""
+        """The time (monotonic seconds) at which the driver must call `wake`; infinity if it need not."""
         due = self.due
         return due[0][0] if due else math.inf
 
     @property
     def keys_move(self) -> bool:
-        """Whether `release` may have to do more than count."""
+        """Whether messages are held back until earlier messages of their keys have ended. Then `release` may have to
+        queue such messages, and does more than subtract from the buffer's counts.
+        """
         return bool(self._keys.moving)
 
     # --- messages come ----------------------------------------------------------------------------------------------
@@ -137,12 +141,12 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Add a message to the open batch of `where`, a topic or a partition. Return where the message's future finds
-        its outcome: the batch's Outcome and the index in it. Return None if there is no such batch or it cannot accept
-        this message; then `add` a GatheredBatch.
+        """Add a message to the open batch of `where`, which names a topic or a partition. Return the batch's Outcome
+        and the message's index in it, from which the message's future gets its result. Return None if there is no open
+        batch or it cannot accept this message. Then the caller must create a GatheredBatch and pass it to `add`.
 
-        This function determines the cost of a message: the limits of bench's `produce-128` and `futures-128` depend on
-        it.
+        The speed of this function determines the cost of sending a message, and so the results of the benchmarks
+        `produce-128` and `futures-128`.
         """
         size = HEADER_BYTES + len(body)
         with self._lock:
@@ -171,7 +175,9 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """Return the partition for a topic's next message without a key; None if a partition must be chosen."""
+        """Return the partition that the next message of `where` without a key shall use, because the last one used it.
+        Return None if a partition must be chosen.
+        """
         with self._lock:
             queue = self._gathering.get(where)
             if queue is None or not queue.sticks or self._is_full(queue):
@@ -179,16 +185,20 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """Return a partition for which a message of the topic was accepted; None if there was none."""
+        """Return the partition for which the first message of the topic was accepted; None if no message of the topic
+        was accepted yet.
+        """
         return self._all.first.get(topic)
 
     def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether `add` has room for the message."""
+        """Whether the buffer has room for the message, so that `add` would accept it. Also true if the producer is
+        closed.
+        """
         with self._lock:  # so that a change after this check finds the waiting thread
             return self._closed or not self._is_too_much(outgoing)
 
     def no_room(self) -> RequestTimedOut:
-        """Return the error of a call that has waited for room until its deadline."""
+        """Return the error of a send that has waited for room in the buffer until its deadline."""
         return RequestTimedOut(
             f"{self._messages} messages of {self._buffered} bytes wait for the brokers already, "
             f"max_buffered_messages={self._max_messages}, max_buffered_bytes={self._max_buffered}: they take "
@@ -202,11 +212,12 @@ class ProducerCore:
     def add(
         self, outgoing: Outgoing, partition: TopicPartition | None
     ) -> tuple[PartitionQueue | None, Sequence[Flight]] | None:
-        """Accept a message. Return its partition's queue and the flights that the caller must send now, usually one or
-        none. If the call is interrupted, `outgoing.flights` has them. None: there is no room for the message now.
+        """Accept a message. Return the queue of its partition, and the flights that the caller must send now, usually
+        one or none. If an interrupt ends the call, the caller finds these flights in `outgoing.flights`. Return None if
+        the buffer has no room for the message now.
 
-        partition: None = the current partition of its key; the returned queue is None if the message must wait for
-        earlier messages of its key. Raises ClientError (closed), NoPartition.
+        partition: None means the current partition of the message's key. In this case the returned queue is None if the
+        message must wait for earlier messages of its key. Raises ClientError (closed), NoPartition.
         """
         with self._lock:
             if self._closed:
@@ -246,12 +257,13 @@ class ProducerCore:
     # --- flights end ------------------------------------------------------------------------------------------------
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
-        """Do the same as `landed` for a flight of one message. Return the flights with the gathered messages, which the
-        caller must send. While keys move or a partition is avoided, do nothing and return None.
+        """Process the successful end of a flight with one message, as `landed` does for other flights. Return the
+        flights with the messages gathered meanwhile, which the caller must send. If keys are moving to other partitions
+        or some partition is avoided, do nothing and return None; then call `landed`.
 
-        If a thread blocks for the message, this does the work of `release` as well, because nobody else waits for the
-        result. An interrupt cannot divide this step. On an interruptible thread, it also returns None if there are
-        gathered messages.
+        If a thread waits for the message, this does the work of `release` as well, because nobody else waits for the
+        result. An interrupt finds all of these changes made or none. On a thread that can be interrupted, it also
+        returns None if other messages were gathered.
         """
         if self._places.avoids_any:
             return None
@@ -287,13 +299,14 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """Process the end of a flight: turns that were acknowledged, and turns that failed. Gathered messages are sent
-        next; messages to retry wait before them for `wake`.
+        """Process the end of turns of a flight: `finished` were acknowledged, `failed` have failed. The returned
+        actions send the messages that were gathered meanwhile. Messages to retry stay at the front of their queues
+        until `wake`.
 
         answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
-        whether its messages are stored. Finished messages count as buffered until `release`. Do not call this on an
-        interruptible thread. The call may be repeated, because a flight that an interrupt has ended in another way is
-        reported again.
+        whether its messages are stored. Acknowledged messages count as buffered until `release`. Do not call this on a
+        thread that can be interrupted. The same flight may be reported twice, because an interrupt may already have
+        ended it in another way.
         """
         broker = flight.broker
         if self._places.avoids_any:
@@ -322,8 +335,9 @@ class ProducerCore:
             return Actions(self._depart(broker) if broker.ready else (), ended)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
-        """Note that the messages of these turns have their results. Return the flights that can be sent now. May be
-        repeated."""
+        """Remove the messages of these turns from the buffer, because they have their results. Return the flights that
+        can be sent now. May be called repeatedly for the same turns.
+        """
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
             ended = fresh[0].batch if len(fresh) == 1 else [each for _, batch in fresh for each in batch]
@@ -336,27 +350,33 @@ class ProducerCore:
             return self._freed(ended) if self._keys.moving else ()
 
     def keep(self, size: int) -> None:
-        """Count a message of `size` bytes as buffered after its release, until `let_go`: it is not finished yet."""
+        """Count a message of `size` bytes as buffered, although it was released, until `let_go`. This is for a half
+        message, whose transaction is not finished when the message is stored.
+        """
         with self._lock:
             self._buffered += size
             self._messages += 1
 
     def let_go(self, messages: int, size: int) -> None:
-        """Stop counting `messages` kept messages, of `size` bytes together, because they have ended."""
+        """Stop counting messages that `keep` has counted, because their transactions have ended. messages: their
+        number. size: their bytes together.
+        """
         with self._lock:
             self._buffered -= size
             self._messages -= messages
 
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
-        """Note that the callers of these messages were told. Return the flights that can be sent now."""
+        """Remove these ended messages from the buffer, because their callers were told. Return the flights that can be
+        sent now.
+        """
         with self._lock:
             return self._forget([outgoing for outgoing, _ in ended])
 
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Act on linger times and pauses that are over. This chooses partitions again for the waiting messages, so it
-        may call a user's selector.
+        """Send messages whose linger time is over, and retry the messages of partitions whose pause is over. This
+        chooses partitions again for the messages of paused partitions, so it may call a user's selector.
         """
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
@@ -374,7 +394,7 @@ class ProducerCore:
         return self._try_again(paused, flights)
 
     def hurry(self) -> None:
-        """Make the next `wake` send all lingering messages, at once."""
+        """Make the next `wake`, which is now due, send all lingering messages."""
         with self._lock:
             self._wake_at(-math.inf, None)
 
@@ -393,9 +413,9 @@ class ProducerCore:
         return self._try_again(paused, [])
 
     def expire(self, now: float) -> Actions:
-        """End expired messages for which no thread blocks: queued messages, and messages in flight, which keep their
-        place and room until their request ends. This takes O(messages) time, and is done at most once in
-        LOOK_SECONDS.
+        """End the messages whose deadline has passed and for which no thread waits. Queued messages leave their queues.
+        Messages in flight keep their place in the buffer until their request ends. This takes O(messages) time, and is
+        done at most once in LOOK_SECONDS.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
@@ -421,8 +441,8 @@ class ProducerCore:
         self._failures.closing = True
 
     def close(self) -> Actions:
-        """Stop accepting and retrying messages, and end all messages without an outcome. Report queued messages as
-        ended, and messages in flight as late.
+        """Stop accepting and retrying messages, and end all messages without an outcome. In the returned actions queued
+        messages are `ended`, and messages in flight are `late`.
         """
         with self._lock:
             self._closed = self._failures.closing = True
@@ -433,11 +453,13 @@ class ProducerCore:
         return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """Return the error of a message at its deadline."""
+        """Return the error with which a message ends at its deadline."""
         return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
-        """Choose partitions again for all queued messages of these queues."""
+        """Choose partitions again for all queued messages of these paused queues. Return the flights to send, including
+        `flights`, and the messages that end.
+        """
         ended: list[GivenUp] = []
         following = list(flights)
         for queue in paused:
@@ -501,8 +523,9 @@ class ProducerCore:
         heapq.heappush(self.due, (when, next(self._numbers), what))
 
     def _by_key(self, outgoing: Outgoing) -> TopicPartition:
-        """Choose the partition of a message with a key. Raises NoPartition if the key's partition is unknown and no
-        partition of the topic was ever known."""
+        """Return the partition of a message with a key. If the key's partition is unknown, return the partition of the
+        topic's first message. Raises NoPartition if no message of the topic was accepted yet.
+        """
         partition = self._keys.place(outgoing) or self.partition_of(outgoing.topic)
         if partition is None:
             raise no_partition(outgoing.topic)
@@ -521,7 +544,9 @@ class ProducerCore:
         return self._freed(ended)
 
     def _freed(self, ended: Sequence[Outgoing]) -> Sequence[Flight]:
-        """Queue the messages that waited for these ended messages. Return the flights that can be sent now."""
+        """Queue the messages that were held back until these earlier messages of their keys had ended. Return the
+        flights that can be sent now.
+        """
         freed: dict[TopicPartition, PartitionQueue] = {}
         for outgoing in self._keys.settled(ended):
             partition = self._by_key(outgoing)

@@ -35,18 +35,21 @@ _DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK
 
 
 class Timing(IntEnum):
-    """When the record's message is delivered, as the record states it. A batch has only records of one kind
-    (protocol/delays.py)."""
+    """The time of delivery that a record states for its message. All records of a batch have the same Timing
+    (protocol/delays.py).
+    """
 
     NOW = 0
     DUE = 1
     DELAY = 2
     HALF = 3
-    """The message waits for the outcome of its transaction (protocol/half_messages.py); the broker chooses the time of
-    its first check."""
+    """The message waits for the outcome of its transaction (protocol/half_messages.py). The broker chooses when it asks
+    for the outcome for the first time.
+    """
     CHECKED_HALF = 4
-    """The message waits for the outcome, and the record has the time of the first check. A batch must not mix both
-    kinds of half messages, because the ids of its messages would not be known.
+    """The message waits for the outcome of its transaction, and the record states when the broker asks for the outcome
+    for the first time. A batch must not mix this kind with HALF, because then the ids of its messages could not be
+    computed.
     """
 
     @property
@@ -60,11 +63,13 @@ NOW = Timing.NOW
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
-"""First bytes of a property list that only states the timing."""
+"""By first bytes of a record's property list: the timing that a list with these bytes states."""
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
-    """Return the property with the delivery time. Raises TypeError, LocalProtocolError."""
+    """Return the record property that holds the delivery time. Exactly one of the arguments must be given. Raises
+    TypeError, LocalProtocolError.
+    """
     if deliver_at is not None and delay is not None:
         raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
     if deliver_at is not None:
@@ -99,7 +104,9 @@ def _too_late(what: str) -> LocalProtocolError:
 
 
 def refuse_delay(options: Mapping[str, object], where: str = "a transaction") -> None:
-    """Refuse a delay. where: the kind of send. Raises LocalProtocolError."""
+    """Raise LocalProtocolError if the options of a send contain a delay. where: the kind of send, for the error's
+    text.
+    """
     for name in ("deliver_at", "delay"):
         if options.get(name) is not None:
             raise LocalProtocolError(
@@ -109,7 +116,7 @@ def refuse_delay(options: Mapping[str, object], where: str = "a transaction") ->
 
 
 def timing_of(flag: int, body: Buffer) -> Timing:
-    """Return the timing of a record."""
+    """Return when a record's message is delivered, as the flag and the body of the record state it."""
     if not flag & DELAYED_FLAG:
         return NOW
     if type(body) is bytes:  # the usual case
@@ -123,7 +130,7 @@ def timing_of(flag: int, body: Buffer) -> Timing:
 
 
 def due_at(pending_id: int) -> datetime:
-    """Return when the delayed message is due."""
+    """Return the time at which the delayed message with this id is due."""
     return _EPOCH + timedelta(milliseconds=due_ms(pending_id))
 
 
@@ -135,7 +142,7 @@ class DelayedResults(Sequence[SendResult]):
     def __init__(
         self, first_id: int, partition: TopicPartition, waits: Sequence[int], replicas: int | None = None
     ) -> None:
-        """waits: protocol.delays.wait_of of each message."""
+        """waits: the value of protocol.delays.wait_of for each message."""
         self.partition = partition
         self.replicas = replicas
         self._first_id = first_id
@@ -147,7 +154,7 @@ class DelayedResults(Sequence[SendResult]):
 
     @property
     def message_ids(self) -> list[int]:
-        """Return all ids."""
+        """Return the ids of all messages of the batch."""
         if self._ids is None:
             self._ids = pending_ids(self._first_id, self._waits)
         return self._ids

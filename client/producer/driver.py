@@ -40,10 +40,11 @@ log = get_log(__name__)
 
 
 class Driver:
-    """Driver of a producer's core: it reports events and executes the core's actions. A caller's own thread sends, and
-    reads the answer (see client/transport/connection.py); threads of timers retry and watch deadlines. Any thread.
+    """Drives a producer's core: it reports events to the core and executes the actions that the core returns. A
+    caller's own thread sends the message and reads the answer (see client/transport/connection.py). Timer threads retry
+    messages and watch deadlines. Any thread may call the methods.
 
-    store: the store of undelivered messages, if there is one.
+    store: the store for undelivered messages; None if the producer has none.
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: whether messages without a key may go to the partition of the previous one; otherwise a selector
-        chooses the partition of each message.
+        """gathers: whether a message without a key may go to the same partition as the previous message. If not, a
+        selector chooses the partition of each message.
         """
         self._config = config
         self._metadata = metadata
@@ -88,8 +89,9 @@ class Driver:
             packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
-        """An entry for each thread that is telling callers how their messages have ended. Messages in flight may leave
-        the core meanwhile, when their answer comes.
+        """One entry for each thread that is just reporting to callers how their messages have ended. While an entry
+        exists, the driver counts as busy, because the core may already have removed a message whose caller is not told
+        yet.
         """
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
@@ -125,7 +127,9 @@ class Driver:
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:
-        """Accept a message for which no thread blocks."""
+        """Accept a message for which no thread waits, and send it. If the producer has a store, a message that cannot
+        be sent now for a temporary reason is saved.
+        """
         try:
             try:
                 if self._undelivered is not None and outgoing.storable and self._router.is_away(outgoing):
@@ -154,8 +158,9 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message for which no thread blocks. Return where its future finds the outcome, if on_delivery
-        is ASKED. flag, body, timing: those of its record.
+        """Accept a single message for which no thread waits. Return the Outcome of the message's future and the
+        message's index in it (None: the future has the whole outcome); the caller needs them if on_delivery is ASKED.
+        flag, body, timing: the values of the message's record.
         """
         partition = options.get("partition")
         if options.get("key") is None and (self._gathers or partition is not None):
@@ -182,7 +187,9 @@ class Driver:
         return outcome, None
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
-        """Send a message and wait for the answer: a SendResult, or one for each message of a batch."""
+        """Send a message or a batch, wait for the answer and return the result: a SendResult, or one SendResult for
+        each message of a batch.
+        """
         refuse_in_callback("a blocking send")
         try:  # accepting is inside the `try`, because an interrupt may come when a function begins
             queue, flights = self._accept(outgoing)
@@ -200,8 +207,10 @@ class Driver:
         return outgoing.result
 
     def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
-        """Accept a message; wait for room until its deadline. Raises RequestTimedOut (no room), ClientError (closed, or
-        no room in a callback), NoPartition, and exceptions of a selector."""
+        """Choose the message's partition and add the message to the core. If the buffer is full, wait until the
+        message's deadline. Raises RequestTimedOut (the buffer stays full), ClientError (closed, or the buffer is full
+        and the caller is a callback), NoPartition, and exceptions of a selector.
+        """
         core = self.core
         partition = self._route(outgoing)
         while (accepted := core.add(outgoing, partition)) is None:
@@ -213,17 +222,19 @@ class Driver:
         return accepted
 
     def _recover(self, outgoing: Outgoing) -> None:
-        """Finish, on another thread, an accept or send that was interrupted."""
+        """Finish the work of a thread that was interrupted while it accepted or sent this message. Runs on another
+        thread.
+        """
         self._sender.lose_untaken(outgoing.flights)
         self.core.hurry()
         self._arm()
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Choose the partition to which a message is queued, as Router.route does. Return None if the core has to
-        choose by the message's key, so that the order of the key is kept.
+        """Choose the partition in whose queue a message is put, as Router.route does. Return None if the message has a
+        key: then the core chooses, so that messages with the same key keep their order.
 
-        A known topic may be absent: its only broker restarts, or its ZooKeeper session has just ended. Its messages are
-        queued, at most until their deadlines.
+        A topic to which messages were sent before may be unpublished now, because its only broker restarts or the
+        broker's ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -261,7 +272,9 @@ class Driver:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all messages have their outcome, also in the store; return False at the deadline."""
+        """Wait until all messages have their outcome and messages for the store are written to it. Return False if the
+        deadline passes before that.
+        """
         if not self._wait_for_all(deadline):
             return False
         if self._undelivered is not None:
@@ -270,7 +283,7 @@ class Driver:
 
     @property
     def rests(self) -> bool:
-        """Whether there is no message to deliver or to put into the store. Takes no lock."""
+        """Whether no message waits to be delivered or to be written to the store. Reading this takes no lock."""
         keeps = self._undelivered is not None and self._undelivered.is_writing
         return not (self.core.buffered_messages or self._telling or keeps)
 
@@ -283,8 +296,8 @@ class Driver:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Flush; end the remaining messages after `timeout` seconds, and accept no more messages. No interrupt comes
-        here, nor in the methods that follow.
+        """Wait at most `timeout` seconds for all messages, end the remaining ones, and accept no more messages. This
+        method and the methods after it are called only on threads that cannot be interrupted.
         """
         deadline = self._clock() + timeout
         try:
@@ -299,7 +312,7 @@ class Driver:
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Do the same as `end`, for a process that ends, and return the losses."""
+        """Do the same as `end` when the process ends. Return the number of lost messages by topic and reason."""
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -318,7 +331,9 @@ class Driver:
     # --- executing the core's actions -------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
-        """Execute the core's actions. No interrupt comes here."""
+        """Send the flights and tell the callers that these actions of the core name. Runs on a thread that cannot be
+        interrupted.
+        """
         self._sender.transmit_all(actions.flights)
         self._telling.append(actions)  # before an outcome is decided, because that may empty the core
         try:
@@ -342,7 +357,7 @@ class Driver:
             log.exception("telling what a message ended with failed")
 
     def _arm(self) -> None:
-        """Set the timers to the times that the core wants."""
+        """Set the timers to the times at which the core wants `wake` and `expire` to be called."""
         with self._arming:
             when = self.core.wake_at
             if when < self._wake_armed:
@@ -356,20 +371,22 @@ class Driver:
                 self._look_armed = when
 
     def _wake(self) -> None:
-        """Wake the core; retry thread."""
+        """Call the core's `wake` and execute the returned actions. Runs on the retry thread."""
         with self._arming:
             self._wake_armed = math.inf
         self._do(self.core.wake(self._clock()))
 
     def _expire(self) -> None:
-        """End overdue futures, regardless of what their messages wait for; on the thread of deadlines."""
+        """End the futures whose deadline has passed, whatever their messages wait for. Runs on the thread that watches
+        deadlines.
+        """
         with self._arming:
             self._look_armed = math.inf
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """Take a new view of a topic; called on any thread. A view lists all registered brokers, not only those of its
-        topic.
+        """React to a change of a topic's view (its partitions and the brokers). May be called on any thread. A view
+        lists all registered brokers, not only the brokers of its topic.
         """
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
@@ -378,7 +395,7 @@ class Driver:
             self._undelivered.send_soon()
 
     def _try_changed(self) -> None:
-        """Retry messages after a change of the view; retry thread."""
+        """Retry the messages of topics whose view has changed. Runs on the retry thread."""
         topics: set[str] = set()
         while self._changed_topics:
             topics.add(self._changed_topics.pop())
@@ -386,7 +403,9 @@ class Driver:
             self._do(self.core.view_changed(topics))
 
     def _released(self) -> None:
-        """Wake threads that wait for room or for the end of all messages. May be repeated."""
+        """Wake the threads that wait for room in the buffer or for the end of all messages. May be called
+        repeatedly.
+        """
         if self._freed.waiting:
             self._freed.ring()
 
@@ -395,20 +414,26 @@ class Driver:
         return self._sender.half_checks.get(broker)
 
     def keep(self, size: int) -> None:
-        """Keep a message's room in the buffer; see ProducerCore.keep."""
+        """Let a message of `size` bytes keep its place in the buffer; see ProducerCore.keep."""
         self.core.keep(size)
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the room of kept messages with ProducerCore.let_go, and wake waiting threads."""
+        """Free the places of kept messages in the buffer with ProducerCore.let_go, and wake the threads that wait for
+        room.
+        """
         self.core.let_go(messages, size)
         self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:
-        """Run, on a thread that no signal reaches, an action that an interrupt must not divide."""
+        """Run the action on a thread that no signal reaches, because an interrupt in the middle of the action would do
+        harm.
+        """
         self._answers.call_later(0.0, action)
 
     def _give_up(self, outgoing: Outgoing, error: Exception) -> None:
-        """Give up a message: its caller gets the error, or the store gets the message."""
+        """End a message that will not be sent any more: save it in the store for undelivered messages if that is
+        possible, otherwise report the error to its caller.
+        """
         keeps = self._keeps(outgoing) and not outgoing.done
         if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:
             self._undelivered.keep(outgoing, error)
@@ -421,7 +446,9 @@ class Driver:
         outgoing.fail(error)
 
     def _keeps(self, outgoing: Outgoing) -> bool:
-        """Whether the message goes to the store for undelivered messages."""
+        """Whether the message may be saved in the store for undelivered messages: there is a store, the message is
+        storable, and no thread waits for it.
+        """
         return self._undelivered is not None and outgoing.storable and outgoing.report is not None
 
     def _send_again(self, message: StoredMessage) -> SendResult:

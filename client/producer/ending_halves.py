@@ -1,12 +1,14 @@
-"""Send outcomes of transactions with check-back to brokers. While one request to a partition is in flight, further
-outcomes gather, and the next request takes them together.
+"""Send the outcomes of transactions with check-back to the brokers. While one request about a partition is in flight,
+further outcomes for this partition are collected, and the next request contains all of them.
 
-A waiting thread sends the first outcome at once; others linger for a moment, or until no local work is left to begin.
-The thread that takes an answer sends the next request. Outcomes of a failed request are sent again, before the others,
-until their deadlines: a broker decides a half message once, even if it is told several times.
+A thread that waits for its transaction sends its outcome at once if no request is in flight. Outcomes for which no
+thread waits are held for a moment, or until no local work is left to begin. The thread that reads an answer sends the
+next request. Outcomes of a failed request are sent again, before the others, until their deadlines. This is safe,
+because a broker decides a half message only once, even if it gets the outcome several times.
 
-**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another one continues its work (`_go_on`). An
-answer that concerns other threads than its reader is taken where no interrupt comes.
+**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread continues its work (`_go_on`).
+If other threads than the reading one wait for an answer, the answer is processed on a thread that cannot be
+interrupted.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ _PAUSE_SECONDS = 0.1
 
 
 class Telling(Waiter):
-    """The outcome of one half message, which must reach the broker before `deadline` (clock time). When it is done, it
-    has a reply or an error.
+    """The outcome of one half message, which must reach the broker before `deadline` (clock time). When `done` is true,
+    either `reply` or `error` is set.
     """
 
     __slots__ = ("cause", "connection", "deadline", "error", "half_id", "outcome", "partition", "reply")
 
     blocks: ClassVar[bool] = True
-    """Whether a thread waits for it."""
+    """Whether a thread waits until this outcome is acknowledged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,14 +59,16 @@ class Telling(Waiter):
         self.connection: Connection | None = None  # the connection that its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """Called when these outcomes of its kind, including itself, are done, and no thread waits for them. It runs on
-        a thread that reads answers, so it must not block."""
+        """Called once for all outcomes in `together`, which include this one, when they are done and no thread waits
+        for them. It runs on a thread that reads answers, so it must not block.
+        """
 
 
 class _Place:
-    """The state of a partition. batch: the outcomes in flight, or about to be sent for `sender`; None: nothing.
-    request: the batch's request; set just before it is sent. paused: whether a try has failed, so that the timers'
-    thread continues. lingers: whether gathered outcomes wait for more outcomes.
+    """The outcomes for one partition and their state. batch: the outcomes that are in flight, or that `sender` is about
+    to send; None: there are none. request: the request of the batch; set just before it is sent. paused: whether the
+    last try has failed, so that the timer thread sends again after a pause. lingers: whether the gathered outcomes are
+    held back for a moment, so that more can join them.
     """
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
@@ -80,7 +84,7 @@ class _Place:
 
 
 class Ender:
-    """Sender of the outcomes of one producer. Any thread."""
+    """Sends the outcomes of one producer's half messages. Any thread may call the methods."""
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class Ender:
         request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """connect(topic, broker id, seconds): see Transactional.connect."""
+        """connect: called as connect(topic, broker id, seconds); see Transactional.connect."""
         self._connect = connect
         self._follow = follow
         self._request_seconds = request_seconds
@@ -102,8 +106,8 @@ class Ender:
         self._closed = False
 
     def tell(self, telling: Telling) -> EndHalfReply:
-        """Send an outcome and wait for the answer. Raises the error because of which the result is unknown, for example
-        RequestTimedOut.
+        """Send an outcome and wait for the broker's answer. If no answer comes, raise the error of the last try, for
+        example RequestTimedOut; then it is unknown whether the broker knows the outcome.
         """
         try:
             place = self._place(telling.partition)
@@ -133,8 +137,9 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Queue an outcome, to be sent with those that come before the next `hurry`, which is soon. No thread blocks
-        for it. No interrupt comes here."""
+        """Queue an outcome for which no thread waits. It is sent at the next `hurry`, which comes soon, together with
+        the other outcomes queued until then. Call it on a thread that cannot be interrupted.
+        """
         place = self._place(telling.partition)
         with self._lock:
             if not self._closed:
@@ -150,7 +155,9 @@ class Ender:
         self._finish((telling,))
 
     def hurry(self) -> None:
-        """Send gathered outcomes to partitions without a request in flight. No interrupt comes here."""
+        """Send the gathered outcomes of all partitions that have no request in flight. Call it on a thread that cannot
+        be interrupted.
+        """
         while self._lingering:
             with self._lock:
                 if not self._lingering:
@@ -162,7 +169,7 @@ class Ender:
                 self._transmit(place)
 
     def close(self) -> None:
-        """Stop sending: outcomes without an answer end with ClientError."""
+        """Stop sending. Outcomes without an answer end with ClientError."""
         with self._lock:
             self._closed = True
             left = [each for place in self._places.values() for each in _all_of(place)]
@@ -180,7 +187,9 @@ class Ender:
         return self._places.setdefault(partition, _Place(partition)) if found is None else found
 
     def _take(self, place: _Place, sender: object) -> bool:
-        """Take the next batch; call with the lock held. Return False if there is none now."""
+        """Move the gathered outcomes of a partition into its next batch. Return False if there are none, or the
+        partition is paused. The caller must hold the lock.
+        """
         place.request = place.batch = None
         while place.gathered and not place.paused:
             batch = [each for each in place.gathered[:MAX_ENDED_HALVES] if not each.done]
@@ -191,8 +200,9 @@ class Ender:
         return False
 
     def _transmit(self, place: _Place, connection: Connection | None = None, caller: Telling | None = None) -> None:
-        """Send the batch. connection: to the broker, if there is one. caller: the outcome whose thread this is; the
-        thread drives the connection if nothing else is in the batch."""
+        """Send the batch of `place`. connection: an open connection to the broker; None: get one. caller: the outcome
+        for which the current thread waits; the thread reads the answer itself if the batch has no other outcome.
+        """
         batch, partition = place.batch, place.partition
         assert batch is not None
         now = self._clock()
@@ -214,7 +224,9 @@ class Ender:
         connection.send((request,), buffers)
 
     def _go_on(self, partition: TopicPartition, sender: object) -> None:
-        """Send the remaining outcomes, because the thread of this sender was interrupted."""
+        """Send the outcomes of the partition that `sender` has not sent, because the sender's thread was
+        interrupted.
+        """
         place = self._place(partition)
         with self._lock:
             if place.batch is None:
@@ -235,7 +247,9 @@ class Ender:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        """Take an answer; called again after an interrupt."""
+        """Process the answer to a batch, or the error instead of an answer. It is called a second time if an interrupt
+        has ended the first call.
+        """
         alone = len(batch) == 1 and batch[0].blocks and not place.gathered
         if alone or not may_be_interrupted():
             self._landed(place, batch, connection, reply, error)
@@ -270,8 +284,10 @@ class Ender:
         self._pass_on(place, batch, connection)
 
     def _pass_on(self, place: _Place, batch: Sequence[Telling], connection: Connection | None = None) -> None:
-        """End a batch. Gathered outcomes are sent at once on an open connection, otherwise on the timers' thread,
-        because that may have to connect."""
+        """End a batch, and send the outcomes that were gathered meanwhile. If `connection` is given and this thread
+        cannot be interrupted, they are sent at once. Otherwise the timer thread sends them, because it may have to
+        connect first.
+        """
         with self._lock:
             if place.batch is not batch:
                 return
@@ -284,7 +300,9 @@ class Ender:
         self._finish(batch)
 
     def _failed(self, place: _Place, batch: Sequence[Telling], error: MetaqError) -> None:
-        """Repeat outcomes that have time left, after a pause."""
+        """Handle a failed batch: queue the outcomes that have time left again, to be sent after a pause, and end the
+        others with `error`.
+        """
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):
             following = self._follow(error) if isinstance(error, NotLeader) else None
@@ -308,7 +326,7 @@ class Ender:
         self._finish(batch)
 
     def _resume(self, place: _Place) -> None:
-        """Continue after a pause; timers' thread."""
+        """Send the partition's outcomes after the pause that follows a failure. Runs on the timer thread."""
         with self._lock:
             place.paused = False
             ready = place.batch is None and self._take(place, self)
@@ -318,7 +336,9 @@ class Ender:
     # --- the end of each ----------------------------------------------------------------------------------------------
 
     def _finish(self, tellings: Sequence[Telling]) -> None:
-        """Wake the threads of ended outcomes. A thread may be woken twice; other callers are told once."""
+        """Wake the threads that wait for ended outcomes, and call `told` for the other outcomes. A thread may be woken
+        twice, but `told` gets each outcome once.
+        """
         tellings = [each for each in tellings if each.reply is not None or each.error is not None]
         with self._lock:
             ended = [each for each in tellings if not each.blocks and not each.done]
@@ -333,12 +353,12 @@ class Ender:
             ended[0].told(ended)
 
     def _arm(self, deadline: float) -> None:
-        """Set the timer for the earliest deadline; call with the lock held."""
+        """Set the timer to `deadline`, the earliest deadline of an outcome. The caller must hold the lock."""
         self._look_at = deadline
         self._timers.call_later(max(0.0, deadline - self._clock()), self._look)
 
     def _look(self) -> None:
-        """End overdue outcomes for which no thread blocks; timers' thread."""
+        """End the outcomes whose deadline has passed and for which no thread waits. Runs on the timer thread."""
         now = self._clock()
         with self._lock:
             left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]

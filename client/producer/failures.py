@@ -1,4 +1,5 @@
-"""Handle failed requests: repeat a request unchanged, retry its messages, or end them.
+"""Handle failed requests: repeat the request unchanged, retry its messages in another request, or end its messages with
+an error.
 
 `ProducerCore._lock` guards everything here except `overdue`.
 """
@@ -51,9 +52,10 @@ class Failures:
         self._follow = follow
 
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
-        """Pause the partition until its `retry_at`. Return the messages that are not retried.
+        """Handle a failed turn: pause the queue of its partition until `retry_at`. Return the messages that are not
+        retried, each with its error.
 
-        unknown: whether the request may have reached the broker with its number, but the broker has not answered it.
+        unknown: whether the request, with its sequence number, may have reached the broker although no answer came.
         sent_at: when the request was sent, in monotonic seconds.
         """
         queue, batch = turn
@@ -64,7 +66,7 @@ class Failures:
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """Return the error of a message at its deadline. Any thread."""
+        """Return the error with which a message ends at its deadline. Any thread may call this."""
         cause = outgoing.cause
         if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
             return NoPartition(
@@ -76,15 +78,17 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Whether the request that this queue keeps for a repetition may still be sent again: one of its messages is
-        neither answered nor past its deadline."""
+        """Return whether the failed request that this queue keeps may be sent again. It may until `repeat_until`, as
+        long as one of its messages has no outcome and has not passed its deadline.
+        """
         now = self._clock()
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
-        """Keep a numbered request that may be stored, to repeat it unchanged while one of its messages has time left.
-        If no message has time left, return all of them."""
+        """Keep a request that has a sequence number and that the broker may have stored, to repeat it unchanged while
+        one of its messages has time left. If no message has time left, return all messages with their errors.
+        """
         now = self._clock()
         follows = self._note(batch, error, now)
         if queue.repeat is None:
@@ -102,8 +106,8 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """Put the messages that are retried back at the front of the queue, because the request is not stored. Return
-        the other messages.
+        """Put the messages that may be retried back at the front of the queue, because the broker has not stored the
+        request. Return the other messages with their errors.
         """
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
@@ -128,8 +132,10 @@ class Failures:
         return ended
 
     def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
-        """Note the error in the messages. Return the pause if only another node leads, which is no failure; otherwise
-        None."""
+        """Store the error as the cause in the messages. If the request failed only because another node of the broker
+        set leads, return the pause in seconds before it is sent to that node; this does not count as a try. Otherwise
+        return None.
+        """
         follows = self._follow(error)
         for outgoing in batch:
             outgoing.attempts += follows is None
@@ -156,7 +162,9 @@ class Failures:
 
 
 class Closed(ClientError):
-    """Error of a closed producer; another producer may send the message."""
+    """The error of a message that was not acknowledged before the producer was closed. Another producer may send the
+    message.
+    """
 
     retriable = True
 
@@ -173,9 +181,9 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Return the error that best explains a failed message. If the message's own deadline ended the try, the new error
-    explains nothing. An earlier error of the broker explains more than the fact that the broker is no longer
-    registered.
+    """Return the error that best explains a failed message. If the message's own deadline has ended the try, the new
+    error explains nothing, and the earlier error is returned. The earlier error is also returned if the new error only
+    says that the broker is no longer registered.
     """
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):

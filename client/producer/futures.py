@@ -1,17 +1,17 @@
 """A concurrent.futures.Future that shares its state with the futures of its batch.
 
-A plain Future creates a Condition and an RLock for every message, and futures are set one by one. A SendFuture is an
-index into an Outcome. An Outcome is settled once for all messages of a batch; only futures with a waiter or callbacks
-are notified. Results are created when they are accessed.
+A plain Future creates a Condition and an RLock for every message, and each future must be set by itself. A SendFuture
+is only an index into an Outcome. An Outcome is set once for all messages of a batch, and only futures with a waiting
+thread or callbacks are notified. Results are created when they are accessed.
 
 It relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
 `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
 wait, as_completed and asyncio.wrap_future against it.
 
 The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
-`result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the locks of a condition, and
-of the standard library's `wait` and `as_completed`, locked permanently. The settling thread waits for them at most half
-a second, and leaves the remaining work to another thread.
+`result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the lock of a condition, or a
+lock of the standard library's `wait` and `as_completed`, locked permanently. The thread that settles the Outcome waits
+for such a lock at most half a second, and then leaves the remaining work to another thread.
 
 Why no wake-up is lost or duplicated: a watched future is in its Outcome's `watched`, which changes only under the lock
 that also guards the settling. A future with a condition has its own state, which changes only with the condition held,
@@ -46,11 +46,13 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The state of this process's unfinished futures. Futures of the parent process have another object, which is equal."""
+"""The state object of unfinished futures that were created in this process. Unfinished futures of the parent process
+have another object as their state, which is equal but not identical.
+"""
 
 
 class _Tellers:
-    """Thread that runs jobs in order; if a job never ends, another thread runs the following ones."""
+    """A thread that runs jobs in order. If a job never ends, another thread runs the jobs after it."""
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -101,8 +103,9 @@ _thread = _Thread()
 
 
 def refuse_in_callback(what: str) -> None:
-    """Raise ClientError if this thread is running callbacks of a send: it reads the answers, so a wait for one here
-    would never end."""
+    """Raise ClientError if this thread is running callbacks of a send. This thread also reads the brokers' answers, so
+    a callback that waited for an answer would wait forever.
+    """
     if _thread.runs_callbacks:
         raise ClientError(
             f"{what} cannot wait in a callback of a send, whose thread reads the answers: use send_async there, "
@@ -111,8 +114,9 @@ def refuse_in_callback(what: str) -> None:
 
 
 def refuse_in_handler(what: str, producer: object) -> None:
-    """Raise ClientError in a signal handler that has interrupted a call of `producer`, or of a transaction: that call
-    may hold a lock, and continues only when the handler has returned."""
+    """Raise ClientError if the caller is a signal handler that has interrupted a call of `producer`, or of one of its
+    transactions. The interrupted call may hold a lock, and it continues only after the handler has returned.
+    """
     for depth, frame in enumerate(interrupted_frames()):
         folder, file = os.path.split(frame.f_code.co_filename)
         if folder != _FOLDER:
@@ -129,7 +133,9 @@ def refuse_in_handler(what: str, producer: object) -> None:
 
 
 class Callbacks:
-    """A `with` block in which this thread runs callbacks of a send, and `refuse_in_callback` raises."""
+    """Context manager for the time in which this thread runs callbacks of a send. Inside the `with` block
+    `refuse_in_callback` raises ClientError.
+    """
 
     __slots__ = ("_before",)
 
@@ -141,9 +147,11 @@ class Callbacks:
 
 
 class Outcome:
-    """The shared outcome of the messages of one send, or of several sends that went together. Any thread.
+    """The common outcome of the messages of one send, or of several sends that went in one batch. Any thread may use
+    it.
 
-    state: RUNNING, then FINISHED. result: a sequence for futures with a place, otherwise the result of the only future.
+    state: RUNNING, later FINISHED. result: a sequence of results if the futures have a place in it; otherwise the
+    result of the only future.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -155,7 +163,9 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Set the result or error once. A later call changes nothing (for example for an answer after the deadline)."""
+        """Set the result or the error, and notify the futures. Only the first call has an effect; a later one, for
+        example for an answer after the deadline, changes nothing.
+        """
         with _making:
             if self.state == FINISHED:
                 return
@@ -168,7 +178,7 @@ class Outcome:
 class SendFuture(Future[T]):
     """A future that is running from the start: `cancel()` always returns False, because the message may be in flight.
 
-    place: index of its message in the Outcome; None: the future has the whole result.
+    place: index of the message's result in the Outcome; None: the Outcome's whole result belongs to this future.
     """
 
     # Few futures have these, so they are set only where needed.
@@ -264,7 +274,9 @@ class SendFuture(Future[T]):
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Register for notification of the end, unless it has come. May be repeated."""
+        """Add this future to those that the Outcome notifies when it is settled, unless it is settled already. May be
+        called repeatedly.
+        """
         outcome = self.outcome
         with _making:
             if not self._is_watched and outcome.state != FINISHED:
@@ -275,8 +287,9 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Wait for the end. Raises TimeoutError. This works without the condition, which an interrupt of the waiting
-        thread may leave locked."""
+        """Wait until the Outcome is settled. Raises TimeoutError. This does not use the future's condition, because an
+        interrupt of the waiting thread may leave it locked.
+        """
         outcome = self.outcome
         if timeout is None or timeout > 0:
             refuse_in_callback(what)
@@ -293,7 +306,7 @@ class SendFuture(Future[T]):
             raise TimeoutError
 
     def _settled(self) -> None:
-        """Notify waiting threads and callbacks after the Outcome is settled. May be repeated."""
+        """Notify the waiting threads and run the callbacks, after the Outcome is settled. May be called repeatedly."""
         condition = self._made_condition
         if condition is not None and not self._end_with(condition, tuning.CONDITION_SECONDS):
             _tellers.tell(partial(self._end_late, condition))
@@ -304,8 +317,9 @@ class SendFuture(Future[T]):
                 self._run_callbacks(BaseException)  # also SystemExit: it would end this thread's work for others
 
     def _end_with(self, condition: threading.Condition, seconds: float) -> bool:
-        """Set the final state with the condition held, if its lock becomes free within `seconds`; return whether it
-        did."""
+        """Acquire the condition and set the future's final state. Return False if the condition's lock does not become
+        free within `seconds`.
+        """
         if not condition.acquire(timeout=seconds):
             return False
         try:
@@ -315,9 +329,11 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """Set the final state of a future whose lock was not free. `wait` on very many futures holds all locks while it
-        counts unfinished ones: a future that ended without its lock would not be counted, and `wait` would return too
-        early."""
+        """Set the final state of a future whose condition was locked when its Outcome was settled. The standard
+        library's `wait` on very many futures holds the conditions of all of them while it counts the unfinished ones.
+        If a future ended in this time without its condition, it would not be counted, and `wait` would return too
+        early.
+        """
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
             self._end()  # the thread that locked it was interrupted, and never unlocks it
 
@@ -328,8 +344,9 @@ class SendFuture(Future[T]):
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
-        """Notify the waiters of concurrent.futures.wait and as_completed. An interrupt may leave their locks locked,
-        too."""
+        """Notify the waiters that concurrent.futures.wait and as_completed have added. An interrupt may also leave the
+        locks of these waiters locked.
+        """
         for waiter in waiters:
             if self.outcome.error is not None:
                 waiter.add_exception(self)
@@ -337,8 +354,8 @@ class SendFuture(Future[T]):
                 waiter.add_result(self)
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
-        """Run the callbacks. Each callback is removed before it runs, so it runs only once: on the thread that sets the
-        result, or on the thread that adds the callback.
+        """Run the future's callbacks. Each callback is removed before it runs, so it runs only once. It runs on the
+        thread that sets the result, or on the thread that adds the callback.
         """
         callbacks = self._made_callbacks
         while callbacks:

@@ -2,9 +2,9 @@
 
 The list of a topic's partitions determines the partition of a key. When a broker goes or comes, the list changes, and
 earlier messages of a key may still wait, or be in flight, for its previous partition. Later messages of that key are
-held back until each earlier one has its outcome. Then they go to the key's current partition. So no message of a key is
-sent before the outcome of an earlier one that was sent to another partition. Keys whose partition does not change are
-not held back.
+held back until each earlier message has its outcome. Then they go to the key's current partition. So a message is sent
+only after all earlier messages of its key that went to another partition have their outcomes. Messages whose key keeps
+its partition are not held back.
 
 `ProducerCore._lock` guards everything here.
 """
@@ -23,13 +23,14 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""Returns the partitions among which the keys of a topic are distributed now; empty if no broker publishes the topic.
-Never blocks for a topic that was asked for before. Raises NoPartition if the list cannot be known.
+"""A function that returns the partitions among which the keys of a topic are distributed now; empty if no broker
+publishes the topic. If the topic was asked for before, the function does not block. Raises NoPartition if the list
+cannot be known.
 """
 
 
 class _Move:
-    """A key that moves to another partition."""
+    """The change of one key from its previous partition to another one."""
 
     __slots__ = ("before", "waiting")
 
@@ -39,10 +40,11 @@ class _Move:
 
 
 class KeyOrder:
-    """Chooses the partitions of messages with a key. queues: all queues; they are searched when a topic's partitions
-    have changed.
+    """Chooses the partitions of messages with a key. queues: the queues of all partitions; they are searched for
+    messages with moved keys when a topic's partitions have changed.
 
-    Invariant: messages of a key without an outcome are in one queue, except for those that wait here.
+    Invariant: all messages of one key that have no outcome yet are in the queue of one partition, except for the
+    messages that are held back here.
     """
 
     def __init__(self, queues: Mapping[TopicPartition, PartitionQueue], partitions_of: PartitionsOf) -> None:
@@ -51,11 +53,15 @@ class KeyOrder:
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
         self.moving: Collection[object] = self._moves
-        """Not empty while messages wait for earlier ones of their keys. An attribute, because each send reads it."""
+        """The key moves that are not finished. It is empty unless messages wait for earlier messages of the same key.
+        It is a plain attribute, because each send reads it.
+        """
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return the partition of a message's key; if no broker publishes the topic now, its last partition; None if it
-        was never known. Handles a change as `look` does. Raises NoPartition."""
+        """Return the current partition of a message's key. If no broker publishes the topic now, return the key's last
+        partition, or None if the topic's partitions were never known. If the partitions have changed, do what `look`
+        does. Raises NoPartition.
+        """
         topic, key = outgoing.topic, outgoing.key
         assert key is not None
         known = self._lists.get(topic)
@@ -65,9 +71,10 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """Handle a change of the topic's partitions. All messages with a key must be in their queues, or in flight from
-        there; a message that a caller still holds is not found. This takes O(1) time, and O(messages of the topic)
-        after a change. Raises NoPartition.
+        """If the topic's partitions have changed, find the messages whose keys have moved. At this time each message
+        with a key must be in its queue, or in flight from its queue; a message that a caller still holds would not be
+        found. The call takes O(1) time if nothing has changed, and O(messages of the topic) after a change. Raises
+        NoPartition.
         """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
@@ -77,22 +84,24 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return what `place` returns, but for the partitions at the last `look`."""
+        """Return the same as `place`, but choose among the partitions that were known at the last `look`."""
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """Return the held back messages after which a new one must wait, to keep its key's order; None if it need not
-        wait."""
+        """Return the list of held back messages to which a new message must be appended, to keep the order of its key.
+        Return None if the message need not wait.
+        """
         if not self._moves or outgoing.key is None:
             return None
         move = self._moves.get((outgoing.topic, key_bytes(outgoing.key)))
         return None if move is None else move.waiting
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
-        """Note that these messages have their outcome. Return the messages that waited for this, in their order; the
-        caller places them."""
+        """Record that these messages have their outcomes. Return the messages that were held back only because of them,
+        in their order; the caller puts them into queues.
+        """
         if not self._moves:
             return []
         free: list[Outgoing] = []
@@ -109,17 +118,19 @@ class KeyOrder:
         return free
 
     def waiting(self) -> Iterator[deque[Outgoing]]:
-        """Yield the held back messages, by key."""
+        """Yield one list for each moved key, with the held back messages of this key."""
         return (move.waiting for move in self._moves.values())
 
     def take_all(self) -> list[Outgoing]:
-        """Take all held back messages, to end them."""
+        """Remove all held back messages and return them, so that the caller can end them."""
         left = [outgoing for waiting in self.waiting() for outgoing in waiting]
         self._moves.clear()
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Find the keys whose messages are not in their new partition. May be repeated after an interrupt."""
+        """Find the keys whose queued messages are not in the partition that `now` gives the key, and record their
+        moves. May be called again after an interrupt.
+        """
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}
         for queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""Threads for the local work of transactions for which no thread blocks."""
+"""Threads that do the local work of transactions for which the caller does not wait (send_in_transaction_async)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class LocalWork(Generic[T]):
-    """Queue and threads of the local work of one producer. Any thread."""
+    """The queue and the threads for the local work of one producer's transactions. Any thread may call the methods."""
 
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """most: maximum number of threads. do: does the work. rest: called when no work is left to begin. Neither
-        function raises.
+        """most: maximum number of threads. do: does one piece of work. rest: called when the queue has no more work to
+        begin. Neither function raises an exception.
         """
         self._most = most
         self._do = do
@@ -34,7 +34,9 @@ class LocalWork(Generic[T]):
         self._closed = False
 
     def add(self, item: T) -> bool:
-        """Add work; return False if this is closed. Does not block. No interrupt comes here."""
+        """Add a piece of work to the queue; return False if the queue is closed. Does not block. Call it on a thread
+        that cannot be interrupted.
+        """
         with self._lock:
             if self._closed:
                 return False
@@ -47,7 +49,9 @@ class LocalWork(Generic[T]):
         return True
 
     def close(self, seconds: float) -> list[T]:
-        """Begin no more work; return the items that were not begun. Wait at most `seconds` for running work."""
+        """Begin no more work, and wait at most `seconds` for running work. Return the items of the queue that were not
+        begun.
+        """
         with self._lock:
             self._closed = True
             threads = list(self._threads)

@@ -46,11 +46,12 @@ class OrderedProducer(Closing):
     """A producer that sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store
     until that is possible.
 
-    The choice of a partition never depends on the present brokers, so a key stays in its partition. A message is saved
-    if its partition is not registered now, is closed, or still has messages in the store. A thread per partition sends
-    saved messages in order: when a message is sent to the partition, when brokers come or go, and every
-    recover_interval_seconds. Messages of an earlier process are sent first. So if one `send` to a partition returned
-    before another was called, its message comes first. Any thread.
+    The choice of a partition never depends on which brokers are registered, so a key always keeps its partition. A
+    message is saved if its partition is not registered now, is closed, or still has messages in the store. For each
+    partition a thread sends the saved messages in their order. It starts when a message is sent to the partition, when
+    brokers come or go, and every recover_interval_seconds. Messages that an earlier process has saved are sent first.
+    So if one `send` to a partition returned before another `send` was called, the message of the first one is stored
+    first. Any thread may call the methods.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class OrderedProducer(Closing):
         clock: Callable[[], float] = time.monotonic,
         **moved: Unpack[MovedProtocol],
     ) -> None:
-        """partitions: per topic the number of each broker's partitions, {"trades": {0: 4, 1: 4}}; all producers that
-        ever write the topic must have the same numbers. store: only for this producer, which closes it. selector:
-        chooses among the configured partitions for messages without a key (default: each in turn). save_failed: if a
-        broker did not accept a message for another reason, and a retry is allowed, save the message instead of raising;
-        if only the answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
+        """partitions: for each topic, the number of partitions on each broker, {"trades": {0: 4, 1: 4}}; all producers
+        that ever write to the topic must have the same numbers. store: the store for saved messages; only this producer
+        may use it, and the producer closes it. selector: chooses among the configured partitions for messages without a
+        key (default: each in turn). save_failed: if a broker did not accept a message for another reason and the error
+        allows a retry, save the message instead of raising the error. If the broker had stored the message and only its
+        answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
         ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
@@ -148,8 +150,8 @@ class OrderedProducer(Closing):
         return self._save(message, chosen)
 
     def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
-        """Return a typed view; see Producer.typed. Values are serialised when they are sent or saved. Raises
-        ConfigError.
+        """Return a view of this producer that sends values instead of bytes; see Producer.typed. Values are serialised
+        when they are sent or saved. Raises ConfigError.
         """
         return TypedSend(self, serializer)
 
@@ -159,9 +161,10 @@ class OrderedProducer(Closing):
 
     @property
     def failures(self) -> Mapping[TopicPartition, MetaqError]:
-        """Why the last try to send a partition's first saved message failed.
+        """By partition: the error of the last try to send the partition's first saved message.
 
-        A message that a broker refuses permanently blocks its partition, as in 1.x: remove it from the store.
+        If a broker refuses a saved message for good, this message blocks its partition, as in 1.x. Remove the message
+        from the store to go on.
         """
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
@@ -180,8 +183,8 @@ class OrderedProducer(Closing):
 
     def close(self, timeout: Duration = 10.0) -> None:
         """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. If a
-        step hangs, this takes at most twice END_SECONDS more. Idempotent. In a signal handler that has interrupted a
-        call of this producer, raises ClientError and closes nothing.
+        step hangs, this takes at most twice END_SECONDS more. Idempotent. If it is called in a signal handler that has
+        interrupted a call of this producer, it raises ClientError and closes nothing.
 
         In a forked process it only closes that process's copies of the sockets.
         """
@@ -194,7 +197,7 @@ class OrderedProducer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupt comes here."""
+        """Close the threads, the producer and the store. Runs on a thread that cannot be interrupted."""
         left = TimeLeft(timeout, self._clock)
         self._resender.close(left.seconds)
         self._producer.close(left.seconds)
@@ -226,8 +229,10 @@ class OrderedProducer(Closing):
         return chosen
 
     def _may_send(self, partition: TopicPartition) -> bool:
-        """Whether the partition is available and no saved message must be sent before this one. Wait for a few earlier
-        messages, but not for more."""
+        """Return whether a message may be sent to the partition now: the partition is registered and has no saved
+        messages that must be sent first. If the partition has at most ordered_wait_messages saved messages, wait up to
+        ordered_wait_seconds until they are sent.
+        """
         if not self._is_available(partition):
             return False
         queue = _queue(partition)
@@ -253,7 +258,9 @@ class OrderedProducer(Closing):
 
 
 def _listed(topic: str, counts: Mapping[int, int]) -> tuple[TopicPartition, ...]:
-    """Return partitions ordered by their numbers, as in a Producer's view. Raises ConfigError, InvalidName."""
+    """Return the configured partitions of a topic, ordered by broker and number as in a Producer's view. Raises
+    ConfigError, InvalidName.
+    """
     check_topic(topic)
     listed = tuple(TopicPartition(topic, broker, p) for broker in sorted(counts) for p in range(counts[broker]))
     if not listed or min(counts) < 0 or min(counts.values()) < 0:

@@ -1,4 +1,6 @@
-"""Messages on their way to a broker: the messages of one call of send(), send_async() or send_batch()."""
+"""The objects for messages that are sent to a broker: one object holds the messages of one call of send(), send_async()
+or send_batch().
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,13 @@ _pack = HEADER.pack
 ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
-"""Called with (None, result) for a stored message, and with (error, None) for a failed one. This is the order of
-arguments in confluent-kafka.
+"""The type of a user's callback. It is called with (None, result) for a stored message, and with (error, None) for a
+failed one. confluent-kafka has the same order of arguments.
 """
 OnSent = Callable[[Exception | None, Any], object]
-"""Called with (None, result) or (error, None) for all messages of one call together."""
+"""The type of a callback that is called once for all messages of one send call, with (None, result) or (error,
+None).
+"""
 
 _deciding = threading.Lock()
 
@@ -63,7 +67,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def call_back(on_delivery: OnDelivery, error: Exception | None, result: SendResult | None) -> None:
-    """Call a user's on_delivery. No interrupt comes here."""
+    """Call a user's on_delivery function, and log an exception that it raises. Runs on a thread that cannot be
+    interrupted.
+    """
     with Callbacks():
         try:
             on_delivery(error, result)
@@ -75,23 +81,28 @@ _Report = TypeVar("_Report", bound="OnDelivery | Losses")
 
 
 def check_on_delivery(given: _Report) -> _Report:
-    """Check that an on_delivery is callable, once per run of messages with the same one. Raises TypeError."""
+    """Return the given on_delivery if it is callable or a Losses object, otherwise raise TypeError. It is called once
+    for each run of messages with the same on_delivery.
+    """
     if not (callable(given) or isinstance(given, Losses)):
         raise TypeError(f"on_delivery={given!r} is no function but {type(given).__name__}: name one, or leave it out")
     return given
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """The OnDelivery of messages whose futures read their batch's Outcome themselves; it is never called."""
+    """The placeholder for on_delivery if a message has a future, because the future reads the Outcome of its batch
+    itself. The function is never called with an effect.
+    """
 
 
 class Outgoing(Waiter):
-    """One message on its way. The calling thread owns it until it is queued. After that, the thread that sends the
-    messages of its partition owns it.
+    """One message that is being sent. The calling thread owns this object until the message is queued. After that, the
+    thread that sends the messages of its partition owns it.
 
-    size: bytes of its record (header and body). report: called with the outcome; None if a thread is blocked for the
-    message. That thread sets `driver` to the connection that it will drive. result/error: set once, before `done`.
-    once: whether it is tried only once. timing: the common timing of its records.
+    size: bytes of the record (header and body). report: the function that is called with the outcome; None if a thread
+    is blocked until the message has its outcome. A blocked thread sets `driver` to the connection from which it will
+    read the answer. result, error: set once, before `done`. once: whether the message is tried only once. timing: the
+    timing that all records of this object have.
     """
 
     __slots__ = (
@@ -117,8 +128,9 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """Number of objects that count for max_buffered_messages: a batch built as one counts as one, regardless of its
-    size."""
+    """The number by which this object counts for max_buffered_messages. A batch of send_batch() counts as 1, regardless
+    of its size.
+    """
     is_single = True
     """Whether this is a single message, which a SEND frame can carry."""
 
@@ -149,13 +161,14 @@ class Outgoing(Waiter):
 
     @property
     def storable(self) -> bool:
-        """Whether a store for undelivered messages can take it. A half message cannot be stored: its producer would not
-        know of the later send."""
+        """Whether the store for undelivered messages may save this message. A half message may not be saved, because
+        its producer would not know when it is sent later.
+        """
         return not self.timing.is_half
 
     @property
     def goes_by_key(self) -> bool:
-        """Whether its key chooses the partition."""
+        """Whether the key of the message determines its partition."""
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
@@ -179,8 +192,10 @@ class Outgoing(Waiter):
             self.finish()
 
     def _decide(self) -> bool:
-        """Return True for the one thread that decides the end and must tell the caller. An answer may come while the
-        thread of deadlines, or a close, ends the message."""
+        """Return True to exactly one of the threads that try to end this message; that thread sets the outcome and
+        tells the caller. Several threads may try, because an answer can come while the thread of deadlines, or a call
+        of close(), ends the message.
+        """
         with _deciding:
             decides, self.done = not self.done, True
         return decides
@@ -192,7 +207,9 @@ class Outgoing(Waiter):
         return ((self.flag, self.checksum, self.body),)
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
-        """Append the size of each record to a table, and the records as stored, with message id 0."""
+        """Append the size of each record to `sizes`, and the records in their stored form, with message id 0, to
+        `parts`.
+        """
         sizes.append(self.size)
         parts += (_pack(len(self.body), self.checksum, 0, self.flag), self.body)
 
@@ -203,20 +220,21 @@ class Outgoing(Waiter):
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """Return `wait_of` for each record of a delayed or half message."""
+        """Return the value of `wait_of` for each record of a delayed or half message."""
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
-        """Take the results of all messages that `records` returned, in this order."""
+        """Set the results of all messages; `results` has the order in which `records` returned the messages."""
         self.succeed(results[0])
 
     def keep(self, results: list[SendResult | None]) -> None:
-        """Keep the results of the messages that were put; send only those without a result (None) again. They are in
-        the order of `records`."""
+        """Keep the results of the messages that the broker has stored, so that only the messages without a result
+        (None) are sent again. `results` has the order in which `records` returned the messages.
+        """
 
 
 GivenUp = tuple[Outgoing, Exception]
-"""A message that is not retried, and the reason."""
+"""A message that is not retried, and the error that is the reason."""
 
 
 class OutgoingBatch(Outgoing):
@@ -250,15 +268,15 @@ class OutgoingBatch(Outgoing):
         self._encoded: list[Buffer] | None = None
 
     def pieces(self, count: int) -> Iterator[OutgoingBatch]:
-        """Return the same messages in batches of at most `count`."""
+        """Yield the same messages in batches of at most `count` messages."""
         for start in range(0, self.count, count):
             stop = start + count
             flags = self.flags if isinstance(self.flags, int) else self.flags[start:stop]
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Build the bytes that `encoded` returns now, on this thread, so that they are ready when the partition can
-        send.
+        """Build the bytes that `encoded` will return. Doing this on the caller's thread has the bytes ready when the
+        partition can send its next request.
         """
         self._encoded = self.encoded()
 
@@ -273,8 +291,8 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Return the encoded records as one table, for bodies that all have this length. numpy fills the table without
-        a step for each record.
+        """Return the encoded records as one two-dimensional table, for the case that all bodies have `length` bytes.
+        numpy fills the table without a Python step for each record.
         """
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
@@ -292,7 +310,9 @@ class OutgoingBatch(Outgoing):
         return (record for record, result in zip(everything, self.put, strict=True) if result is None)
 
     def seal(self) -> None:
-        """Close the batch and compute its common data. Call it before encoding; may be repeated."""
+        """Close the batch to further messages, and compute the checksums and sizes of its records. Call it before
+        encoding; repeated calls are allowed.
+        """
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
         sizes.extend(self.sizes.tolist())
@@ -326,14 +346,16 @@ _ALL_ASKED: _Runs = ((0, ASKED),)
 
 
 class GatheredBatch(OutgoingBatch):
-    """Single messages without a key for one partition, gathered while the partition has a request in flight.
+    """A batch of single messages without a key that go to one partition. The messages are gathered while the partition
+    has a request in flight.
 
-    A message is only an index into the columns: `bodies`; `flags`, one for all or a list; and `runs`, the indexes where
-    another OnDelivery begins. `ProducerCore.join` appends to them, with the core's lock held, as long as this is its
-    queue's open batch. The futures of all messages share `outcome`.
+    A message is only an index into these columns: `bodies`; `flags`, one flag for all messages or a list of flags; and
+    `runs`, the indexes at which the messages of another on_delivery begin. `ProducerCore.join` appends to the columns,
+    with the core's lock held, as long as this is the open batch of its queue. The futures of all messages share
+    `outcome`.
 
-    where: see `ProducerCore.join`. most: the maximum number of messages. latest: the latest deadline of a message that
-    may join. All messages end at the batch's deadline, which is that of the first message.
+    where: see `ProducerCore.join`. most: the maximum number of messages. latest: a message with a later deadline may
+    not join. All messages end at the batch's deadline, which is the deadline of the first message.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -377,15 +399,18 @@ class GatheredBatch(OutgoingBatch):
         return len(self.bodies) == 1
 
     def put_flag(self, flag: int) -> None:
-        """Note the flag of the next message, if it differs from all before. May be repeated."""
+        """Add the flag of the next message. This is called only if not all messages have the same flag. Repeated calls
+        for the same message are allowed.
+        """
         count = len(self.bodies)
         if isinstance(self.flags, int):
             self.flags = [self.flags] * count
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Note the callback of the next message, if it differs from the last run's. May be repeated. Raises
-        TypeError."""
+        """Begin a new run of messages with this callback. It is called if the next message has another callback than
+        the message before. Repeated calls for the same message are allowed. Raises TypeError.
+        """
         run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):
             self.runs = list(self.runs)
@@ -448,7 +473,9 @@ class GatheredBatch(OutgoingBatch):
             self._tell(error, repeat(None))
 
     def _tell(self, error: Exception | None, results: Iterator[SendResult | None]) -> None:
-        """Call the callback of each message, or count the losses of a run. No interrupt comes here."""
+        """Call the callback of each message. For a run of messages without a callback, count the lost messages instead.
+        Runs on a thread that cannot be interrupted.
+        """
         ends = [start for start, _ in self.runs[1:]] + [len(self.bodies)]
         with Callbacks():
             for (start, on_delivery), end in zip(self.runs, ends, strict=True):
@@ -464,7 +491,7 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """Return the arguments of `pending_ids` for each record (flag, body); all records have this timing."""
+    """Return the value that `pending_ids` needs for each record (flag, body). All records have the given timing."""
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:
@@ -475,5 +502,7 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    """Join buffers into one, unless they are large."""
+    """Return the buffers joined into one buffer; return large buffers unchanged. size: bytes of all buffers
+    together.
+    """
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts

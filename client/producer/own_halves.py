@@ -1,14 +1,15 @@
-"""The half messages that a producer has sent itself, and its answers about them.
+"""Remember the half messages that a producer has sent itself, and answer brokers' questions about them.
 
-The producer knows more about its own half messages than any check can find out. There is no answer while a half message
-is in flight, while it waits for a thread, or while its local work runs. A check would truthfully say that nothing is
-committed, just before something is committed. If the send has failed, no local work follows, so the answer is "rolled
-back", without a check. If the transaction was left open, the check of its own call answers. For any other half message
-(its broker may have lost the outcome) the check of its topic answers.
+The producer knows more about its own half messages than any check can find out. The producer gives no answer while a
+half message is in flight, while it waits for a thread, or while its local work runs. In these cases a check would
+truthfully say that nothing is committed, although the local work may commit something a moment later. If the send has
+failed, no local work follows, so the answer is "rolled back", without a check. If the transaction was left open, the
+check of its own call answers. For any other half message (its broker may have lost the outcome) the check of its topic
+answers.
 
-A half message in flight has a number, because its id comes with the answer. If a broker asks about an id that is not
-known here, the message may be any of those in flight at that time. Once all of these have ended, no local work will
-follow for it.
+A half message in flight is identified by a number of the producer's own, because its id is known only from the broker's
+answer. If a broker asks about an unknown id, the message may be any of the half messages in flight at that time. Once
+all of these sends have ended and the id is still unknown, no local work will follow for the message.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _UNKNOWN = object()
 
 
 class OwnHalves:
-    """The own half messages of one producer. Any thread: each step is one call of a dict or set. The order of the steps
-    ensures that a concurrent question finds no answer rather than a wrong one."""
+    """The half messages that one producer has sent. Any thread may call the methods, because each step is a single
+    operation on a dict or set. The order of the steps ensures that a concurrent question gets no answer rather than a
+    wrong one.
+    """
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -46,31 +49,37 @@ class OwnHalves:
     # --- a transaction's way ------------------------------------------------------------------------------------------
 
     def send(self) -> int:
-        """Note that a half message is about to be sent; return its number."""
+        """Record that a half message is about to be sent; return the number that identifies it until its id is
+        known.
+        """
         number = next(self._numbers)
         self._sending[number] = None
         return number
 
     def sent(self, number: int, half_id: int) -> None:
-        """Note the id of a half message: its local work may begin."""
+        """Record the id of a sent half message. From now on its local work may begin."""
         self._busy.add(half_id)
         self._sending.pop(number, None)
 
     def not_sent(self, number: int, topic: str, body: bytes) -> None:
-        """Note that a send has failed, perhaps after it reached the broker: there will be no local work."""
+        """Record that the send of a half message has failed, perhaps after the message reached the broker. Its local
+        work will not be done.
+        """
         _put_bounded(self._failed, hash((topic, body)), None)
         self._sending.pop(number, None)
 
     def left_open(self, half_id: int, answer: Check | HalfOutcome | None) -> None:
-        """Note that a transaction is left open: its local work has ended, or will never begin, and its broker may ask.
+        """Record that a transaction is left open. Its local work has ended or will never begin, and its broker may ask
+        for the outcome.
 
-        answer: the answer, or a check for it; None: the check of its topic.
+        answer: the answer to the broker's question, or a check function that gives it; None: use the check of the
+        topic.
         """
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)
 
     def decided(self, half_ids: Sequence[int]) -> None:
-        """Note that the brokers of these half messages know the outcomes."""
+        """Record that the brokers of these half messages know the outcomes."""
         if self._left_open:
             for each in half_ids:
                 self._left_open.pop(each, None)
@@ -79,8 +88,9 @@ class OwnHalves:
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def answer(self, half_id: int, topic: str, body: bytes, check: Check | None) -> Check | HalfOutcome | None:
-        """Return the answer about a half message of this producer, or the check for it; None: no answer now. check: the
-        check of its topic."""
+        """Return the answer to a broker's question about a half message of this producer, or the check function to call
+        for it. Return None if there is no answer now. check: the check function of the message's topic.
+        """
         if half_id in self._busy:
             return None
         if (left := self._left_open.get(half_id, _UNKNOWN)) is _UNKNOWN:

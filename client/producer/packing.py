@@ -13,7 +13,7 @@ __all__ = ["Packer"]
 
 
 class Packer:
-    """Compressor of payloads, as ProducerConfig.compression says. Any thread."""
+    """Compresses payloads with the method that ProducerConfig.compression names. Any thread may use it."""
 
     def __init__(self, config: ProducerConfig) -> None:
         self._level = config.compression_level
@@ -21,12 +21,13 @@ class Packer:
 
     @classmethod
     def of(cls, config: ProducerConfig) -> Packer | None:
-        """Return a packer; None if nothing is compressed."""
+        """Return a packer for this configuration; None if the configuration sets no compression."""
         return None if config.compression is None else cls(config)
 
     def pack(self, payload: bytes) -> tuple[int, bytes]:
-        """Return the payload to send, and its flag. The payload is compressed if that makes it smaller. Raises
-        LocalProtocolError."""
+        """Return the flag and the payload to send. The payload is compressed if that makes it smaller. Raises
+        LocalProtocolError.
+        """
         if len(payload) < self._least:
             return 0, payload
         if len(payload) > MAX_PAYLOAD_BYTES:

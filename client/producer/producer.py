@@ -64,8 +64,8 @@ T = TypeVar("T")
 
 class Producer(Closing):
     """A client that sends messages. Safe to share between threads. A forked process must create its own producer. In
-    the forked process every call of the parent's producer raises ClientError, except close(), which does not affect the
-    parent.
+    the forked process every call of a producer that the parent has made raises ClientError. Only close() is allowed; it
+    does not affect the parent.
 
     Messages are stored at least once: a message whose answer is lost (because its broker died, or the request timed
     out) is sent again and may then be stored twice. Messages of one thread with the same key or partition keep their
@@ -89,14 +89,15 @@ class Producer(Closing):
         random: Callable[[], float] = random.random,
         **moved: Unpack[MovedProtocol],
     ) -> None:
-        """connect: ZooKeeper's `host:port,host:port/chroot`; root: metaq's own root below it.
+        """connect: the addresses of the ZooKeeper servers, `host:port,host:port/chroot`. root: the path of metaq's
+        nodes below the chroot.
 
         selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
-        asynchronous message waits for others to share its batch. default_topic: while no broker publishes a message's
-        topic, the message goes to this topic's partitions under its own topic (brokers with a pattern in server.ini
-        publish a topic with its first message). undelivered: a store for asynchronous messages that could not be
-        delivered in time; they are sent again every recover_interval_seconds. The store is only for this producer,
-        which closes it.
+        asynchronous message waits for other messages to share its batch. default_topic: a topic whose partitions
+        receive a message while no broker publishes the message's own topic. The message keeps its own topic, and
+        brokers with a pattern in server.ini publish a topic with its first message. undelivered: a store for
+        asynchronous messages that could not be delivered in time; they are sent again every recover_interval_seconds.
+        Only this producer may use the store, and it closes the store.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -164,10 +165,11 @@ class Producer(Closing):
     ) -> Self:
         """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
 
-        address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions per topic; for
-        other topics the broker chooses one for each message, and `key`, `partition` and transactions are not possible.
-        broker_id: the broker's id in the names of partitions, for your own use. The other arguments are those of
-        Producer. Raises ConfigError.
+        address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions of each topic. For
+        a topic that is not listed, the broker chooses a partition for each message, and `key`, `partition` and
+        transactions are not possible.
+        broker_id: the broker's id that appears in the names of partitions; only your own code uses it. The other
+        arguments are those of Producer. Raises ConfigError.
         """
         return cls(
             selector=selector,
@@ -189,14 +191,15 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
 
-        Options, for every kind of send: `tag`: consumers can filter by it. `keys` are for lookups, without blanks.
-        `attribute` is the attribute of metaq 1.x. `properties` are your own values by name: str, int (64 bits), float
-        (finite), bool or bytes. Messages with the same `key` go to the same partition; if it is a text, its words
-        become keys for lookups, too (bytes: UTF-8). `partition`: the message goes there. `deliver_at`, a datetime with
-        a time zone, or `delay`, in seconds after the broker accepts the message: not delivered before that time, at
-        most 366 days ahead; the result is `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this
-        machine's clock, after which no consumer gets the message; must exceed a delay. `content_type`: the type of the
-        payload, for readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
+        Options, for every kind of send: `tag`: a text by which consumers can filter. `keys`: texts without blanks, by
+        which the message can be looked up. `attribute` is the attribute of metaq 1.x. `properties` are your own values
+        by name: str, int (64 bits), float (finite), bool or bytes. Messages with the same `key` go to the same
+        partition; if the key is a text (or bytes in UTF-8), its words also become keys for lookups. `partition`: the
+        partition to which the message goes. `deliver_at` (a datetime with a time zone) or `delay` (seconds after the
+        broker accepts the message): the message is not delivered before that time, which is at most 366 days ahead. The
+        result is then `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock, after
+        which no consumer gets the message; it must be longer than a delay. `content_type`: the type of the payload, for
+        readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
         delivery_timeout_seconds).
 
         Raises NoPartition (no broker publishes the topic; if messages were sent to it before, the send waits for it),
@@ -222,15 +225,15 @@ class Producer(Closing):
         after the deadline.
 
         Blocks only for the first connection to a broker, for the first look at a topic in ZooKeeper, and while
-        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, the look
-        includes further look-ups for the text of the error. While a broker set has no leader, the look takes up to 3 s.
-        It does not block for a topic that is absent now but to which messages were sent before: new messages are
-        queued. Callbacks of the future run on the thread that reads the answer: keep them short. Calls that wait for an
-        answer (`send`, `flush`, a transaction) raise ClientError there.
+        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, ZooKeeper is
+        asked further questions for the text of the error. While a broker set has no leader, the first look at the topic
+        takes up to 3 s. The call does not block for a topic that no broker publishes now if this producer has sent
+        messages to it before; such messages are queued. Callbacks of the future run on the thread that reads the
+        answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError there.
 
-        With a store for `undelivered` messages a temporary error is not raised and does not end the future with an
-        error. Instead the result is `pending`, without an id, and the message is sent again later, after messages sent
-        since then.
+        If the producer has a store for `undelivered` messages, a temporary error is not raised and does not end the
+        future with an error. Instead the message is saved and the future's result is `pending`, without an id. The
+        saved message is sent again later, after messages that were sent in the meantime.
         """
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
@@ -252,9 +255,9 @@ class Producer(Closing):
         """Send as `send_async` does, for loops of single sends: it creates no future, and is the cheapest way to send.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
-        `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the thread of future
-        callbacks, without a poll by the caller. Without on_delivery, undelivered messages are counted, and the next
-        flush() or close() raises DeliveryFailed with their number and reasons.
+        `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the same thread as the
+        callbacks of futures, so the caller need not poll. Without on_delivery, undelivered messages are counted, and
+        the next flush() or close() raises DeliveryFailed with their number and reasons.
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
@@ -270,11 +273,12 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Send many messages to one partition in one frame (text protocol: pipelined puts), and wait for all.
+        """Send many messages to one partition in one frame (over the text protocol: as pipelined puts), and wait until
+        all are acknowledged.
 
-        tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results are
-        in order and computed on access. An empty batch returns []. Raises the same errors as `send`; LocalProtocolError
-        if the batch is larger than one frame: send it in parts.
+        tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results have
+        the order of the payloads and are computed when they are accessed. An empty batch returns []. Raises the same
+        errors as `send`; LocalProtocolError if the batch is larger than one frame: send it in parts.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -319,16 +323,17 @@ class Producer(Closing):
     ) -> Future[Message]:
         """Send a message that asks for a reply, and return a future of the reply at once.
 
-        A consumer of the topic answers with `reply`. Options as for `send`; with `ttl` nobody gets the request after
-        that time. timeout: seconds until the reply (default delivery_timeout_seconds). Then the future ends with
-        RequestTimedOut, at most 0.25 s later; a later reply is dropped and counted (`late_replies`). If the request
-        cannot be stored, the future ends with the error of `send`; when the producer is closed, with ClientError.
+        A consumer of the topic answers with `reply`. The options are those of `send`; if `ttl` is given, no consumer
+        gets the request after that time. timeout: seconds to wait for the reply (default delivery_timeout_seconds). If
+        no reply has come by then, the future ends with RequestTimedOut, at most 0.25 s later. A reply that comes even
+        later is dropped and counted (`late_replies`). If the request cannot be stored, the future ends with the error
+        of `send`; when the producer is closed, with ClientError.
         deserializer: decodes the reply's `value`, like a Consumer's.
 
-        Replies come on one partition of ProducerConfig.reply_topic. The first request starts a thread that reads it,
-        and blocks until the partition's end is known. Callbacks of the futures run on this thread: keep them short.
-        Raises NoPartition (no broker has the reply topic), BrokerUnavailable, RequestTimedOut, and the errors of
-        `send`.
+        The replies are stored in one partition of ProducerConfig.reply_topic. The first call of `request` starts a
+        thread that reads this partition, and blocks until the partition's end is known. Callbacks of the futures run on
+        this thread: keep them short. Raises NoPartition (no broker has the reply topic), BrokerUnavailable,
+        RequestTimedOut, and the errors of `send`.
         """
         self._guard.check()
         from ..serializers.base import deserializers
@@ -346,7 +351,8 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Answer a request, and wait until the reply is stored. Options as for `send`, except tag, key and partition.
+        """Answer a request, and wait until the reply is stored. The options are those of `send`, except tag, key and
+        partition.
 
         Raises ClientError (the message is no request), ConfigError (one of these three options), and the errors of
         `send`.
@@ -377,10 +383,11 @@ class Producer(Closing):
             return self._requester
 
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
-        """Send a message from a LocalMessageStore, to its partition if it has one. retry: False = only one try.
+        """Send a message from a LocalMessageStore. If the message names a partition, it goes to that partition. retry:
+        False means that the message is tried only once.
 
-        Raises the same errors as `send`; without `retry`, also PartitionClosed, BrokerUnavailable and any other error
-        of the try.
+        Raises the same errors as `send`. If `retry` is False, it also raises PartitionClosed, BrokerUnavailable and any
+        other error of the single try.
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
@@ -395,8 +402,8 @@ class Producer(Closing):
     def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
         """Return a transaction on one broker, for use in a `with` block. Sends no request yet.
 
-        timeout_seconds: the broker rolls it back after this time (default transaction_timeout_seconds; 0 = never).
-        Raises ConfigError.
+        timeout_seconds: the broker rolls the transaction back after this time (default transaction_timeout_seconds; 0 =
+        never). Raises ConfigError.
         """
         self._guard.check()
         from .transaction import Transaction
@@ -418,23 +425,26 @@ class Producer(Closing):
         """Send one message that consumers see only if local work is committed.
 
         The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
-        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. An exception also
-        leaves it open, because it does not tell whether the work was committed; it propagates to the caller. While the
-        outcome is open, also because this process has ended, the broker asks producers of the same group: for the first
-        time `check_after` seconds from now (by default the broker's value, 6), then after growing pauses, 15 times;
-        then an operator decides (`metaq halves`). So `execute` must store the outcome for `check` together with the
-        work.
+        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. An exception of
+        `execute` also leaves the message open, because an exception does not tell whether the work was committed; the
+        caller gets the exception. While the outcome is open (also because this process has ended), the broker asks
+        producers of the same group for it. It asks for the first time `check_after` seconds from now (by default the
+        broker's value, 6), and 15 times in all, after growing pauses. Then an operator must commit or roll back the
+        message (`metaq halves`). So `execute` must store the outcome together with the work, so that `check` can find
+        it.
 
-        check: answers the broker's questions from now on, as with `check_transactions`; None: keeps the previous one.
-        `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet, because another process may
-        still work. group: default ProducerConfig.producer_group. timeout: seconds for the half message, and again for
-        its outcome. Options as for `send`, except deliver_at and delay.
+        check: a function that answers the broker's questions from now on, as with `check_transactions`; None: keep the
+        function of an earlier call. `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet,
+        because another process may still work. group: the producer group, by default ProducerConfig.producer_group.
+        timeout: seconds for sending the half message, and the same time again for sending its outcome. The options are
+        those of `send`, except deliver_at and delay.
 
-        The result's `outcome` is UNKNOWN if `execute` returned that or, with a warning, nothing. It is also UNKNOWN if
-        the broker could not be told in time: `cause` says why, and the broker asks. Raises HalfDecided (an earlier
-        check of another process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned
-        something else), ConfigError (no group). TransactionTooLate (`check_after` has passed meanwhile; the message is
-        rolled back) and errors of `send` mean that `execute` was not called.
+        The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
+        warning. It is also UNKNOWN if the outcome could not be sent to the broker in time: `cause` says why, and the
+        broker asks later. Raises HalfDecided (an earlier check of another process has decided otherwise: choose a
+        longer `check_after`), TypeError (`execute` returned a value of another type), ConfigError (no group).
+        TransactionTooLate (`check_after` has passed before the work could begin; the message is rolled back) and errors
+        of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -456,14 +466,15 @@ class Producer(Closing):
         """Send as `send_in_transaction` does, but return a future at once; it ends with the same result or error.
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
-        this producer (4). So several calls run at the same time, in any order, and may block. An exception of `execute`
-        only ends the future. If `execute` waits for the future of another transaction, it occupies a thread that other
-        transactions need.
+        this producer (4). So several calls run at the same time, in any order, and may block. If `execute` raises an
+        exception, the future ends with it. If `execute` waits for the future of another transaction, it occupies a
+        thread that other transactions need.
 
-        Until it ends the transaction counts for max_buffered_messages, and flush() and close() wait for it. When its
-        timeout is over, close() ends running transactions: with ClientError if `execute` was not called yet (it never
-        will be), otherwise with an UNKNOWN outcome, and the broker asks. Blocks, raises at once and calls callbacks of
-        the future as `send_async` does. `cancel()` of the future always returns False.
+        Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
+        timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet, the future
+        ends with ClientError and `execute` will never be called. Otherwise the future ends with an UNKNOWN outcome, and
+        the broker asks later. The call blocks, raises errors and calls the future's callbacks as `send_async` does.
+        `cancel()` of the future always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -471,12 +482,13 @@ class Producer(Closing):
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
         """Answer, from now on, the questions of all brokers of these topics about transactions of this group, including
-        those of its other producers. A process that sends nothing may do so, too.
+        those of its other producers. A process that sends no messages may call this, too.
 
-        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If it
-        raises, the error is logged, and the broker asks again. A further call for the same group and topic replaces it.
-        If the call that began a transaction had a check of its own, that check answers for it. group: default
-        ProducerConfig.producer_group. Raises ConfigError, InvalidName.
+        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If
+        `check` raises an exception, the error is logged, and the broker asks again. A further call for the same group
+        and topic replaces the check. If the call that began a transaction had a check of its own, that check answers
+        for this transaction. group: the producer group, by default ProducerConfig.producer_group. Raises ConfigError,
+        InvalidName.
         """
         self._guard.check()
         halves = self._transacting().halves
@@ -491,12 +503,14 @@ class Producer(Closing):
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | timedelta | None = None
     ) -> XaResource:
-        """Return the XA verbs, for your own transaction coordinator.
+        """Return an object with the operations of XA (start, end, prepare, commit, rollback, recover), for your own
+        transaction coordinator.
 
         topics: all topics that you will send to; a transaction goes to a broker that publishes every one of them.
-        qualifier: the name of this resource at brokers, for `recover` after a restart: unique among all programs, the
-        same after a restart (default `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a
-        prepared transaction has none. Raises ConfigError, InvalidName.
+        qualifier: the name by which brokers know this resource, so that `recover` finds its transactions after a
+        restart. It must be unique among all programs and the same after a restart (default `XAMessageProducer-<host
+        name>`, as 1.x). timeout_seconds: as for `transaction`; a prepared transaction has no timeout. Raises
+        ConfigError, InvalidName.
         """
         self._guard.check()
         from .xa import XaResource
@@ -505,8 +519,9 @@ class Producer(Closing):
         return XaResource(calls, topics, qualifier, seconds, self)
 
     def _transacting(self) -> Transacting:
-        """Return the part for transactions. Any thread, and perhaps interrupted: a second part that was made
-        concurrently is dropped."""
+        """Return the producer's object for transactions, and create it at the first call. Any thread may call this, and
+        the call may be interrupted. If two threads create the object at the same time, one of the two is dropped.
+        """
         if self._made is None:
             from .transacting import Transacting
 
@@ -525,11 +540,12 @@ class Producer(Closing):
         return self._config.transaction_timeout_seconds if given is None else whole_seconds("timeout_seconds", given)
 
     def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
-        """Cancel a message that was sent with `deliver_at` or `delay`. Return False if the message was already due: it
-        is delivered. Return True once the cancellation is stored as safely as the message was.
+        """Cancel a message that was sent with `deliver_at` or `delay`. Return True once the cancellation is stored as
+        safely as the message was. Return False if the message was already due; it is delivered then.
 
-        result: the result of its send; any producer may cancel it. timeout: seconds, by default
-        delivery_timeout_seconds; an absent broker is asked again. Raises MessageNotFound (the broker does not know the
+        result: the result of the message's send; the message may have been sent by another producer. timeout: time
+        limit in seconds, by default delivery_timeout_seconds; until then a broker that cannot be reached is asked
+        again. Raises MessageNotFound (the broker does not know the
         message: it is of another cluster, or was cancelled long ago), ConfigError (the message was not delayed),
         RequestTimedOut, RequestRefused, BrokerUnavailable.
         """
@@ -562,19 +578,19 @@ class Producer(Closing):
         self._tell_losses()
 
     def _tell_losses(self) -> None:
-        """Raise DeliveryFailed, once for each loss."""
+        """Raise DeliveryFailed if messages were lost since the last call. Each loss is reported only once."""
         if losses := self._unreported.take():
             raise DeliveryFailed(losses)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Flush for at most `timeout` seconds; the remaining messages fail with ClientError, or go to the store for
-        undelivered messages. Takes at most END_SECONDS more, unless a callback hangs. Raises DeliveryFailed when all is
-        closed, as `flush` does.
+        """Flush for at most `timeout` seconds, and close the producer. The remaining messages fail with ClientError, or
+        go to the store for undelivered messages. Closing takes at most END_SECONDS more, unless a callback hangs. After
+        everything is closed, DeliveryFailed is raised in the same cases as by `flush`.
 
-        When this returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
-        for the callbacks of messages that it ends, one after another, even if one blocks long. Idempotent. Where
-        flush() raises ClientError, this does too and closes nothing. In a forked process it only closes that process's
-        copies of the sockets.
+        When close() returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
+        for the callbacks of the messages that it ends, one after another, even if one of them blocks long. Idempotent.
+        Where flush() raises ClientError, close() raises it too and closes nothing. In a forked process close() only
+        closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
@@ -589,16 +605,16 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Close the dropped producer. Called when all accepted messages are delivered, or have failed at their own
-        deadlines. Losses are reported when the program ends.
+        """Close a producer that the program has dropped without calling close(). This is called when all accepted
+        messages are delivered, or have failed at their own deadlines. Lost messages are reported when the program ends.
         """
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Close. No interrupt comes here, because a step that is left out would leave futures, threads or a session
-        open.
+        """Close the producer. This runs on a thread that cannot be interrupted, because a step that is left out would
+        leave futures, threads or a ZooKeeper session open.
         """
         if self._closing:
             return
@@ -637,7 +653,9 @@ class Producer(Closing):
     def _take_over(
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
-        """Accept a single message for which no thread blocks; return its future if on_delivery is ASKED."""
+        """Accept a single message for which no thread waits. If on_delivery is ASKED, the returned future gets the
+        outcome.
+        """
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)
         timing = timing_of(flag, body)
@@ -645,12 +663,12 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """Return None, as ProducerCore.join does if there is no batch to join."""
+    """Return None always. It has the result of ProducerCore.join for the case that there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:
-    """Return the metadata of the cluster, read from ZooKeeper. It is started in a `try`, so that an interrupt leaves no
-    session open.
+    """Return the metadata of the cluster, read from ZooKeeper. If an interrupt (such as KeyboardInterrupt) comes while
+    the session to ZooKeeper is started, the session is closed again.
     """
     from ..questions.zookeeper_metadata import (
         ZooKeeperMetadata,

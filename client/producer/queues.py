@@ -1,6 +1,7 @@
-"""Messages waiting for one broker: the partitions' queues, their turns, and shared flights.
+"""Queues of messages that wait for one broker: a queue for each partition, and the requests that are made of the queued
+messages.
 
-A turn is the messages of one partition in a request; a flight is the turns that go to one broker together.
+A turn is the messages of one partition in a request. A flight is the turns that are sent to one broker together.
 `ProducerCore._lock` guards everything here.
 """
 
@@ -22,17 +23,19 @@ __all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "T
 
 
 class PartitionQueue:
-    """The queue of one partition. It is idle; or lingering or ready (in its broker's list); or busy (a request is in
-    flight, or its sender is preparing it); or paused until `retry_at`, because its last request failed. under_way: the
-    messages of its request, or those whose partition is being chosen again.
+    """The queue of one partition. Its state is one of these: idle; lingering or ready (in its broker's list); busy (a
+    request is in flight, or its sender is preparing it); paused until `retry_at`, because its last request failed.
+    under_way: the messages of the request in flight, or the messages whose partition is being chosen again.
 
-    open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records count it once it
-    is closed. gathers_for: the `where` of the last opened batch. sticks: whether messages without a key go to this
-    queue, until the queue is full, is sent, or fails.
+    open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records include this
+    batch only after it is closed. gathers_for: the `where` (see ProducerCore.join) of the last opened batch. sticks:
+    whether messages without a key go to this queue. This ends when the queue is full, its messages are sent, or a
+    request fails.
 
-    sequence: number of the last request's messages. repeat: the messages of that request, if it is unknown whether they
-    are stored: they are sent again before all others, unchanged and with the same number, until `repeat_until`
-    (monotonic seconds). Meanwhile they count as in flight. sent_at: when they were first sent (monotonic seconds).
+    sequence: the sequence number of the last request. repeat: the messages of the last request, if it is unknown
+    whether the broker has stored them. They are sent again before all other messages, unchanged and with the same
+    number, until `repeat_until` (monotonic seconds). Meanwhile they count as in flight. sent_at: the time when these
+    messages were first sent (monotonic seconds).
     """
 
     __slots__ = (
@@ -88,7 +91,7 @@ class PartitionQueue:
         self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
-        """Put messages back at the front, in their order."""
+        """Put messages that were taken out back at the front of the queue, in their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
@@ -99,7 +102,7 @@ class PartitionQueue:
         self.close()
 
     def close(self) -> None:
-        """Close the open batch: no more messages join it."""
+        """Close the open batch, so that no more messages join it."""
         batch = self.open
         if batch is not None:
             size, count = batch.size, batch.count
@@ -109,7 +112,7 @@ class PartitionQueue:
             self.queued_records += count
 
     def take_expired(self, now: float) -> list[Outgoing]:
-        """Remove overdue messages from the queue."""
+        """Remove the messages whose deadline has passed from the queue, and return them."""
         due = take_expired(self.queue, now)
         if due:
             self.close()
@@ -118,7 +121,8 @@ class PartitionQueue:
         return due
 
     def take(self, max_bytes: int, max_records: int) -> list[Outgoing]:
-        """Take the next request's messages: at least one, then as many as fit.
+        """Remove the messages of the next request from the queue, and return them: at least one message, and as many
+        more as fit into the limits.
 
         Over the text protocol a message with a key is sent alone: a Java broker may append pipelined puts in any order.
         """
@@ -152,7 +156,7 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Return how many messages this request leaves to the next one.
+        """Return the number of queued messages that the current request leaves for the next request.
 
         A sender with a limited number of messages in flight reaches that number again during a request. If nearly all
         of them were in one request, sender and broker would wait for each other in turn. Requests with half of the
@@ -161,7 +165,9 @@ class PartitionQueue:
         return max(0, self.queued_records - self.answered) // 2
 
     def give_up_repeat(self) -> list[Outgoing]:
-        """Stop repeating the waiting messages, and return them; do nothing if their request is in flight."""
+        """Stop repeating the failed request, and return its messages. Return [] and change nothing if that request is
+        in flight again.
+        """
         if self.repeat is None or self.busy:
             return []
         batch, self.repeat = self.repeat, None
@@ -178,7 +184,7 @@ class PartitionQueue:
 
 
 class Turn(NamedTuple):
-    """Messages of one partition in one request."""
+    """The messages of one partition that are sent in one request."""
 
     queue: PartitionQueue
     batch: list[Outgoing]
@@ -188,12 +194,13 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that go to one broker together. missing: number of turns without an outcome. taken: whether the sender has
-    begun, at `sent_at` (monotonic seconds). request: the request of the last turn, or the common request; set just
-    before it is sent. counted: whether it may have been sent with the numbers of its turns. failed: whether it could
-    not be sent.
-    landed, settled: turns already reported to the core as such (an interrupted handler is called again). elsewhere:
-    whether its answer, and all later steps, are processed on the thread that no signal reaches.
+    """Turns that are sent to one broker together. missing: the number of turns without an outcome. taken: whether the
+    sender has begun to send the flight; it began at `sent_at` (monotonic seconds). request: the request of the last
+    turn, or the common request; set just before the request is sent. counted: whether the flight may have been sent
+    with the sequence numbers of its turns. failed: whether the flight could not be sent. landed, settled: the turns
+    that were already reported to the core as landed or released; an interrupted handler is called again and must not
+    report them twice. elsewhere: whether the answer and all later steps are processed on the thread that no signal
+    reaches.
     """
 
     __slots__ = (
@@ -224,8 +231,9 @@ class Flight:
         self.request: Exchange | None = None
 
     def deadline(self, now: float, request_seconds: float) -> float:
-        """Return the time until which its answer is awaited: as long as a request may take, but not longer than its
-        messages may."""
+        """Return the time (monotonic seconds) until which the sender waits for the flight's answer: `request_seconds`
+        from now, but not later than the latest deadline of its messages.
+        """
         turns = self.turns
         if len(turns) == 1 and len(turns[0].batch) == 1:
             last = turns[0].batch[0].deadline
@@ -234,8 +242,9 @@ class Flight:
         return min(now + request_seconds, last)
 
     def needs_reader(self, connection: Connection) -> bool:
-        """Whether no blocked thread of some of its messages reads this connection, so that a reader thread is
-        needed."""
+        """Whether a background thread must read this connection. This is so if for some message of the flight no
+        blocked thread reads the connection.
+        """
         for _, batch in self.turns:
             for outgoing in batch:
                 if outgoing.driver is not connection:
@@ -244,17 +253,17 @@ class Flight:
 
     @property
     def has_gone(self) -> bool:
-        """Whether it has its outcome, or will get it, although its sender was interrupted."""
+        """Whether the flight has its outcome, or will get it, although the sending thread was interrupted."""
         if self.failed or self.missing <= 0:
             return True
         return self.request is not None and self.request.taken
 
 
 class BrokerQueue:
-    """All partitions of one broker.
+    """The queues of all partitions of one broker.
 
-    gathers: whether the broker takes many partitions in one frame. Only then do flights wait for each other, and queues
-    that become ready meanwhile are sent together.
+    gathers: whether the broker accepts the messages of several partitions in one frame. Only then is the number of
+    flights limited, and the queues that become ready meanwhile are sent together.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
@@ -267,7 +276,7 @@ class BrokerQueue:
         self.lingering: list[PartitionQueue] = []
 
     def use(self, connection: Connection) -> None:
-        """Use this connection for the broker from now on. Called by the sender, without the lock."""
+        """Use this connection for the broker from now on. The sender calls this without holding the core's lock."""
         self.connection = connection
         self.gathers = connection.takes_many
 
@@ -276,7 +285,7 @@ class BrokerQueue:
         return self.flights < max_flights or not self.gathers
 
     def call(self, queue: PartitionQueue) -> None:
-        """Mark a queue as ready for the next flight, if it may be sent."""
+        """Mark a queue as ready, so that its messages go with the next flight."""
         if not queue.ready:
             self.ready.append(queue)  # first: a second entry in the list does no harm
             queue.ready = True
@@ -290,7 +299,7 @@ class BrokerQueue:
         self.lingering.clear()
 
     def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
-        """Return the flights that may be sent now; their partitions are busy from here on."""
+        """Return the flights that may be sent now, and mark the queues of their partitions as busy."""
         flights: list[Flight] = []
         while self.ready and self.is_open(max_flights):
             turns = self._board(max_bytes, max_records)
@@ -300,8 +309,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Choose partitions in the order in which they became ready, until the request is full. Without `gathers`,
-        choose only one partition.
+        """Choose the partitions of the next flight in the order in which they became ready, until the request is full,
+        and return their turns. Without `gathers`, choose only one partition.
         """
         turns: list[Turn] = []
         size = records = 0
@@ -334,7 +343,7 @@ class BrokerQueue:
 
 
 class Queues:
-    """All queues of one producer. first: by topic, a partition for which a message was accepted."""
+    """All queues of one producer. first: by topic, the first partition for which a message was accepted."""
 
     def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
         """max_flights: maximum number of flights to one broker at a time. max_bytes, max_records: limits of one
@@ -357,7 +366,7 @@ class Queues:
         return queue
 
     def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Mark the queues with messages as ready. Return the flights that may be sent now."""
+        """Mark those of these queues that have messages as ready. Return the flights that may be sent now."""
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
             if each.queue or each.repeat:
@@ -379,12 +388,12 @@ def _count(messages: Sequence[Outgoing]) -> int:
 
 
 def expired(outgoing: Outgoing, now: float) -> bool:
-    """Whether a message is overdue, and no blocked thread checks its deadline itself."""
+    """Whether a message has passed its deadline, has no outcome, and no blocked thread watches this deadline itself."""
     return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
 
 
 def take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:
-    """Take overdue messages out of `queue`; the others keep their order."""
+    """Remove the expired messages from `queue` and return them; the other messages keep their order."""
     due = [outgoing for outgoing in queue if expired(outgoing, now)]
     if due:
         left = [outgoing for outgoing in queue if not expired(outgoing, now)]

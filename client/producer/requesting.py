@@ -1,10 +1,11 @@
-"""Requests and replies: a message that asks for a reply, and the reply.
+"""Send requests (messages that ask for a reply), and read the replies.
 
-A request states in `metaq.reply-to` where its reply goes, `topic broker-partition inbox`: one partition of the reply
-topic, and the tag of the reply, which only this producer uses. `metaq.correlation` numbers the requests of an inbox,
-and the reply repeats it. The requester reads that partition from its end before the first request, with a tag filter
-and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py). It goes on reading after the broker
-restarts or another node leads the partition. It joins no group and leaves no trace in ZooKeeper.
+The property `metaq.reply-to` of a request states where its reply goes, in the form `topic broker-partition inbox`. It
+names one partition of the reply topic and the tag of the reply, the inbox, which only this producer uses. The property
+`metaq.correlation` is the number of the request within its inbox, and the reply repeats it. Before the first request is
+sent, the requester begins to read the reply partition from its end. It uses a tag filter and long polling, as a
+Consumer does (fetching/core.py, fetching/fetcher.py). It goes on reading after the broker restarts or another node
+leads the partition. It joins no group and leaves no trace in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = ["ReplyTo", "Requester", "reply_options"]
 log = get_log(__name__)
 
 _TAKEN = 1000
-"""Maximum number of replies that are taken at once."""
+"""Maximum number of replies that the background thread takes from the fetched data in one step."""
 _RETRY_SECONDS = 1.0
 """Longest pause in seconds before a partition whose broker is absent is read again. It is short because requests have
 deadlines.
@@ -54,7 +55,7 @@ _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
 
 class ReplyTo(NamedTuple):
-    """Where the reply to a request goes. inbox: the reply's tag."""
+    """The destination of the reply to a request. inbox: the tag that the reply must have."""
 
     partition: TopicPartition
     inbox: str
@@ -70,8 +71,9 @@ class ReplyTo(NamedTuple):
 
 
 def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnOptions]:
-    """Return where the reply to `request` goes, and its options. Raises ClientError (the message is no request),
-    ConfigError, TypeError."""
+    """Return the destination of the reply to `request`, and the options for sending the reply. Raises ClientError (the
+    message is no request), ConfigError, TypeError.
+    """
     if not hasattr(request, "attributes"):
         raise TypeError(f"{request!r:.80} is no Message: give the request that a consumer has handed out")
     own = request.attributes.reserved
@@ -101,7 +103,7 @@ class _Pending(NamedTuple):
 
 
 class Requester:
-    """The requests of one producer. Any thread.
+    """Sends the requests of one producer and receives the replies. Any thread may call the methods.
 
     late: number of replies that came too late, including duplicates.
     """
@@ -148,8 +150,8 @@ class Requester:
     def request(
         self, topic: str, payload: Buffer, deadline: float, options: SendOptions, reader: ValueReader | None = None
     ) -> SendFuture[Message]:
-        """Send a request. Blocks only for the first connection to the broker of the replies. reader: decodes the
-        reply's value. Raises the same errors as Producer.request.
+        """Send a request, and return a future of the reply. Blocks only until the broker that stores the replies is
+        connected for the first time. reader: decodes the reply's value. Raises the same errors as Producer.request.
         """
         home = self._home
         if home is None or home.broker not in self._metadata.view(home.topic).endpoints:
@@ -175,7 +177,7 @@ class Requester:
         return future
 
     def _sent(self, correlation: str, error: Exception | None, _result: object) -> None:
-        """Note that the request is stored, or will not be."""
+        """Process the end of the request's send. If the send has failed, the request's future ends with `error`."""
         if error is not None and (pending := self._pending.pop(correlation, None)) is not None:
             pending.future.outcome.settle(error, None)
 
@@ -183,7 +185,7 @@ class Requester:
 
     def _opened(self, deadline: float) -> TopicPartition:
         """Return the partition for replies to the next request. The producer begins to read this partition before the
-        request is sent. One thread at a time; no interrupt comes here.
+        request is sent. One thread at a time runs this, on a thread that cannot be interrupted.
         """
         from ..questions.partition_bounds import max_offset
 
@@ -272,7 +274,9 @@ class Requester:
             pending.future.outcome.settle(error, None)
 
     def close(self, timeout: float = END_SECONDS) -> None:
-        """Fail pending requests, and end the thread and the connections. No interrupt comes here. Idempotent."""
+        """End pending requests with ClientError, stop the thread and close the connections. Call it on a thread that
+        cannot be interrupted. Idempotent.
+        """
         self._closed = True
         self._fetcher.wake()
         self._fail_all(ClientError("the producer was closed before the reply came"))

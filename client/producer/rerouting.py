@@ -1,4 +1,5 @@
-"""Choose partitions again for the messages of a paused partition, without changing their order.
+"""Choose partitions again for the queued messages of a paused partition (its last request has failed), without changing
+their order.
 
 There are three steps. `drain` and `resume` run with `ProducerCore._lock` held. `choose` runs between them without the
 lock, because it may call a user's selector. Meanwhile the messages count as in flight in their partition, where
@@ -22,11 +23,13 @@ from .routing import Routes, key_bytes
 __all__ = ["Rerouting"]
 
 Rerouted = tuple[Outgoing, TopicPartition | None]
-"""A message and its new partition; None: chosen by its key."""
+"""A message and its new partition. None instead of a partition means that the message's key will choose it."""
 
 
 class Rerouting:
-    """Chooses new partitions for the messages of one paused partition at a time. One thread."""
+    """Chooses new partitions for the messages of paused partitions, one partition at a time. Only one thread may use
+    it.
+    """
 
     def __init__(
         self, queues: Queues, keys: KeyOrder, places: Routes, failures: Failures, clock: Callable[[], float]
@@ -38,8 +41,10 @@ class Rerouting:
         self._clock = clock
 
     def drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
-        """Take all queued messages for a new choice, and the messages to repeat whose time is over. The partition stays
-        paused until `resume`."""
+        """Take all messages out of `queue` and return them, so that partitions can be chosen for them. If the queue's
+        failed request may not be repeated any more, also return its messages, as the second list. The partition stays
+        paused until `resume`.
+        """
         if not queue.paused:
             return (), ()
         overdue: Sequence[Outgoing] = ()
@@ -50,7 +55,9 @@ class Rerouting:
         return drained, overdue
 
     def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
-        """Return the new partitions of these messages of `queue`, and the messages that end."""
+        """Return the messages of `drained` with their new partitions, and the messages that end with an error.
+        `drained` was taken out of `queue`.
+        """
         placed: list[Rerouted] = []
         ended: list[GivenUp] = []
         for outgoing in drained:
@@ -71,7 +78,9 @@ class Rerouting:
         return placed, ended
 
     def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
-        """Put these messages into their queues, before later ones, and end the pause. Return the queues."""
+        """Put these messages into the queues of their new partitions, before messages that came later, and end the
+        pause of `queue`. Return all queues that were changed.
+        """
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):
             # before any message leaves its place: a concurrent look would not find messages outside of queues

@@ -1,6 +1,6 @@
 """Save messages in a local store when no broker took them, and send them again later.
 
-One thread at a time sends each queue in its order, until a message fails.
+The messages of each queue are sent in their order, by one thread at a time, until a send fails.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ log = get_log(__name__)
 NOWHERE = -1
 """Broker and partition of a message that has no partition yet."""
 _PREFIX = "undelivered "
-"""First part of a queue's name, which is followed by the topic. No topic's name begins with it, because it has a
-blank."""
+"""First part of the name of a topic's queue in the store; the topic's name follows it. No topic's name begins with this
+text, because the text contains a blank.
+"""
 
 
 class Resender:
-    """Sender of the messages in a store's queues for which `owns` returns true. Any thread.
+    """Sends the messages of those queues of a store for which `owns` returns true. Any thread may call the methods.
 
-    send: sends one message or raises MetaqError, which ends this round of its queue. The message stays the first, and
-    the next `trigger`, or the next interval, tries it again.
+    send: sends one message, or raises MetaqError; the error stops the sending of this queue for now. The message stays
+    the first of its queue. It is tried again at the next `trigger`, or after the interval.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Resender:
         self._timers = Timers("metaq-resend", clock)
 
     def begin(self) -> None:
-        """Start sending the queues' messages. The constructor does not do this: after an interrupt on its return nobody
-        could end the work. An interrupt of this method ends it (interrupts.py)."""
+        """Start sending the queues' messages. The constructor does not start this work: if an interrupt (interrupts.py)
+        came when the constructor returns, no caller would have the object to stop the work. If an interrupt ends this
+        method, the work is stopped.
+        """
         try:
             self._timers.call_later(0.0, self._round)
         except BaseException:
@@ -70,16 +73,18 @@ class Resender:
 
     @property
     def failures(self) -> Mapping[str, MetaqError]:
-        """Why the last try to send a queue's first message failed."""
+        """By queue: the error of the last try to send the queue's first message."""
         return dict(self._failures)
 
     def trigger(self, queue: str) -> None:
-        """Request that the queue's messages are sent. Returns at once."""
+        """Ask the background threads to send the queue's messages. Returns at once."""
         self._wanted[queue] = None
         self._timers.call_later(0.0, self._start_wanted)
 
     def trigger_all(self) -> None:
-        """Request that the messages of every queue are sent later. Returns at once and never waits for the file."""
+        """Ask the background threads to send the messages of every queue. Returns at once, without waiting for the
+        store's file.
+        """
         self._timers.call_later(0.0, self._trigger_owned)
 
     def wait_until_empty(self, queue: str, seconds: float) -> bool:
@@ -90,12 +95,12 @@ class Resender:
 
     @property
     def rests(self) -> bool:
-        """Whether no queue is being emptied, or about to be."""
+        """Whether no thread is sending the messages of a queue, and none is about to start."""
         with self._lock:
             return not (self._wanted or self._running)
 
     def close(self, timeout: float) -> None:
-        """Stop after the messages in flight; wait for them at most `timeout` seconds. Idempotent."""
+        """Send no more messages, and wait at most `timeout` seconds for the messages in flight. Idempotent."""
         deadline = self._clock() + timeout
         with self._lock:
             self._closed = True
@@ -152,7 +157,7 @@ class Resender:
             self._changed.ring()
 
     def _send_chunk(self, queue: str) -> bool:
-        """Send one chunk of a queue. Return False if there was nothing to send."""
+        """Send one chunk of the queue's messages. Return False if the queue had no messages to send."""
         rows = self._store.peek(queue, tuning.RESENT_TOGETHER)
         sent: list[int] = []
         try:
@@ -168,8 +173,8 @@ class Resender:
 
 
 class Undelivered:
-    """The store of undelivered messages. Any thread; `keep` never blocks. A topic's queue has the order in which its
-    messages were given up.
+    """Saves undelivered messages in the store and sends them again. Any thread may call the methods; `keep` never
+    blocks. Each topic has a queue, which holds its messages in the order in which the producer gave them up.
 
     send: see Resender.
     """
@@ -195,8 +200,10 @@ class Undelivered:
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """Save a message; `error` says why it was given up. Its future ends once the message is in the store. A message
-        that waits to be written is not saved twice. After `close` the future ends with LocalStoreError."""
+        """Save a message; `error` says why it was given up. Its future ends once the message is in the store. If the
+        same message is passed again before it is written, it is saved only once. After `close` the future ends with
+        LocalStoreError.
+        """
         self._given_up.setdefault(outgoing, error)
         if self._closed:
             self.write()
@@ -205,7 +212,9 @@ class Undelivered:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a message that was given up is not in the store yet. Takes no lock."""
+        """Whether some message that the producer gave up is not written to the store yet. Reading this takes no
+        lock.
+        """
         return bool(self._given_up)
 
     def write(self) -> None:
@@ -238,11 +247,13 @@ class Undelivered:
             outgoing.succeed_text([SendResult(0, outgoing.fixed or nowhere, -1)] * count)
 
     def send_soon(self) -> None:
-        """Send stored messages soon, because there may be brokers for them. Never blocks."""
+        """Send the stored messages soon, because brokers that accept them may have come back. Never blocks."""
         self._resender.trigger_all()
 
     def stop_sending(self, timeout: float) -> None:
-        """Stop sending; `keep` still works."""
+        """Stop sending stored messages; `keep` can still save messages. Wait at most `timeout` seconds for the messages
+        in flight.
+        """
         self._resender.close(timeout)
 
     def close(self, timeout: float = tuning.LAST_WAIT_SECONDS) -> None:

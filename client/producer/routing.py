@@ -1,4 +1,6 @@
-"""Choose where a message goes now: by its partition, its key, the user's selector, or in turn."""
+"""Choose the partition to which a message is sent now: the partition that the caller has fixed, or a choice by key, by
+the user's selector, or in turn.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ class PartitionSelector(Protocol):
 
 
 def check_selector(selector: PartitionSelector) -> PartitionSelector:
-    """Return the selector. Raises ConfigError if it is not one."""
+    """Return the selector. Raises ConfigError if the object is not a PartitionSelector."""
     if not callable(getattr(selector, "select", None)):
         remedy = "make it an object with a method select(topic, partitions, message)"
         raise ConfigError("selector", repr(selector), remedy)
@@ -64,9 +66,10 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 class RoundRobinSelector:
     """Selector that uses every partition in turn, counted per topic. (1.x counts all topics together, so two topics
     used alternately use only every second partition.) Each topic begins at a random partition, so that programs that
-    send a single message use all partitions. (1.x always begins at the second.) Any thread.
+    send a single message use all partitions. (1.x always begins at the second.) Any thread may use it.
 
-    random: returns a number in [0, 1) for each topic; 0 is the first partition.
+    random: returns a number in [0, 1), called once per topic to choose the partition at which the topic begins; 0 means
+    the first partition.
     """
 
     def __init__(self, random: Callable[[], float] = random.random) -> None:
@@ -95,7 +98,9 @@ class Routes(Protocol):
 
 
 class Router:
-    """Chooses partitions of the current cluster, and leaves out those that have just failed. Any thread."""
+    """Chooses among the partitions that are registered now, and leaves out the partitions to which a send has just
+    failed. Any thread may use it.
+    """
 
     def __init__(
         self,
@@ -136,11 +141,11 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """Return the `error` of a message, with a hint if it may be due to a misspelt topic.
+        """Return the `error` of a message, with a hint if the name of the topic may be misspelt.
 
-        The hint names the most similar existing topic; it is added if the caller gets the error and no broker publishes
-        the topic. ZooKeeper is asked for topics once per such topic. Raises InvalidName: no broker can create the
-        topic.
+        The hint names the most similar existing topic. It is added if the caller of the send will get the error and no
+        broker publishes the topic. The list of topics is read from ZooKeeper once per missing topic. Raises InvalidName
+        if no broker could create a topic of this name.
         """
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
@@ -156,8 +161,9 @@ class Router:
         return no_partition(topic, self._meant[topic])
 
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
-        """Return the partitions for keys; empty if no broker publishes the topic now. Raises NoPartition if they cannot
-        be known."""
+        """Return the partitions among which the keys of the topic are distributed; empty if no broker publishes the
+        topic now. Raises NoPartition if this client cannot know the topic's partitions.
+        """
         partitions = self._view(topic).partitions
         if partitions and partitions[0].partition == UNKNOWN:
             raise _unknown_partitions(topic, "a key chooses from")
@@ -204,8 +210,9 @@ class Router:
         return self._select(outgoing.topic, partitions, outgoing.message)
 
     def avoid(self, partition: TopicPartition, error: MetaqError, seconds: float) -> bool:
-        """Note a failed send, so that other partitions are chosen for a while. Return whether there are other
-        partitions."""
+        """Record that a send to `partition` has failed, so that other partitions are chosen for `seconds`. Return
+        whether the topic has other partitions to choose.
+        """
         what: int | tuple[str, int] | TopicPartition = partition
         if isinstance(error, TooFewNodes):
             what = partition.topic, partition.broker
@@ -216,11 +223,15 @@ class Router:
 
     @property
     def avoids_any(self) -> bool:
-        """Whether any partition is avoided, so that `works` may change something."""
+        """Whether any partition, broker or topic on a broker is avoided at present. If none is, a call of `works` would
+        change nothing.
+        """
         return bool(self._avoided)
 
     def works(self, partition: TopicPartition) -> None:
-        """Note a successful send, so that its partition is no longer avoided."""
+        """Record that a send to `partition` has succeeded, so that this partition and its broker are no longer
+        avoided.
+        """
         if self._avoided:
             for what in (partition, (partition.topic, partition.broker), partition.broker):
                 self._avoided.pop(what, None)
@@ -231,7 +242,9 @@ class Router:
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
-        """Return the topic's view, with the partitions of the default topic while the topic has none of its own."""
+        """Return the topic's view (its partitions and the brokers' addresses). While the topic has no partitions, the
+        view has the partitions of the default topic.
+        """
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:
             return view
@@ -270,7 +283,9 @@ class Router:
         return partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
-        """Return the partitions that have not just failed; if all have, return all of them."""
+        """Return the partitions of the view to which no send has just failed. If sends to all of them have failed,
+        return all partitions.
+        """
         now = self._clock()
         for what, until in list(self._avoided.items()):
             if until <= now:
@@ -291,7 +306,8 @@ def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) ->
     """Return the partition of a key: the index in the ordered list is CRC-32 (IEEE) of the key's UTF-8 bytes modulo the
     number of partitions.
 
-    A key stays in its partition while the list is the same; when brokers come or go, keys may move.
+    A key keeps its partition while the list of partitions is the same. When brokers come or go, the list changes and a
+    key may get another partition.
     """
     return partitions[crc32(key_bytes(key)) % len(partitions)]
 

@@ -1,4 +1,6 @@
-"""Send flights over a connection to their broker, and report their ends to the core."""
+"""Send flights (the messages that go to one broker together) over a connection to their broker. Report to the core how
+each flight has ended.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,15 @@ log = get_log(__name__)
 
 
 class Sender:
-    """Sender of flights. Any thread.
+    """Sends flights to brokers. Any thread may call the methods.
 
-    When a turn has landed, the core is told on the thread that reads the connection, or on the caller's own thread.
-    After that, while the broker already has the next flight, the messages get their results. Then the core may release
-    them.
+    When the answer to a turn (the messages of one partition in a request) has come, the sender reports it to the core.
+    This runs on the thread that reads the connection, or on the caller's own thread. Next the messages get their
+    results, while the broker already has the next flight. Finally the core releases the messages.
 
-    do: executes the core's actions after failures. on_released: called when there is room again. elsewhere: runs an
-    action, in order, on a thread that no signal reaches. producer: the producer's number; 0 if its requests are not
-    numbered.
-    packs: whether it compresses payloads.
+    do: executes the core's actions after failures. on_released: called when the buffer has room for messages again.
+    elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id; 0 if
+    its requests have no sequence numbers. packs: whether the producer compresses payloads.
     """
 
     def __init__(
@@ -64,13 +65,14 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """By broker id: seconds until the broker's first check of half messages that state no time. It is the lowest
-        announced value; None if the broker does not announce it.
+        """By broker id: the seconds until the broker asks for the first time about a half message that states no time
+        itself. It is the lowest value that the broker has announced; None if the broker does not announce it.
         """
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message whose thread this is; the thread will drive the chosen connection, which
-        becomes the message's `driver`."""
+        """Send `flight`. caller: the message for which the current thread waits. This thread will read the answers on
+        the chosen connection, which becomes the message's `driver`.
+        """
         try:
             flight.taken = True
             flight.sent_at = now = self._clock()
@@ -116,8 +118,10 @@ class Sender:
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        """Send each of `flights`. A flight that cannot be sent is retried, and does not block the following ones.
-        Raises interrupts of the thread; then an interruptible caller calls `lose_untaken` for the following ones."""
+        """Send each of `flights`. A flight that cannot be sent is retried, and the following flights are sent
+        nevertheless. An interrupt of the thread (such as KeyboardInterrupt) is raised. A caller whose thread can be
+        interrupted then calls `lose_untaken` for the following flights.
+        """
         for flight in flights:
             try:
                 self.transmit(flight)
@@ -131,7 +135,9 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """Retry the messages of flights whose sending was interrupted before it had begun. Runs on another thread."""
+        """Retry the messages of those flights that were not begun, because the sending thread was interrupted. Runs on
+        another thread than the interrupted one.
+        """
         for flight in flights:
             if not flight.taken:
                 self._lose(flight)
@@ -142,8 +148,9 @@ class Sender:
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """Note the lowest announced time: a half message may have been sent on an earlier connection, before a restart
-        of the broker."""
+        """Update `half_checks` with the lowest time that this broker has announced. Earlier announcements also count,
+        because a half message may have been sent on an earlier connection, before a restart of the broker.
+        """
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
 
@@ -158,7 +165,9 @@ class Sender:
     def _answered(
         self, flight: Flight, request: FlightRequest, index: int, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """Take an answer; called again after an interrupt."""
+        """Process the answer to a request. It is called a second time if an interrupt (such as KeyboardInterrupt) has
+        ended the first call.
+        """
         if (result := request.result_alone(reply)) is None or not self._settle_alone(flight, result):
             self._take(flight, partial(self._land, flight, request, index, reply, error))
 
@@ -166,8 +175,9 @@ class Sender:
         self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns], False))
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Process an answer, or its absence: at once, or on a thread that no signal reaches, where such actions run one
-        after the other. Sending threads wait until this is done.
+        """Run `action`, which processes an answer or a failure. On a thread that cannot be interrupted it runs at once.
+        Otherwise it is queued for a thread that no signal reaches, which runs such actions one after the other. The
+        threads that wait for these messages wait until the action is done.
         """
         if not (flight.elsewhere or may_be_interrupted()):
             action()
@@ -204,8 +214,9 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Settle the only message of `flight` in few steps: the usual answer for producers that wait for each send.
-        Return False, with nothing done, if the full way is needed."""
+        """Give the only message of `flight` its result in few steps. This is the usual case for producers that wait for
+        each send. Return False if this is impossible; then the caller must process the answer with `_take`.
+        """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
             return False
@@ -226,8 +237,9 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """Give stored messages the results that are available. This is needed if the handler of their answer was
-        interrupted after their turns had landed. No interrupt comes here.
+        """Give each stored message its result, or `error` if its result is not available. This is needed if the handler
+        of the answer was interrupted after it had reported the stored messages to the core. Runs on a thread that
+        cannot be interrupted.
         """
         for _, batch in flight.landed:
             for outgoing in batch:
@@ -249,5 +261,7 @@ class Sender:
 
 
 def new_producer_id() -> int:
-    """Return 63 random bits of the system, not 0. They do not repeat after a fork or with a fixed seed."""
+    """Return a random id of 63 bits, never 0. The operating system supplies the bits, so the id does not repeat after a
+    fork or with a fixed seed.
+    """
     return int.from_bytes(os.urandom(8)) >> 1 or 1

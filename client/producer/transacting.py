@@ -1,5 +1,7 @@
-"""The part of a producer for all its transactions: on one broker, XA, and with check-back. It is created when it is
-first used, because most producers need none, and its imports take a sixth of a producer's import time."""
+"""The part of a producer that handles its transactions: transactions on one broker, XA transactions, and transactions
+with check-back. It is created when the first transaction needs it, because most producers use no transactions, and its
+imports would take a sixth of a producer's import time.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ __all__ = ["Transacting"]
 
 
 class Transacting:
-    """The transactions of one producer. calls: for transactions on one broker, and XA. halves: for those with
-    check-back. Any thread. Before its first use it has no thread and no connection."""
+    """The transactions of one producer. calls: handles transactions on one broker and XA transactions. halves: handles
+    transactions with check-back. Any thread may use it. Before its first use it has no thread and no connection.
+    """
 
     def __init__(
         self,
@@ -35,7 +38,9 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: creates the connection pool for questions of brokers."""
+        """check_pool: a function that creates the connection pool on which brokers ask for the outcomes of
+        transactions.
+        """
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(
             driver,
@@ -48,7 +53,7 @@ class Transacting:
         )
 
     def close(self, left: TimeLeft) -> None:
-        """End running transactions; refuse new ones. Idempotent."""
+        """End running transactions, and refuse new transactions. Further calls do nothing."""
         self.calls.closed = True
         self.halves.close(left.part(0.2))
         self.halves.checker.close(left.seconds)

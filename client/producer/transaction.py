@@ -1,5 +1,5 @@
-"""Transactions on one broker, and the code that they share with XA transactions. The shared code sends verbs and
-messages with a transaction key, in both protocols.
+"""Transactions on one broker, and the code that they share with XA transactions. The shared code sends the commands of
+transactions (verbs, such as commit), and messages with a transaction key, in both protocols.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ PENDING_OFFSET = -1
 
 
 class Transactional:
-    """The state that a producer's transactions share. Any thread may call the methods; every method blocks for one
-    round trip per request.
+    """The state and the requests that a producer's transactions share. Any thread may call the methods. A method blocks
+    for one round trip per request that it sends.
 
-    session: the name under which brokers know this producer. It has the format of 1.x: `<address>-<start in
+    session: the name by which brokers know this producer. It has the same format as in 1.x: `<address>-<start in
     ms>-<process id>.<number>`.
     """
 
@@ -90,7 +90,9 @@ class Transactional:
         clock: Callable[[], float],
         last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
-        """last_partition: returns the partition of a topic's last message outside of transactions."""
+        """last_partition: a function that returns the partition of the last message that was sent to a topic outside of
+        transactions; None if there is none.
+        """
         self.metadata = metadata
         self.router = router
         self.config = config
@@ -100,26 +102,27 @@ class Transactional:
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Topics for which a transaction has found a partition."""
+        """Names of the topics for which a transaction has found a partition."""
         self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Return whether messages were sent to the topic before. If so, a broker that is missing now may only be
-        restarting.
+        """Return whether messages were sent to the topic before. If they were, a broker of the topic that is missing
+        now may only be restarting.
         """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
-        """Return the key of a new transaction on one connection."""
+        """Return an unused transaction key for a new transaction that belongs to one connection."""
         return f"TX:{self.session}:{next(self._numbers)}"
 
     def connect(self, topic: str, broker: int, timeout: float) -> Connection:
-        """Return the connection to the broker with the id `broker`. The metadata view of `topic` has its address.
+        """Return the connection to the broker with the id `broker`. The broker's address is taken from the metadata
+        view of `topic`.
 
-        Raises NoPartition, BrokerUnavailable, ClientError (the producer is closed).
+        Raises NoPartition, BrokerUnavailable, and ClientError if the producer is closed.
         """
         refuse_in_callback("a transaction")
         if self.closed:
@@ -145,8 +148,8 @@ class Transactional:
         qualifier: str = "",
         deadline: float | None = None,
     ) -> str:
-        """Send the verb `kind` and return the text of the broker's answer. The text protocol does not answer END, so
-        the result is "" then.
+        """Send the verb `kind`, and return the text of the broker's answer. Over the text protocol, a broker does not
+        answer the verb END; then the result is "".
 
         Raises TransactionRefused (XaRefused if the refusal has an XA code), RequestTimedOut, BrokerUnavailable.
         """
@@ -186,9 +189,9 @@ class Transactional:
         """Return whether a local transaction is committed; the answer is final. first_id: id of the transaction's first
         message.
 
-        Raises NotLeader; TransactionRefused if the broker does not know the transaction any more; XaRefused with
-        XAER_RMFAIL if this leader does not know the transaction; RequestRefused for an older broker; RequestTimedOut,
-        BrokerUnavailable.
+        Raises NotLeader, RequestTimedOut, BrokerUnavailable. Raises TransactionRefused if the broker does not know the
+        transaction any more, XaRefused with XAER_RMFAIL if this leader does not know the transaction, and
+        RequestRefused if the broker's version is too old for this question.
         """
         ext = TransactionOutcomeRequest(tx_key, first_id).to_ext()
         asked = TopicPartition("", broker, -1)
@@ -197,7 +200,7 @@ class Transactional:
 
     def is_set(self, broker: int) -> bool:
         """Return whether the broker is a broker set, so that another node may become its leader. Return False if this
-        cannot be read.
+        cannot be read from ZooKeeper.
         """
         try:
             return self.metadata.is_set(broker)
@@ -210,7 +213,8 @@ class Transactional:
     def put(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """Put the messages of `outgoing` into the transaction, in order; the results have no offset.
+        """Put the messages of `outgoing` into the transaction, in order, and return their results, which have no
+        offset.
 
         Raises TransactionRefused and the errors of other refusals, RequestTimedOut, BrokerUnavailable.
         """
@@ -247,7 +251,9 @@ class Transactional:
     def _put_texts(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """Put the messages one after the other, because a Java broker may take pipelined puts in any order."""
+        """Put the messages of `outgoing` into the transaction by text commands. Each command is sent after the answer
+        to the previous one, because a Java broker may execute pipelined commands in any order.
+        """
         results = []
         for record in outgoing.records():
             reply = connection.call(partial(_put_line, partition, record, tx_key), self._wait(outgoing.deadline))
@@ -265,7 +271,7 @@ class Transactional:
 
 
 class TransactionSends(ABC):
-    """The sending methods of a transaction."""
+    """The methods by which messages are sent in a transaction."""
 
     def __init__(self, calls: Transactional) -> None:
         self._calls = calls
@@ -290,8 +296,8 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction, up to 1,024 in a frame. The text protocol sends them
-        one by one.
+        """Put many messages of one partition into the transaction. One frame contains up to 1,024 messages; over the
+        text protocol, the messages are sent one by one.
 
         The arguments are those of Producer.send_batch.
         """
@@ -302,7 +308,7 @@ class TransactionSends(ABC):
         return self._put(build_batch(topic, items, self._calls.deadline(timeout), options, self._calls.packer))
 
     def typed(self, serializer: Serializer[T]) -> TypedSends[T]:
-        """Return a view that sends values, as Producer.typed does."""
+        """Return a wrapper that sends values in this transaction, as Producer.typed does for a producer."""
         return TypedSends(self, serializer)
 
     @abstractmethod
@@ -324,15 +330,15 @@ class _State(Enum):
 
 
 class Transaction(TransactionSends):
-    """A transaction of Producer.transaction(), used as a context manager. The end of the block commits the transaction;
-    an exception rolls it back.
+    """A transaction that Producer.transaction() returns. Use it as a context manager. The end of the block commits the
+    transaction; an exception in the block rolls it back.
 
-    The first message is routed like any send, and so determines the broker. The other messages can only go to
-    partitions of that broker. The transaction belongs to one connection: if the connection ends, the transaction is
-    lost. Sends of several threads take turns.
+    The partition of the first message is chosen as for any send, and its broker becomes the broker of the transaction.
+    The other messages can be sent only to partitions of that broker. The transaction belongs to one connection: if the
+    connection ends, the transaction is lost. Sends of several threads are executed one after the other.
 
-    `send` and `send_batch` raise NoPartition (the topic has no partition on this transaction's broker),
-    LocalProtocolError and TypeError before anything is sent, so the transaction continues. After TransactionLost (the
+    If `send` or `send_batch` raises NoPartition (the topic has no partition on this transaction's broker),
+    LocalProtocolError or TypeError, nothing was sent, and the transaction continues. After TransactionLost (the
     connection ended, or no answer came in time), TransactionRefused (for example after its timeout) and other refusals
     only a rollback is possible.
     """
@@ -355,20 +361,21 @@ class Transaction(TransactionSends):
         """Id of the transaction's first message."""
 
     def commit(self) -> None:
-        """Make the messages visible. A transaction without a message needs no request.
+        """Commit the transaction, which makes its messages visible to consumers. A transaction without a message needs
+        no request.
 
         While the leader of a broker set hands over to another node, it refuses the commit, and the refusal has no
         effect. If this node continues to lead, the commit is sent to it again, for at most 10 s.
 
-        Raises TransactionLost if the transaction ended before, a send had failed, or another node leads the broker set
-        now: no message becomes visible. Raises TransactionRefused if the broker rolled the transaction back, for
-        example after its timeout; CommitUnknown if the answer was lost, or the broker does not know the outcome;
-        CommitIncomplete if the transaction is committed, but not all messages are visible yet; ClientError if the
-        transaction is already over.
+        Raises TransactionLost if the connection ended before, a send had failed, or another node leads the broker set
+        now; then no message becomes visible. Raises TransactionRefused if the broker has rolled the transaction back,
+        for example after its timeout. Raises CommitUnknown if the answer was lost, or the broker does not know the
+        outcome. Raises CommitIncomplete if the transaction is committed, but not all messages are visible yet. Raises
+        ClientError if the transaction is already over.
 
         If the answer of a broker set's leader is lost, this method asks the set for the outcome of the transaction, for
-        at most 10 s. The set knows the outcome, unless so many transactions were committed since then that its log has
-        been shortened.
+        at most 10 s. The set knows the outcome, unless so many transactions were committed afterwards that the outcome
+        was removed from its log.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -399,9 +406,10 @@ class Transaction(TransactionSends):
             self._state = _State.COMMITTED
 
     def rollback(self) -> None:
-        """Drop the messages. Raises TransactionRefused, RequestTimedOut, BrokerUnavailable; ClientError if a commit was
-        sent, or the transaction is already over. If the connection is lost, metaq's own broker drops the messages at
-        once, a Java broker after the timeout.
+        """Roll the transaction back, which discards its messages. Raises TransactionRefused, RequestTimedOut,
+        BrokerUnavailable, and ClientError if a commit was sent or the transaction is already over. If the connection is
+        lost, metaq's own broker discards the messages at once, and a Java broker discards them after the transaction's
+        timeout.
         """
         with self._lock:
             if self._state in (_State.COMMITTED, _State.UNKNOWN, _State.ROLLED_BACK):
@@ -428,8 +436,8 @@ class Transaction(TransactionSends):
     # --- with the lock held -----------------------------------------------------------------------------------------
 
     def _commit_on(self, connection: Connection) -> None:
-        """Send the commit, again if necessary, until a leading node has answered. Raises TransactionLost and the errors
-        of Transactional.verb.
+        """Send the commit, and repeat it if necessary until the node has answered as the leader. Raises TransactionLost
+        and the errors of Transactional.verb.
         """
         give_up = self._calls.clock() + LEADER_SECONDS
         while True:
@@ -460,7 +468,9 @@ class Transaction(TransactionSends):
         self._state = _State.COMMITTED
 
     def _asked_for_outcome(self, give_up: float) -> bool:
-        """Ask leading nodes for the outcome until there is an answer. Raises the error of the last node asked."""
+        """Ask the leader of the broker set for the outcome, again and again until there is an answer. Return whether
+        the transaction was committed. If there is no answer until `give_up`, raise the error of the last node asked.
+        """
         calls = self._calls
         backoff = Backoff(0.02, 0.5)
         while True:
@@ -477,11 +487,11 @@ class Transaction(TransactionSends):
                 time.sleep(pause)
 
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
-        """Wait after a refused commit until the node leads again, with the transaction still open.
+        """Wait after a refused commit until the same node leads the broker set again, with the transaction still open.
 
-        This method asks the node for its role. A lost answer to this question leaves nothing in doubt, unlike a lost
-        answer to a commit. Raises TransactionLost if the node no longer leads, because then it has dropped the
-        transaction.
+        This method asks the node for its role. If the answer to this question is lost, nothing is in doubt, unlike
+        after a lost answer to a commit. Raises TransactionLost if the node no longer leads, because then it has
+        discarded the transaction.
         """
         from ..questions.admin import set_status
 
@@ -528,8 +538,8 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Wait if necessary, and return whether the transaction can begin again at the new leader. It can if there is
-        time left, because nothing was put yet.
+        """Return whether the transaction can begin again at the new leader, after waiting if necessary. It can do so as
+        long as time is left, because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:
@@ -539,8 +549,8 @@ class Transaction(TransactionSends):
         return True
 
     def _usable(self) -> Connection | None:
-        """Return the transaction's connection, or None before the first message. Raises ClientError,
-        TransactionLost.
+        """Return the transaction's connection, or None if no message was sent yet. Raises ClientError if the
+        transaction is over, TransactionLost if it was lost.
         """
         if self._state not in (_State.NEW, _State.OPEN):
             error = TransactionLost if self._state is _State.FAILED else ClientError
@@ -551,8 +561,8 @@ class Transaction(TransactionSends):
         return self._connection
 
     def _begin(self, outgoing: Outgoing) -> TopicPartition:
-        """Begin the transaction on the broker of the first message's partition, or on another broker if this broker
-        cannot be reached.
+        """Begin the transaction on the broker of the first message's partition, or on another broker if that broker
+        cannot be reached. Return the partition for the first message.
         """
         calls, config = self._calls, self._calls.config
         backoff = Backoff(config.retry_min_seconds, config.retry_max_seconds)

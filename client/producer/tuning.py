@@ -1,7 +1,7 @@
-"""Constants of the producer that are not options. Each has its unit, its reason, and the benchmark to run after a
-change.
+"""Constants of the producer that users cannot set. Each is described with its unit and reason, and if there is one,
+with the name of the benchmark to run after a change.
 
-The most important sizes are options (ProducerConfig).
+The most important sizes are settings in ProducerConfig.
 """
 
 from __future__ import annotations
@@ -9,63 +9,69 @@ from __future__ import annotations
 # --- gathering and dividing: `python -m bench`, `produce`, `produce-128`, `futures-128`, `blocking-64` ---------------
 
 LEAST_GATHERED = 64
-"""A batch may always gather this number of messages. It may gather more only up to the number of messages that were
-queued before it, so that one request leaves half of a large queue to the next request.
+"""Number of messages that a batch may always gather. A batch may gather more messages only up to the number of messages
+that were queued before it. So one request leaves half of a large queue to the next request.
 """
 
 UNDIVIDED = 64
-"""Up to this number, messages are sent in one request: dividing them would cost more than it gains. Batches built by
-send_batch are not divided: the caller determines how much is in flight.
+"""Up to this number, queued messages are sent in one request, because dividing them into several requests would cost
+more than it gains. A batch of send_batch is never divided, because its caller determines how much data is in flight.
 """
 
 TOGETHER_SECONDS = 0.05
-"""Messages whose deadlines differ by at most this many seconds may share the deadline of the first one."""
+"""If the deadlines of messages differ by at most this number of seconds, the messages may share the deadline of the
+first message.
+"""
 
 CROWD = 8
 """If at least this number of messages, each with a waiting thread, are queued for the next request, the background
-thread reads the answers. With so many threads, passing the reading from one thread to the next costs each of them more
-than it saves. `blocking-64`.
+thread reads the answers. With so many threads, passing the role of reading from one thread to the next costs each
+thread more than it saves. The benchmark is `blocking-64`.
 """
 
 FEW = 16
 """Up to this number, gathered messages are encoded one by one and get their results one by one, because a numpy call
-would cost more. `partitions-1024`.
+would cost more. The benchmark is `partitions-1024`.
 """
 
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
 
 TABLE_BYTES = 512
-"""Largest size in bytes of equally long bodies that numpy copies. numpy passes over the bodies twice, so above this
-size joining them costs less.
+"""Largest size in bytes at which numpy copies message bodies of equal length into a request. numpy passes over the
+bodies twice, so for larger bodies it costs less to join the headers and bodies one after the other.
 """
 
 JOIN_BELOW_BYTES = 32 * 1024
-"""Buffers whose average size is below this number are copied into one buffer; larger buffers are sent without a
-copy.
+"""If the average size in bytes of a request's buffers is below this number, the buffers are copied into one buffer.
+Larger buffers are sent without a copy.
 """
 
 # --- waits and tries: none is on the way of a message ----------------------------------------------------------------
 
 LOOK_SECONDS = 0.25
-"""Seconds between two looks for overdue messages; a future ends at most this much late."""
+"""Interval in seconds at which the producer looks for messages whose deadline has passed. So a future ends at most this
+number of seconds after its deadline.
+"""
 
 VIEW_RETRIES = 3
-"""Number of tries to send a message that brokers refuse although ZooKeeper lists their topic. In this case the view of
-ZooKeeper is either stale for a moment, or wrong for good.
+"""Number of attempts to send a message that brokers refuse although ZooKeeper shows that they accept its topic. In this
+case the data in ZooKeeper is either out of date for a moment, or permanently wrong.
 """
 
 CONDITION_SECONDS = 0.5
 """Longest wait in seconds for the lock of a future's condition. The standard library usually holds this lock for
-microseconds. On a busy machine, a `wait` on very many futures holds the locks of all their conditions for longer. If an
-interrupt comes while a lock is held, the lock stays held permanently.
+microseconds. On a busy machine, a call of concurrent.futures.wait for very many futures holds the locks of all their
+conditions for longer. If an interrupt comes while a lock is held, the lock stays held permanently.
 """
 
 LEFT_LOCKED_SECONDS = 5.0
-"""If a condition is locked for this many seconds, it counts as left locked by an interrupt."""
+"""If the lock of a future's condition is held for this number of seconds, the producer assumes that an interrupt has
+left it locked.
+"""
 
 RESENT_TOGETHER = 100
 """Number of messages that are read together from the store of undelivered messages, and removed together once they are
-sent. At most this many messages are sent twice after a kill -9.
+sent. If the process is killed by kill -9, at most this number of messages are sent twice.
 """
 
 LAST_WAIT_SECONDS = 1.0
@@ -87,31 +93,34 @@ thread.
 # --- answers to brokers that ask for transactions: no benchmark -------------------------------------------------------
 
 CHECK_WAIT_SECONDS = 4.0
-"""Seconds for which one request waits at the broker for half messages to check. If a producer has sent no such request
-for 10 s (`HALVES_SILENT_SECONDS`), the broker regards the producer as gone. The broker learns of a further topic with
-the next request.
+"""Number of seconds for which one request of a producer waits at the broker for half messages whose outcome the broker
+wants to know. If a producer has sent no such request for 10 s (`HALVES_SILENT_SECONDS`), the broker regards the
+producer as gone. If the producer begins to use a further topic, the broker learns of it with the next request.
 """
 
 CHECK_HALVES = 16
-"""Largest number of half messages in one answer."""
+"""Largest number of half messages that a producer requests to check in one request."""
 
 CHECK_TURN_SECONDS = 2.0
-"""If checks are slow, the producer requests only as many half messages as it can check within this many seconds."""
+"""If the check functions are slow, the producer requests only as many half messages at once as it can check within this
+number of seconds.
+"""
 
 LEFT_OPEN = 1 << 16
-"""Number of undecided transactions whose own check function is remembered. For further transactions, the topic's check
-function answers.
+"""Largest number of undecided transactions for which the producer remembers a check function of the single transaction.
+For further transactions, the topic's check function is called.
 """
 
 CHECK_PAUSE_SECONDS = (0.1, 5.0)
 """Shortest and longest pause in seconds before a broker that did not answer is asked again."""
 
 CHECK_LOOK_SECONDS = 5.0
-"""Seconds between two looks for brokers that are new to a topic."""
+"""Interval in seconds at which the producer looks for brokers that have begun to offer a topic."""
 
 # --- transactions whose thread does not wait: `transactions-pipelined` ------------------------------------------------
 
 OUTCOMES_SECONDS = 0.001
-"""Longest time in seconds for which an outcome waits for the outcomes of queued local work if no request is in flight.
-While a request is in flight, outcomes gather anyway.
+"""Longest time in seconds for which the outcome of a transaction waits for the outcomes of queued local work, so that
+they are reported in one request. This wait is needed only if no request is in flight; while a request is in flight,
+outcomes gather for the next request in any case.
 """

@@ -1,4 +1,6 @@
-"""Views of producers and transactions that send values: a serializer turns each value into a payload."""
+"""Wrappers for producers and transactions that send values instead of payloads. A serializer turns each value into a
+payload.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,11 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """A view of a sender that sends values instead of payloads. The messages get the serializer's content type.
+    """A wrapper for a sender (a producer or a transaction) that sends values instead of payloads. The messages get the
+    serializer's content type.
 
-    Each method does what the sender's method of the same name does, and also raises the serializer's exceptions. The
-    view owns nothing and needs no closing: make one wherever you need it.
+    Each method does the same as the sender's method of the same name, and also raises the serializer's exceptions. A
+    wrapper has no resources of its own and need not be closed, so create one wherever you need it.
     """
 
     def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:
@@ -70,7 +73,7 @@ class TypedSend(Generic[T]):
 
 
 class TypedSends(TypedSend[T]):
-    """A view of a transaction or a Producer. In addition to TypedSend, it can send several values together."""
+    """A wrapper for a transaction or a Producer. In addition to TypedSend, it can send several values together."""
 
     def __init__(self, sender: Sends, serializer: Serializer[T]) -> None:
         super().__init__(sender, serializer)
@@ -85,7 +88,7 @@ class TypedSends(TypedSend[T]):
 
 
 class TypedProducer(TypedSends[T]):
-    """A view of a Producer. In addition to TypedSends, it has the methods that only a Producer has."""
+    """A wrapper for a Producer. In addition to TypedSends, it has the methods that only a Producer has."""
 
     def __init__(self, producer: Producer, serializer: Serializer[T]) -> None:
         super().__init__(producer, serializer)
@@ -120,8 +123,9 @@ class TypedProducer(TypedSends[T]):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """Send a value as a request, as Producer.request does for a payload. deserializer: decodes the reply into its
-        `value`; by default the serializer of the requests."""
+        """Send a value as a request, as Producer.request does for a payload. deserializer: decodes the payload of the
+        reply for the reply's `value`; by default this is the serializer of this wrapper.
+        """
         payload = self._serializer.dumps(value)
         reads = self._serializer if deserializer is None else deserializer
         return self._producer.request(topic, payload, timeout=timeout, deserializer=reads, **self._options(options))

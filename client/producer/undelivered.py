@@ -1,12 +1,12 @@
-"""Count undelivered messages whose failure was reported to nobody, and report them later.
+"""Count undelivered messages whose failure the program was not told of, and report them later.
 
-If nobody closed a producer, it delivers its accepted messages when the program ends, and reports the messages that it
-could not deliver. The threads that send and read are daemon threads, which the interpreter ends silently. The
-interpreter first waits for all other threads of the program. Then it runs the functions of `atexit`, the last
-registered first, and only then it stops daemon threads. So a function of `atexit` runs when no other thread of the
-program sends any more. (Threading's own exit functions would run before the other threads have ended.) The producer's
-function is registered after the start of the ZooKeeper session. So it runs before kazoo's function, which ends the
-session.
+If the program has not closed a producer, the producer delivers its accepted messages when the program ends, and reports
+the messages that it could not deliver. The threads that send and read are daemon threads, which the interpreter ends
+without notice. At the end of a program, the interpreter first waits for all other threads. Then it runs the exit
+functions that are registered at `atexit`, the last registered first. Only after that it stops daemon threads. So when
+an exit function of `atexit` runs, no other thread of the program sends any more. (The exit functions of `threading`
+would run before the other threads have ended.) The producer's exit function is registered after the start of the
+ZooKeeper session. So it runs before kazoo's exit function, which ends the session.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""The clock time at which the first producer began to deliver at the program's end. All producers share one time limit
-from then on, so that many producers do not take many times as long.
+"""The clock time at which the first producer began to deliver its messages at the program's end; None before. All
+producers share one time limit that begins at this time, so that many producers together do not take longer than one.
 """
 
 
 class Losses:
-    """Counts of lost messages, by topic and reason. Any thread may call the methods."""
+    """Counts lost messages by topic and reason. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def note(self, topic: str, reason: Exception, count: int) -> None:
-        """Count `count` lost messages."""
+        """Add `count` lost messages of this topic to the counts."""
         with self._counting:
             self._counts[topic, str(reason)] += count
 
     def report(self, topic: str, error: Exception | None, _result: object) -> None:
-        """Count one message if it has failed."""
+        """Count one message as lost if `error` is not None. This method can be used as the callback for a delivery."""
         if error is not None:
             self.note(topic, error, 1)
 
@@ -54,7 +54,7 @@ class Losses:
         return bool(self._counts)
 
     def take(self) -> Mapping[tuple[str, str], int]:
-        """Return the losses since the last call of this method."""
+        """Return the numbers of messages that were lost since the last call of this method, by topic and reason."""
         with self._counting:
             counts, self._counts = self._counts, Counter()
         return counts
@@ -63,23 +63,28 @@ class Losses:
 class _Leaving(Protocol):
     @property
     def rests(self) -> bool:
-        """Whether there is no message to deliver. Reading this takes no lock."""
+        """Whether the driver has no message to deliver. Reading this property takes no lock."""
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all messages have their outcome; return False at the deadline."""
+        """Wait until all messages are delivered or have failed, and return True. Return False if the deadline passes
+        before.
+        """
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Deliver accepted messages within `timeout` seconds; count the others by topic and reason."""
+        """Deliver accepted messages within `timeout` seconds. Return the numbers of messages that were not delivered,
+        by topic and reason.
+        """
 
 
 class AtExit:
-    """Exit function that delivers a producer's messages when the program ends, unless `cancel` was called.
+    """An exit function that delivers a producer's messages when the program ends, unless `cancel` was called.
 
-    This function keeps the driver alive, but not the producer. It releases the driver when nobody refers to the
-    producer any more and all accepted messages have their outcomes. losses: the producer's unreported losses.
+    The exit function refers to the producer's driver, but not to the producer. So the driver is not garbage collected
+    as long as it has messages to deliver, even if nobody refers to the producer any more. losses: the lost messages of
+    the producer that were not reported yet.
 
-    A forked process does nothing for its parent's producers. The function does not run if SIGKILL, SIGTERM without a
-    handler or os._exit ends the program.
+    In a forked process, the exit function does nothing for producers of the parent process. The exit function does not
+    run if SIGKILL, SIGTERM without a handler or os._exit ends the program.
     """
 
     def __init__(
@@ -100,12 +105,16 @@ class AtExit:
         self._producer = weakref.ref(producer, self._dropped)
 
     def cancel(self) -> None:
-        """Unregister the exit function, because the producer is closed or has no message left. Idempotent."""
+        """Unregister the exit function, because the producer is closed or has no message left. Further calls do
+        nothing.
+        """
         self._is_over = True
         atexit.unregister(self.run)
 
     def run(self) -> None:
-        """Deliver the accepted messages, and report losses on stderr."""
+        """Deliver the producer's accepted messages, and report lost messages on stderr. This method is the exit
+        function.
+        """
         global _began
         if self._is_over or self._guard.is_elsewhere:
             return
@@ -117,8 +126,9 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """Note that nobody refers to the producer any more. The garbage collector may call this method on any thread,
-        while that thread holds any lock.
+        """Unregister the exit function when nobody refers to the producer any more: at once, or when the producer's
+        messages are delivered. The garbage collector may call this method on any thread, while that thread holds any
+        lock.
         """
         if self._is_over:
             return
@@ -128,7 +138,9 @@ class AtExit:
             begin_elsewhere((self._outlive,))
 
     def _outlive(self) -> None:
-        """Keep the driver until all messages are delivered or have failed. This runs on a thread of its own."""
+        """Keep the driver alive until all messages are delivered or have failed. This method runs on a separate
+        thread.
+        """
         self._driver.flush(math.inf)
         if not self._losses:
             self.cancel()

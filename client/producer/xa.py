@@ -1,5 +1,5 @@
-"""XA transactions: the user's transaction coordinator prepares and completes them, even after a restart of the
-coordinator or the broker.
+"""XA transactions of a producer. The user's transaction coordinator prepares and completes them, even after a restart
+of the coordinator or the broker.
 """
 
 from __future__ import annotations
@@ -41,13 +41,15 @@ __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 log = get_log(__name__)
 
 _MAX_ID_BYTES = 64
-"""Largest length in bytes of gtrid and of bqual (X/Open XA: MAXGTRIDSIZE, MAXBQUALSIZE)."""
+"""Largest length in bytes of each of the two parts of an Xid, gtrid and bqual. The X/Open XA standard calls these
+limits MAXGTRIDSIZE and MAXBQUALSIZE.
+"""
 _FORBIDDEN = re.compile(r"[\s:]")
 
 
 class Xid(NamedTuple):
-    """The names that the coordinator gave to a global transaction (gtrid) and to this branch of it (bqual). Each has at
-    most 64 bytes.
+    """The id of a transaction: the name that the coordinator gave to the global transaction (gtrid), and the name of
+    this branch of the transaction (bqual). Each name has at most 64 bytes.
     """
 
     format_id: int
@@ -55,7 +57,7 @@ class Xid(NamedTuple):
     bqual: bytes
 
     def key(self, qualifier: str) -> str:
-        """Return the transaction key that brokers use. Raises ValueError if this is no valid xid."""
+        """Return the key by which brokers know the transaction. Raises ValueError if this object is no valid xid."""
         if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
             raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
         if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
@@ -75,10 +77,10 @@ class Xid(NamedTuple):
 
 class Recovered(NamedTuple):
     """Transactions in doubt: they are prepared, but neither committed nor rolled back. Transactions that an operator
-    has completed are also included, until `forget`.
+    has completed are also included, until `forget` is called for them.
 
-    xids: the transactions, in the order of their brokers. failures: the error of each broker that did not answer, by
-    broker id; such a broker may hold more transactions.
+    xids: the ids of the transactions, in the order of their brokers. failures: the error of each broker that did not
+    answer, by broker id; such a broker may have further transactions in doubt.
     """
 
     xids: tuple[Xid, ...]
@@ -86,15 +88,15 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Failed tries of one verb before its answer: the nodes at which requests were lost, and the last refusal of a node
-    that does not lead.
+    """Records the failed attempts to send one XA verb: the nodes at which requests were lost, and the last refusal of a
+    node that does not lead the broker set.
     """
 
     def __init__(self) -> None:
         self.lost: set[Endpoint] = set()
         self.refusal: NotLeader | None = None
         self.asked = Endpoint("", 0)
-        """The node that was asked last."""
+        """The address of the node to which the verb was sent last."""
 
     @property
     def happened(self) -> bool:
@@ -102,20 +104,21 @@ class _Trouble:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no request was lost at the answering node, so that the node cannot still be working on a lost
-        request.
+        """Whether no request was lost at the node that was asked last. If so, this node cannot still be working on a
+        lost request.
         """
         return self.asked not in self.lost
 
 
 class XaResource:
-    """The XA verbs of one producer. Any thread may call them; each verb blocks for its round trips.
+    """The XA verbs of one producer as methods. Any thread may call them. Each verb blocks until its requests are
+    answered.
 
-    A transaction belongs to one broker. `start` chooses this broker among the brokers that publish all of `topics`, and
-    remembers it; after a restart `recover` finds it. Every verb raises XaError, with the broker's XaCode as `code` if
-    the broker sent one. Other values of `code`: XAER_RMFAIL if the broker cannot be reached or does not answer a verb
-    that decides the transaction (ask `recover` for the outcome); XA_RBTIMEOUT if the broker does not answer another
-    verb (roll back then); XAER_RMERR for other refusals.
+    A transaction belongs to one broker. `start` chooses this broker among the brokers that accept messages of all
+    `topics`, and remembers it. After a restart of the program, `recover` finds the broker again. Every verb raises
+    XaError, with the broker's XaCode as `code` if the broker sent one. `code` is XAER_RMFAIL if the broker cannot be
+    reached, or does not answer a verb that decides the transaction; then call `recover` to find out the outcome. `code`
+    is XA_RBTIMEOUT if the broker does not answer another verb; then roll back. `code` is XAER_RMERR for other refusals.
 
     If the broker is a broker set, a verb is repeated at the next leader for at most 10 s, even after a lost answer. The
     new leader has the transaction log, so it knows the outcome of a prepared transaction. The code XA_RBROLLBACK means
@@ -148,17 +151,17 @@ class XaResource:
         self._lock = threading.Lock()
         self._brokers: dict[Xid, int] = {}
         self._begun: set[Xid] = set()
-        """Transactions that this resource has begun, except those whose one-phase commit failed."""
+        """Ids of the transactions that this object has begun, except transactions whose one-phase commit has failed."""
         self._prepared: set[Xid] = set()
 
     def start(self, xid: Xid, *, broker: int | None = None) -> XaBranch:
-        """Begin a transaction on the broker with the id `broker`, or if `broker` is None on one of the brokers that
-        publish all topics.
+        """Begin a transaction on the broker with the id `broker`. If `broker` is None, begin it on one of the brokers
+        that accept messages of all topics of this object.
 
-        If messages were sent to all of the topics before, this method waits for such a broker as long as a send would
-        wait.
+        If there is no such broker now, but messages were sent to all of the topics before, this method waits for a
+        broker as long as a send would wait.
 
-        Raises XaError: XAER_DUPID if this resource has begun it already.
+        Raises XaError, with the code XAER_DUPID if this object has begun the transaction already.
         """
         key = xid.key(self.qualifier)
         if broker is None and xid not in self._brokers:
@@ -180,8 +183,9 @@ class XaResource:
         self._verb(TransactionType.END, xid)
 
     def prepare(self, xid: Xid) -> XaVote:
-        """Prepare the transaction for its commit. XaVote.OK: the transaction is on disk and stays until it is
-        completed, even if its broker fails. XaVote.READ_ONLY: the transaction has no message, and is over.
+        """Prepare the transaction for its commit. The result XaVote.OK means that the transaction is on disk and stays
+        there until it is completed, even if its broker fails. The result XaVote.READ_ONLY means that the transaction
+        has no message, and is over.
         """
         answer = self._verb(TransactionType.PREPARE, xid)
         try:
@@ -195,27 +199,27 @@ class XaResource:
         return vote
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Make the transaction's messages visible. one_phase: the transaction was not prepared, because this is its
-        only resource.
+        """Make the transaction's messages visible to consumers. one_phase: true if the transaction was not prepared,
+        because metaq is its only resource.
 
-        If this resource has not begun the transaction, it first searches all brokers for the transaction.
+        If the transaction was not begun by this object, this method first searches all brokers for the transaction.
         """
         self._verb(TransactionType.COMMIT_ONE_PHASE if one_phase else TransactionType.COMMIT_TWO_PHASE, xid)
         self._forget_broker(xid)
 
     def rollback(self, xid: Xid) -> None:
-        """Drop the transaction's messages. This searches for the transaction as `commit` does."""
+        """Discard the transaction's messages. This method searches for the transaction as `commit` does."""
         self._verb(TransactionType.ROLLBACK, xid)
         self._forget_broker(xid)
 
     def forget(self, xid: Xid) -> None:
-        """Tell the transaction's broker to drop the record of an operator's decision."""
+        """Make the transaction's broker delete its record that an operator has decided the transaction."""
         self._verb(TransactionType.FORGET, xid)
         self._forget_broker(xid)
 
     def recover(self) -> Recovered:
-        """Ask every registered broker for transactions in doubt under this qualifier. This method does not raise if a
-        broker fails.
+        """Ask every registered broker for the transactions in doubt that have the qualifier of this object. If a broker
+        fails, this method does not raise an error, but returns the error in `failures`.
         """
         xids: list[Xid] = []
         failures: dict[int, MetaqError] = {}
@@ -234,8 +238,8 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set. If so, work that was lost with one node can begin again at the
-        next leader.
+        """Return whether the broker is a broker set. If it is, a transaction that was lost with one node can begin
+        again at the next leader.
         """
         return self._calls.is_set(broker)
 
@@ -245,8 +249,8 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Choose a broker. If none can be reached but messages were sent to all topics before, wait, because a broker
-        may be restarting. Raises XaError.
+        """Return the id of a broker for a new transaction. If no broker can be reached but messages were sent to all
+        topics before, wait, because a broker may be restarting. Raises XaError.
         """
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)
@@ -261,7 +265,9 @@ class XaResource:
                 time.sleep(pause)
 
     def _reachable_broker(self) -> int:
-        """Return a reachable broker that publishes all topics. Raises NoPartition, BrokerUnavailable."""
+        """Return the id of a broker that can be reached and accepts messages of all topics. Raises NoPartition,
+        BrokerUnavailable.
+        """
         views = [self._calls.metadata.view(topic) for topic in self._topics]
         candidates = set.intersection(*({each.broker for each in view.partitions} for view in views))
         if not candidates:
@@ -281,8 +287,8 @@ class XaResource:
         return found
 
     def _broker_of(self, xid: Xid) -> int:
-        """Return the id of a transaction's broker. Raises XaError with XAER_NOTA if every broker denies having the
-        transaction.
+        """Return the id of the broker that has the transaction. Raises XaError with XAER_NOTA if every broker answers
+        that it does not have the transaction.
         """
         if xid in self._brokers:
             return self._brokers[xid]
@@ -302,7 +308,9 @@ class XaResource:
             self._prepared.discard(xid)
 
     def _ask(self, broker: int, kind: TransactionType, xid: Xid | None, timeout_seconds: int = 0) -> str:
-        """Send a verb to the broker, or to the leader of a broker set. Raises the errors of Transactional.verb."""
+        """Send a verb to the broker, or to its leader if it is a broker set, and return the text of the answer. Raises
+        the errors of Transactional.verb.
+        """
         calls = self._calls
         seconds = calls.config.connection.connect_timeout_seconds
         key = None if xid is None else xid.key(self.qualifier)
@@ -342,12 +350,14 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """Return the answer that a refusal amounts to after earlier requests for the same verb were lost.
+        """Interpret a refusal that follows lost requests for the same verb. Return the text of the answer if the
+        refusal shows that a lost request has succeeded.
 
         The leader of a set has every prepared transaction, but no unprepared transaction of an earlier leader. If the
         leader no longer has a prepared transaction, the transaction is completed on every in-sync node.
 
-        Raises XaRefused; BrokerUnavailable if the verb may or may not have been done.
+        Raises XaRefused if the refusal shows that the verb was not executed. Raises BrokerUnavailable if it is unknown
+        whether the verb was executed.
         """
         unknown = BrokerUnavailable(f"{trouble.refusal or 'an answer was lost'}; {error}")
         if kind is TransactionType.PREPARE and error.xa_code == XaCode.XAER_PROTO and trouble.lost:
@@ -382,11 +392,11 @@ class XaResource:
 
 
 class XaBranch(TransactionSends):
-    """Sender of the messages between `start` and `end`, on the transaction's broker. As a context manager it calls
-    `end`.
+    """Sends the messages of a transaction between `start` and `end`, to the transaction's broker. If it is used as a
+    context manager, it calls `end` at the end of the block.
 
-    `send` and `send_batch` raise XaError (then roll back). They raise NoPartition (the topic has no partition on this
-    broker), LocalProtocolError and TypeError before anything is sent.
+    If `send` or `send_batch` raises XaError, the transaction must be rolled back. If they raise NoPartition (the topic
+    has no partition on this broker), LocalProtocolError or TypeError, nothing was sent.
     """
 
     def __init__(self, resource: XaResource, calls: Transactional, xid: Xid, key: str, broker: int) -> None:
@@ -446,8 +456,8 @@ class XaBranch(TransactionSends):
 
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
-    """Turn errors of the broker or the connection into XaError. decides: whether the transaction's state is unknown
-    after a lost answer to this verb.
+    """Turn errors of the broker or the connection in the `with` block into XaError. decides: whether the verb in the
+    block decides the transaction, so that the transaction's state is unknown after a lost answer.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

@@ -1,4 +1,4 @@
-"""Questions about partitions to one broker or to a whole cluster, without joining a consumer group.
+"""Ask one broker or a whole cluster about topics, partitions and messages, without joining a consumer group.
 
 asking.py            one question to one broker, in either protocol; the errors of all questions
 partition_bounds.py  bounds, counts, times

@@ -1,8 +1,8 @@
 """Send operators' requests to brokers (docs/protocol.md): reload the configuration, close and open partitions, decide
 transactions, look at replication.
 
-All functions block and raise errors as asking.py says. They also raise RequestRefused if the broker does not accept the
-request. A Java broker never accepts one.
+All functions block and raise errors as asking.py describes. They also raise RequestRefused if the broker does not
+accept the request. A Java broker accepts none of these requests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Seconds to wait for the answer to a hand-over request; a leader tries to hand over for less time."""
+"""Number of seconds to wait for the answer to a hand-over request. The time is longer than the time for which a leader
+tries to hand over.
+"""
 
 
 def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Make the broker read its server.ini again; return the changes."""
+    """Make the broker read its server.ini again, and return the changes that the broker reports."""
     report: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.RELOAD_CONFIG, {}, timeout))
     return report
 
@@ -49,7 +51,7 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
     """Make a broker refuse puts to and gets from the partitions start … end. Return all partitions of `topic` that are
     closed afterwards.
 
-    Raises TopicNotAccepted; RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
+    Raises TopicNotAccepted, and RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
     request = ClosePartitionsRequest(topic, start, end)
     return _partitions(_ask(connection, RequestCode.CLOSE_PARTITIONS, request.to_ext(), timeout, topic), "closed")
@@ -66,8 +68,9 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
 def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the XA transactions that wait for their coordinator, oldest first. active: also return the open, not
-    prepared transactions that have the most bytes; older brokers omit these."""
+    """Return the XA transactions that are prepared and wait for their coordinator, the oldest first. active: whether to
+    return also those open transactions that are not prepared and have the most bytes; older brokers omit these.
+    """
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
     return found
@@ -82,14 +85,14 @@ def complete_transaction(connection: Asked, tx_key: str, action: str, timeout: f
 
 
 def replication_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Return the broker's role and state in replication, see docs/replication.md."""
+    """Return the broker's role in replication and its state, as docs/replication.md describes."""
     status: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.REPLICATION_STATUS, {}, timeout))
     return status
 
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Make the broker reconnect for replication and check everything again. Return its replication status at that
-    moment.
+    """Make the broker connect again for replication and check all replicated data again. Return the broker's
+    replication status at that moment.
 
     Raises RequestRefused if the broker takes no part in replication.
     """
@@ -108,10 +111,10 @@ def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any
 
 
 def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECONDS) -> dict[str, Any]:
-    """Make the leader of a broker set hand over to `node`, or to any in-sync node; return the new `leader` and the
-    `seconds`.
+    """Make the leader of a broker set hand over the leadership to `node`, or to any in-sync node if `node` is "".
+    Return the name of the new leader as `leader`, and the duration as `seconds`.
 
-    Raises RequestRefused with the reason if the leader did not change.
+    Raises RequestRefused, with the reason, if the leadership was not handed over.
     """
     request = HandOverRequest(node)
     done: dict[str, Any] = _asked_for(dict, _ask(connection, RequestCode.HAND_OVER, request.to_ext(), timeout))
@@ -121,8 +124,8 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
 def look_at_move(
     connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Make a broker check the move of partitions whose first partition is this partition of `broker`, and do the move's
-    next step. Return the progress.
+    """Make the connected broker check a move of partitions, and execute the move's next step. Return the progress.
+    topic, broker, partition: identify the move by the first partition that leaves the source broker.
 
     Brokers accept this request from any address. Raises RequestRefused if there is no such move, or the broker cannot
     check the move now.
@@ -135,7 +138,7 @@ def look_at_move(
 def _ask(
     connection: Asked, code: RequestCode, ext: Mapping[str, str | int], timeout: float | None = None, topic: str = ""
 ) -> Any:
-    """Send one request; return the JSON value of its answer (None for an empty body)."""
+    """Send one request, and return the JSON value in the body of the answer, or None if the body is empty."""
     remedy = "use the tools of metaq 1.x with its JMX port"
     need_frames(connection, "takes this by JMX only", remedy)
     reply = as_frame(connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout), connection)

@@ -1,4 +1,4 @@
-"""Ask one broker one question, on an open connection in either protocol.
+"""Send one question to one broker, on an open connection, in the framed or the text protocol.
 
 Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
 request timeout). It raises BrokerUnavailable, RequestTimedOut; RemoteProtocolError for an invalid answer;
@@ -37,17 +37,23 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""Returns the seconds to wait before another try, as ConnectionPool.follow does."""
+"""A function that gets the error of a request. It returns the number of seconds to wait before the request is sent
+again, or None, as ConnectionPool.follow does.
+"""
 
 LEADER_SECONDS = 10.0
-"""Seconds without a leader of the broker set after which a request ends with NotLeader."""
+"""Number of seconds for which a request waits if its broker set has no leader. After this time the request ends with
+NotLeader.
+"""
 
 READER_GROUP = "Just_for_Browser"
-"""The group name that 1.x's TopicBrowser, a reader without a group, sends. No group state exists under this name."""
+"""The group name that a reader without a group sends to brokers, as TopicBrowser of 1.x does. No state of a group
+exists under this name.
+"""
 
 
 class Asked(Protocol):
-    """The members of a Connection that questions use."""
+    """The methods and attributes of a Connection that questions use."""
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -76,8 +82,9 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """Call `question`, which takes its connection from a pool, and return its answer. If another node leads the broker
-    set, ask again there. Raises the question's errors; NotLeader if no node leads the set for 10 s.
+    """Call `question`, which sends a request on a connection of a pool, and return its answer. If the broker answers
+    that another node leads its broker set, call `question` again, so that the request goes to that node. Raises the
+    errors of `question`, and NotLeader if no node has led the set for 10 s.
     """
     give_up = clock() + LEADER_SECONDS
     while True:
@@ -98,15 +105,17 @@ def ask(
     timeout: float | None,
     fine: tuple[int, ...] = (),
 ) -> Frame:
-    """Send a frame without a body, and return the answer. partition: the partition that errors name. fine: response
-    codes besides SUCCESS that are not errors.
+    """Send a frame without a body, and return the frame of the answer. partition: the partition that is named in
+    errors. fine: response codes besides SUCCESS that do not count as errors.
     """
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)
 
 
 def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
-    """Return the reply if it is a frame with SUCCESS or one of the codes `fine`; otherwise raise its error."""
+    """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. Otherwise raise the error
+    that the reply stands for.
+    """
     frame = as_frame(reply, connection)
     if not is_success(frame) and frame.code not in fine:
         raise frame_error(frame, partition, connection.endpoint)
@@ -114,14 +123,16 @@ def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: t
 
 
 def as_frame(reply: Reply, connection: Asked) -> Frame:
-    """Return the reply as a frame. Raises RemoteProtocolError."""
+    """Return the reply, which must be a frame. Raises RemoteProtocolError if it is not a frame."""
     if not isinstance(reply, Frame):
         raise RemoteProtocolError(f"{connection.endpoint} answered a frame with text")
     return reply
 
 
 def as_result(reply: Reply, connection: Asked) -> Result:
-    """Return the reply to a text command as a result line. Raises RemoteProtocolError."""
+    """Return the reply to a text command, which must be a result line. Raises RemoteProtocolError if it is not a result
+    line.
+    """
     if not isinstance(reply, Result):
         raise RemoteProtocolError(f"{connection.endpoint} answered with {type(reply).__name__} instead of a result")
     return reply

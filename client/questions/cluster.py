@@ -1,7 +1,7 @@
 """Read the state of a whole cluster without joining a group: topics, partitions, brokers, and the offsets of groups.
 
-Tools and Spark's driver use this. It has one ZooKeeper session and one connection per broker, opened when first used.
-Only one thread may use it.
+Command-line tools and Spark's driver use this module. A Cluster object has one ZooKeeper session, and one connection
+per broker, which is opened when it is first used. Only one thread may use the object.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _T = TypeVar("_T")
 
 
 class Cluster:
-    """Questions to a whole cluster. Use as a context manager. Every method raises CoordinationUnavailable if ZooKeeper
-    does not answer."""
+    """Reads the state of a whole cluster. Use it as a context manager. Every method raises CoordinationUnavailable if
+    ZooKeeper does not answer.
+    """
 
     def __init__(
         self,
@@ -56,10 +57,11 @@ class Cluster:
         patience_seconds: Duration = LEADERLESS_SECONDS,
         starts: bool = True,
     ) -> None:
-        """zookeeper: connect string, which may have a chroot. root: the znode below which metaq keeps its znodes.
-        patience_seconds: how long to wait for brokers and topics while a broker set has nodes but no leader. starts:
-        false if the caller is a constructor that calls `start` as its own last step; otherwise an interrupt between the
-        two would leave the session open.
+        """zookeeper: ZooKeeper's connect string, which may have a chroot. root: the znode below which metaq keeps its
+        znodes. patience_seconds: number of seconds to wait for a leader before reading brokers and topics, if a broker
+        set has nodes but no leader. starts: whether this constructor calls `start`. Pass False in another constructor
+        that calls `start` as its own last step; otherwise an interrupt between the two steps would leave the session
+        open.
         """
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
@@ -75,7 +77,7 @@ class Cluster:
             self.start()
 
     def start(self) -> None:
-        """Connect. On failure or interrupt the cluster is closed."""
+        """Connect to ZooKeeper. If this fails or is interrupted, the Cluster object is closed."""
         self._session.start(self._start_timeout_seconds)
 
     def __enter__(self) -> Self:
@@ -87,8 +89,8 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if a step
-        hangs. Idempotent.
+        """End the ZooKeeper session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if
+        a step hangs. Further calls do nothing.
         """
         self._ending.do(self._close, check_wait("timeout", timeout))
 
@@ -100,13 +102,13 @@ class Cluster:
     # --- brokers and partitions -------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Return the names of all topics that a live broker publishes, sorted."""
+        """Return the names of all topics that a live broker offers to producers, sorted."""
         return self.view.live_topics()
 
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of `topic` on live brokers that accept messages, ordered numerically.
 
-        Raises NoPartition, with the most similar existing topic, if there is none.
+        Raises NoPartition, which names the most similar existing topic, if there is no such partition.
         """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
@@ -126,7 +128,7 @@ class Cluster:
         }
 
     def no_partition(self, topic: str) -> NoPartition:
-        """Return the error for a topic that no live broker has; it names the most similar existing topic."""
+        """Return the error for a topic that no live broker has. The error names the most similar existing topic."""
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
@@ -148,7 +150,7 @@ class Cluster:
 
     def endpoint(self, broker_id: int) -> Endpoint:
         """Return the address of the master of `broker_id`. The first call reads the addresses of all brokers. Raises
-        BrokerUnavailable.
+        BrokerUnavailable if no master is registered.
         """
         if self._brokers is None:
             self._brokers = self.view.brokers()
@@ -163,13 +165,15 @@ class Cluster:
         return self._pool.connection(self.endpoint(broker_id), self._config.connect_timeout_seconds)
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection], _T]) -> _T:
-        """Ask the partition's broker, or the leader of its broker set, and return the answer. Raises BrokerUnavailable
-        and the errors of the question.
+        """Ask the partition's broker a question, and return the answer. If the broker is a broker set, the question
+        goes to its leader. Raises BrokerUnavailable and the errors of the question.
         """
         return following(self._pool.follow, lambda: question(self.connection(partition.broker)))
 
     def ask_at(self, endpoint: Endpoint, question: Callable[[Connection], _T]) -> _T:
-        """Ask as `ask` does, but ask the broker that listened at this address when the address was looked up."""
+        """Ask a question as `ask` does, but ask the broker at this address, or the leader of the broker set if the node
+        there names another leader.
+        """
         return following(self._pool.follow, lambda: question(self.connect(endpoint)))
 
     def set_nodes(self) -> dict[int, tuple[Endpoint, ...]]:
@@ -180,7 +184,9 @@ class Cluster:
         }
 
     def sets(self) -> dict[int, SetView]:
-        """Return all broker sets by id, in order. Raises CoordinationError for a damaged state."""
+        """Return all broker sets by broker id, in the order of the ids. Raises CoordinationError if the state of a set
+        is damaged.
+        """
         return read_sets(self._session)
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -194,19 +200,17 @@ class Cluster:
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Return the partitions of the wanted topics that a znode names, but that are not in `offered`.
+        """Return the partitions of the wanted topics that a znode mentions, but that are not in `offered`.
         registered: ids of the brokers that were live before `offered` was read."""
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Return the moves of partitions between brokers that are in progress, and the former moves with their
-        outcomes.
-        """
+        """Return the moves of partitions between brokers that are in progress, and earlier moves with their outcomes."""
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the broker from which each partition is read now: its broker's master, or a slave if there is no
-        master. Partitions that have neither are left out.
+        """Return the broker from which each partition is read now, by partition. This is the partition's master, or a
+        slave if there is no master. Partitions that have neither are left out.
         """
         return self.survey().sources(partitions)
 
@@ -215,7 +219,9 @@ class Cluster:
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Return a survey, which asks the brokers of many partitions and continues if some brokers do not answer."""
+        """Return a Survey object. It asks the brokers of many partitions, and continues if some brokers do not
+        answer.
+        """
         return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
@@ -235,10 +241,10 @@ class Cluster:
         return self._offsets.load_many(group, [(each.topic, str(each)) for each in partitions])
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int | Offset]) -> None:
-        """Set the group's offsets. A plain number is an offset in bytes with an unknown message id, like the offsets
-        that 1.x's tools set.
+        """Store these offsets for the group. A plain number is a byte offset with an unknown message id, like the
+        offsets that the tools of 1.x store.
 
-        Use this only for a group without members, because a consumer that owns a partition would overwrite the
+        Call this method only for a group without members, because a consumer that owns a partition would overwrite the
         partition's offset.
         """
         named = {
@@ -248,7 +254,9 @@ class Cluster:
         self._offsets.commit(group, named, None)
 
     def owners(self, group: str, topic: str) -> Mapping[str, str]:
-        """Return the owners of all owned partitions: consumer ids by partition name (`<broker>-<partition>`)."""
+        """Return the owner of each partition of the topic that has an owner in the group. The result maps the
+        partition's name (`<broker>-<partition>`) to the owner's consumer id.
+        """
         return self.view.owners(group, topic)
 
     def members(self, group: str) -> Sequence[str]:

@@ -23,9 +23,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class WaitingMessage(NamedTuple):
-    """A delayed message that waits at a broker. id: as in SendResult.message_id. due: when the message is to be
-    delivered. taken: when the broker accepted the message. size: bytes of its body. preview: its keys and the beginning
-    of its payload.
+    """A delayed message that waits at a broker. id: the message's id, as in SendResult.message_id. due: the time at
+    which the message is to be delivered. taken: the time at which the broker accepted the message. size: number of
+    bytes of the body. preview: the message's keys and the beginning of its payload.
     """
 
     id: int
@@ -38,9 +38,10 @@ class WaitingMessage(NamedTuple):
 
 
 class DelayedPage(NamedTuple):
-    """One page of delayed messages. total: number of waiting messages of the topic, or of all topics. topics: number of
-    waiting messages of each topic. late: for each `<topic>-<partition>`, the number of due messages and the reason why
-    the partition does not take them. next: the argument `after` for the next page, 0 if this is the last page.
+    """One page of the list of delayed messages of a broker. total: number of waiting messages of the topic, or of all
+    topics. topics: number of waiting messages of each topic. late: for each partition that does not take its due
+    messages, given as `<topic>-<partition>`, the number of these messages and the reason. next: the argument `after`
+    for the next page, 0 if this is the last page.
     """
 
     total: int
@@ -53,12 +54,12 @@ class DelayedPage(NamedTuple):
 def list_delayed(
     connection: Asked, topic: str = "", limit: int = 100, after: int = 0, timeout: float | None = None
 ) -> DelayedPage:
-    """Return the number of waiting messages, and at most `limit` (0 … 1000) of the messages, in the order of their
-    delivery times.
+    """Return one page with the number of waiting delayed messages, and with at most `limit` (0 … 1000) of these
+    messages, in the order of their delivery times.
 
-    topic: "" means all topics. after: `next` of the previous page. A page may have fewer messages than `limit` if many
-    messages belong to other topics. Raises RequestRefused if the broker keeps no delayed messages (a Java broker, or an
-    earlier version).
+    topic: return only messages of this topic; "" means all topics. after: the field `next` of the previous page, 0 for
+    the first page. A page may contain fewer messages than `limit` if many messages belong to other topics. Raises
+    RequestRefused if the broker keeps no delayed messages (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no delayed messages", "ask one of ours")
     request = ListDelayedRequest(topic, limit, after)
@@ -81,8 +82,8 @@ def list_delayed(
 def each_delayed(
     connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
 ) -> Iterator[WaitingMessage]:
-    """Yield delayed messages one after the other, at most `most`. Pages are requested when they are needed. Raises the
-    errors of `list_delayed`.
+    """Yield at most `most` delayed messages one after the other. A page is requested from the broker when it is needed.
+    Raises the errors of `list_delayed`.
     """
     after = 0
     while most is None or most > 0:

@@ -1,4 +1,4 @@
-"""Find stored messages by id and by key, on all brokers that have the topic. Any thread may search; a search takes one
+"""Find stored messages by id and by key, on all brokers that have the topic. Any thread may search. A search takes one
 round trip per broker.
 """
 
@@ -56,8 +56,8 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message and the time when it was stored (ms since 1970). `latest`: the message was stored at this time or
-    earlier (true for a Java broker's message).
+    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if the
+    message was stored at this time or earlier, which is so for a message of a Java broker.
     """
 
     message: Message
@@ -68,11 +68,11 @@ class FoundMessage(NamedTuple):
 class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
-    unsearched_bytes: amount of data that was not searched, because an index was being rebuilt or a limit was reached;
-    another search continues there. more: whether there are further messages with the key. silent: for each broker with
-    the topic that did not answer, by id, the reason; filled only if the search allows silent brokers. damaged: errors
-    of matching messages that are missing in the result because they are damaged. absent: ids of brokers that are not
-    registered now, so that their messages were not searched.
+    unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
+    limit was reached; another search continues there. more: whether there are further messages with the key. silent:
+    the reason why a broker with the topic did not answer, by broker id; filled only if the search allows brokers that
+    do not answer. damaged: the errors of matching messages that are missing in the result because they are damaged.
+    absent: ids of brokers that are not registered now, so that their messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -101,10 +101,10 @@ class MessageFinder:
         """Return the message with this id (SendResult.message_id, Message.id). If Java brokers gave several messages
         the same id, return the oldest.
 
-        A broker that does not answer is no error if another broker has the message. Raises MessageNotFound;
-        SearchIncomplete if the message may be in data that was not searched; CorruptRecord if the message is damaged;
-        NoPartition; RequestRefused if a broker cannot search (a Java broker); BrokerUnavailable, RequestTimedOut, and
-        the errors of refusals.py.
+        If a broker does not answer, this is an error only if no other broker has the message. Raises MessageNotFound,
+        SearchIncomplete if the message may be in data that was not searched, CorruptRecord if the message is damaged,
+        NoPartition, and RequestRefused if a broker cannot search (a Java broker). Also raises BrokerUnavailable,
+        RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -139,8 +139,8 @@ class MessageFinder:
         """Return the newest messages with a key that were stored from `begin` to `end`, newest first. With
         `oldest_first`, return the oldest messages, oldest first.
 
-        The answer is empty if nothing is found. allow_silent: brokers that do not answer are named in the result
-        instead of raising an error. Raises ConfigError, NoPartition, and the errors of view_message.
+        The result is empty if nothing is found. allow_silent: if true, a broker that does not answer is named in the
+        result; otherwise it leads to an error. Raises ConfigError, NoPartition, and the errors of view_message.
         """
         check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
         check_key("key", key)
@@ -171,8 +171,8 @@ class MessageFinder:
     def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
-        """Return one broker's answer. The answer to a search by id has several messages only if Java brokers gave them
-        the same id.
+        """Send one search to one broker, and return its answer. The answer to a search by id contains several messages
+        only if Java brokers gave them the same id.
         """
         from .stored_records import decode_records  # imports NumPy: only commands that decode records need it
 
@@ -225,8 +225,8 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
 
 
 def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
-    """Return the error for an answer without a message. what: a statement that there is no such message, without a full
-    stop.
+    """Return the error to raise for an answer without a message. what: the error's text, a statement that there is no
+    such message, without a full stop.
     """
     left = []
     if answer.unsearched_bytes:

@@ -1,8 +1,8 @@
-"""Find partitions that a znode names, but that no live broker offers. A reader of a whole topic would omit such
+"""Find partitions that a znode mentions, but that no live broker offers. A reader of a whole topic would not read such
 partitions.
 
-A topic's own znodes belong to live brokers. The partitions of an absent broker only appear in znodes of groups and of
-moves.
+The znodes below a topic's znode are created by live brokers. So the partitions of a broker that is not registered now
+are mentioned only in znodes of groups and of moves.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""Largest number of partitions of one broker, and of groups, that a message names; it only counts the others."""
+"""Largest number of partitions of one broker, and largest number of groups, that a text for users lists by name.
+Further partitions or groups are only counted.
+"""
 
 
 class LeftOut(NamedTuple):
-    """A partition that a znode names, but that no live broker offers.
+    """A partition that a znode mentions, but that no live broker offers.
 
-    known_from: the kind of znode that names the partition. why: the reason why the partition is not offered, in words.
-    exists: false if the partition's broker is registered and does not offer the partition; then perhaps only an old
-    offset names it.
+    known_from: the kind of znode that mentions the partition. why: the reason why the partition is not offered, as a
+    text for users. exists: false if the partition's broker is registered and does not offer the partition. Then the
+    partition may not exist any more, because perhaps only an old offset mentions it.
     """
 
     partition: TopicPartition
@@ -44,8 +46,8 @@ def left_out(
     wanted: Callable[[str], bool],
     offered: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """Return the partitions of the `wanted` topics that are not `offered`, sorted. This function reads the groups'
-    znodes.
+    """Return the mentioned partitions of the wanted topics that are not in `offered`, sorted. This function reads the
+    znodes of all groups. wanted: returns whether a topic is wanted.
 
     registered: ids of the brokers that were live before `offered` was read. A broker that registers between these two
     reads counts as absent.
@@ -83,7 +85,7 @@ def why_away(partition: TopicPartition, move: Move | None, registered: Collectio
 
 
 def without(found: Iterable[LeftOut]) -> str:
-    """Return one sentence about these partitions."""
+    """Return one sentence for users which says that these partitions are left out."""
     together: dict[tuple[str, str], list[str]] = {}
     for each in found:
         named = f"{each.partition.topic} {each.partition}"

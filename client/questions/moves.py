@@ -1,7 +1,7 @@
-"""Begin, follow and cancel moves of partitions between brokers. Commands use this module.
+"""Begin, observe and cancel moves of partitions between brokers. The command-line tools use this module.
 
-ZooKeeper keeps the moves, and the leader of the target broker executes them (docs/moving.md). All functions block, and
-may be called on any thread.
+The moves are stored in ZooKeeper, and the leader of the target broker executes them (docs/moving.md). All functions
+block, and may be called on any thread.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Number of tries to change a move's znode, which brokers and other callers may change at the same time."""
+"""Number of attempts to change a move's znode. An attempt fails if a broker or another caller changes the znode at the
+same time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """The progress of a move. left: bytes still to copy, None if unknown. per_second: average number of bytes copied
-    per second. waits_for: the reason why the move does not continue now, or why it was cancelled; "" if nothing blocks
-    the move.
+    """The progress of a move. left: number of bytes that are still to be copied, None if unknown. per_second: average
+    number of bytes copied per second. waits_for: the reason why the move does not continue now, or why it was
+    cancelled; "" if nothing blocks the move.
     """
 
     move: Move
@@ -40,8 +42,8 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move to begin, or a move in progress. former: for a move to begin, the move that its znode holds now, or
-    None.
+    """A move that is to be begun, or a requested move that is in progress already. former: if the move is to be begun,
+    the earlier move that its znode contains now; None if there is none.
     """
 
     move: Move
@@ -50,25 +52,28 @@ class PlannedMove(NamedTuple):
 
 
 class MovesOfCluster:
-    """The moves of a cluster. Every method may raise CoordinationError."""
+    """Plans, begins, observes and cancels the moves of partitions between the brokers of a cluster. Every method may
+    raise CoordinationError.
+    """
 
     def __init__(self, session: ZkSession) -> None:
-        """session: a started session; its owner closes it."""
+        """session: a ZooKeeper session that was started. It belongs to the caller, who closes it."""
         self._moves = Moves(session)
         self._view = ClusterView(session)
 
     def all(self) -> list[Move]:
-        """Return the moves in progress, and the former moves with their outcomes."""
+        """Return the moves that are in progress, and earlier moves with their outcomes."""
         return [each.move for each in self._moves.read_all()]
 
     def plan(
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
-        """Plan a move for `begin`, or return the requested move if it is in progress already. first, last: the range of
-        partitions to move, by default all partitions.
+        """Return a planned move, which `begin` can begin. If the requested move is in progress already, return that
+        move. first, last: the range of partitions to move, by default all partitions.
 
-        rate: bytes per second, from 1 to INT64_MAX. Raises ConfigError if the rate is out of range, if the partitions
-        cannot leave the broker, if another move of this topic and broker is in progress, or if the target is absent.
+        rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError if the rate is out of range, if
+        the partitions cannot leave the source broker, if another move of this topic and source broker is in progress,
+        or if the target broker is not registered.
         """
         if not 0 < rate <= INT64_MAX:
             raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")
@@ -125,7 +130,7 @@ class MovesOfCluster:
         return count
 
     def topics_of(self, broker: int) -> list[str]:
-        """Return the topics whose partitions the broker offers now, sorted."""
+        """Return the names of the topics of which the broker offers partitions now, sorted."""
         names = self._view.topics()
         offers = [self._view.replicas_many(names), self._view.replicas_many(names, publish=False)]
         return sorted(
@@ -138,7 +143,7 @@ class MovesOfCluster:
         )
 
     def partitions_by_broker(self) -> dict[int, int]:
-        """Return the number of partitions that each live broker offers."""
+        """Return the number of partitions that each live broker offers, by broker id."""
         counts = {broker: 0 for broker, nodes in self._view.brokers().items() if nodes.master is not None}
         for replicas in self._view.replicas_many(self._view.topics()):
             for each in replicas:

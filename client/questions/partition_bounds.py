@@ -1,5 +1,5 @@
-"""Ask a broker for a partition's bounds and message counts, and for the offset that belongs to a time or to a number of
-messages.
+"""Ask a broker for the readable byte range of a partition, for numbers of messages, and for the offset that belongs to
+a time or to a number of messages.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _REMEDY = "name an offset, 'earliest' or 'latest' instead"
 
 
 class Bounds(NamedTuple):
-    """The readable byte range [first, end) of a partition, and its number of messages. `messages` is None if the broker
-    cannot count (a Java broker).
+    """The readable byte range [first, end) of a partition, and the number of messages in it. `messages` is None if the
+    broker cannot count messages (a Java broker).
     """
 
     first: int
@@ -54,15 +54,17 @@ class Bounds(NamedTuple):
 
 
 def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
-    """Return the partition's readable range. A partition that never got a message has the bounds 0 and 0."""
+    """Return the partition's readable byte range and its number of messages. For a partition that never got a message,
+    the range begins and ends at 0.
+    """
     return bounds_at(connection, partition, 0, timeout)[0]
 
 
 def bounds_at(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None]:
-    """Return the partition's readable range, and the number of messages in it that end at or before byte `offset`. The
-    number is None if the broker cannot count.
+    """Return the partition's readable byte range, and the number of messages in it that end at or before byte `offset`.
+    The number is None if the broker cannot count messages.
     """
     return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
 
@@ -70,10 +72,11 @@ def bounds_at(
 def bounds_behind(
     connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None, int]:
-    """Return the results of `bounds_at`, and the id of the message before the offset, or UNKNOWN_ID.
+    """Return the two results of `bounds_at`, and as a third result the id of the message directly before `offset`, or
+    UNKNOWN_ID.
 
-    The result is UNKNOWN_ID if the id equals `last_id`, if there is no message before the offset, or if the broker does
-    not report the id (a Java broker, or an earlier version).
+    The third result is UNKNOWN_ID if the id equals `last_id`, if there is no message before the offset, or if the
+    broker does not report the id (a Java broker, or an earlier version).
     """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
@@ -94,8 +97,8 @@ def max_offset(connection: Asked, partition: TopicPartition, timeout: float | No
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """Return the backlog between `offset` and the end of the partition. `messages` in the result is None if the broker
-    cannot count.
+    """Return the number of bytes and of messages between `offset` and the end of the partition. `messages` in the
+    result is None if the broker cannot count messages.
     """
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
@@ -107,7 +110,8 @@ def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeou
 
 
 def offset_at_time(connection: Asked, partition: TopicPartition, time_ms: int, timeout: float | None = None) -> int:
-    """Return the offset of the first message stored at or after `time_ms` (ms since 1970), or the end.
+    """Return the offset of the first message that was stored at or after `time_ms` (milliseconds since 1970). If there
+    is no such message, return the end of the partition.
 
     Raises RequestRefused if the broker has no index by time (a Java broker).
     """
@@ -125,8 +129,8 @@ def offset_after(
     max_bytes: int = INT64_MAX,
     timeout: float | None = None,
 ) -> int:
-    """Count at most `messages` whole messages of together at most `max_bytes` bytes from `offset` on, and return the
-    offset after them. A message must begin at `offset`.
+    """Count complete messages from `offset` on, and return the offset after the last counted message. At most
+    `messages` messages are counted, with together at most `max_bytes` bytes. A message must begin at `offset`.
 
     Raises RequestRefused if the broker has no index by count (a Java broker).
     """
@@ -148,8 +152,8 @@ def offset_of_last(connection: Asked, partition: TopicPartition, messages: int) 
 
 
 def read_stats(connection: Asked, item: str = "", timeout: float | None = None) -> list[str]:
-    """Return the lines of the broker's answer to `stats <item>`. For the item "" these are figures of the broker
-    itself, one `name value` per line.
+    """Return the lines of the broker's answer to `stats <item>`. For the item "", these lines contain statistics of the
+    broker itself, one `name value` per line.
     """
     if connection.speaks_frames:
         ext = StatsRequest(item).to_ext()
@@ -162,8 +166,8 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
-    """Ask for the lower or upper bound of the partition and return it. beyond: an offset for which the text protocol's
-    `offset` command returns this bound.
+    """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the frame
+    request for this bound. beyond: an offset for which the text protocol's `offset` command returns this bound.
     """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)
@@ -179,7 +183,9 @@ def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPa
 
 
 def _stats_bounds(connection: Asked, partition: TopicPartition, timeout: float | None) -> Bounds:
-    """Parse the line `<topic> part <p> min_offset <n> max_offset <n>` of `stats offsets`."""
+    """Return the partition's bounds from the broker's answer to `stats offsets`. The answer has a line `<topic> part
+    <p> min_offset <n> max_offset <n>` for each partition.
+    """
     wanted = [partition.topic, "part", str(partition.partition), "min_offset"]
     for line in read_stats(connection, "offsets", timeout):
         words = line.split(" ")

@@ -1,6 +1,4 @@
-"""Start positions in a topic: the values that users can pass, and the conversion of each value to an offset in a
-partition.
-"""
+"""Define the values by which users can state a position in a topic, and convert each value to an offset in a partition."""
 
 from __future__ import annotations
 
@@ -33,28 +31,28 @@ __all__ = [
 ]
 
 Locate = Callable[[Connection, TopicPartition], int]
-"""Function that asks a partition's broker for a byte offset and returns it. Raises BrokerUnavailable, RequestTimedOut,
-RequestRefused.
+"""A function that asks a partition's broker for a byte offset and returns it. It raises BrokerUnavailable,
+RequestTimedOut, RequestRefused.
 """
 
 
 class Last(NamedTuple):
-    """The last `messages` messages of each partition."""
+    """The position before the last `messages` messages of each partition."""
 
     messages: int
 
 
 class AtMessage(NamedTuple):
-    """The position of the message with this id. In other partitions: the position of the first message stored at the
-    same time or later.
+    """The position of the message with this id. In the topic's other partitions it is the position of the first message
+    that was stored at the same time or later.
     """
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The position of the oldest message with this key. In other partitions: the position of the first message stored
-    at the same time or later.
+    """The position of the oldest message with this key. In the topic's other partitions it is the position of the first
+    message that was stored at the same time or later.
     """
 
     key: str
@@ -62,11 +60,14 @@ class AtKey(NamedTuple):
 
 Place = datetime | Last | AtMessage | AtKey
 Position = int | str | Place
-"""A byte offset, "earliest", "latest", or a place."""
+"""A position in a partition: a byte offset, "earliest", "latest", or a place, which is a datetime, Last, AtMessage or
+AtKey.
+"""
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
-"""Function that returns a byte offset in a partition, within the given bounds of its readable bytes; it may ask the
-partition's broker. Raises ClientError for a byte offset outside of the bounds, and the errors of Locate.
+"""A function that returns a byte offset in a partition, within the given bounds of the partition's readable bytes. It
+may ask the partition's broker. It raises ClientError if the user's byte offset is outside of the bounds, and the errors
+of Locate.
 """
 
 
@@ -78,9 +79,9 @@ def locate(
 ) -> int | Locate:
     """Return a position's byte offset, or a function that finds the offset in any partition.
 
-    If the position is a message, this function searches for the message in each of `topics` until it is found. Without
-    a finder, the position cannot be a message. option: the name of the option in errors. Raises ConfigError, and for a
-    message the errors of MessageFinder.
+    If the position is given by a message (AtMessage or AtKey), this function searches for the message in each of
+    `topics` until it is found. If `finder` is None, such a position is not allowed. option: the name of the option in
+    errors. Raises ConfigError, and for a message the errors of MessageFinder.
     """
     if is_number(position):
         check_offset(option, position)

@@ -24,10 +24,10 @@ class SharedPartition(NamedTuple):
 
     left: number of unacknowledged messages, including leased messages. leased: number of leased messages. delayed:
     number of released messages that wait for the time of their next attempt. most_attempts: the highest number of
-    attempts of a leased or released message. oldest_ms: how long ago the first unacknowledged message was stored; None
-    if there is none, or if the broker does not know. ordered: whether messages with the same key are leased one at a
-    time. members: the number of leased messages of each member that has sent a request within a minute or has leased
-    messages.
+    attempts that any leased or released message has had. oldest_ms: number of milliseconds since the first
+    unacknowledged message was stored; None if there is no such message, or if the broker does not know the time.
+    ordered: whether messages with the same key are leased one at a time. members: the number of leased messages of each
+    member that has sent a request within a minute or has leased messages.
     """
 
     group: str
@@ -45,8 +45,8 @@ class SharedPartition(NamedTuple):
 def shared_status(
     connection: Connection, broker_id: int, group: str = "", timeout: float | None = None
 ) -> list[SharedPartition]:
-    """Return the state of the shared groups of one broker. group: "" means all groups. Raises RequestRefused if the
-    broker does not support shared groups.
+    """Return the state of one shared group or of all shared groups on each partition of one broker. group: the group's
+    name, "" for all groups. Raises RequestRefused if the broker does not support shared groups.
     """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_STATUS, SharedStatusRequest(group).to_ext(), _none(broker_id), timeout)

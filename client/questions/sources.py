@@ -1,6 +1,4 @@
-"""Find the broker from which a partition or a whole topic is read, and put questions to the brokers of many
-partitions.
-"""
+"""Find the broker from which a partition or a whole topic is read, and ask the brokers of many partitions."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return the address of the broker from which a partition is read: its master, or without a master always the same
-    slave.
+    """Return the address of the broker from which a partition is read. This is the partition's master. If there is no
+    master, it is always the same slave; None if there is no slave either.
     """
     nodes = brokers.get(partition.broker)
     if nodes is None:
@@ -43,7 +41,7 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 class Sources(NamedTuple):
     """The addresses of the brokers from which a topic can be read, by broker id. absent: ids of brokers that were
-    registered earlier but are not now; they may have the topic, too.
+    registered earlier but are not registered now; they may have the topic, too.
     """
 
     endpoints: dict[int, Endpoint]
@@ -51,7 +49,9 @@ class Sources(NamedTuple):
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Return the sources of a topic. Raises NoPartition if no broker offers it to readers."""
+    """Return the brokers from which a topic can be read. Raises NoPartition if no broker offers the topic to
+    readers.
+    """
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):
@@ -69,19 +69,21 @@ def endpoint_at(address: BrokerAddress) -> Endpoint:
 
 
 class Source(NamedTuple):
-    """The broker from which a partition is read now. is_master: false for a slave, which may lack the newest
-    messages."""
+    """The broker from which a partition is read now. is_master: true if the broker is the partition's master; false if
+    it is a slave, which may lack the newest messages.
+    """
 
     endpoint: Endpoint
     is_master: bool
 
 
 class Survey:
-    """Asks the broker of each partition: its master, or a slave if there is no master. If some brokers do not answer,
-    the answers of the others can be used, and the survey records which answers are missing. Only one thread may use it.
+    """Asks the brokers of many partitions. For each partition this is its master, or a slave if there is no master. If
+    some brokers do not answer, the answers of the other brokers can still be used, and the survey records which answers
+    are missing. Only one thread may use it.
 
-    A broker that did not answer is not asked again. So a caller with many partitions on a hanging broker waits only
-    once.
+    A broker that did not answer is not asked again. So if a broker with many partitions hangs, the caller waits for it
+    only once.
     """
 
     def __init__(
@@ -96,9 +98,9 @@ class Survey:
         broker's name.
         """
         self.closed: set[TopicPartition] = set()
-        """Partitions that an operator has closed, according to their brokers."""
+        """Partitions whose brokers have answered that an operator has closed the partition."""
         self.refused: dict[TopicPartition, str] = {}
-        """The broker's reason for refusing a question of `attempt`, by partition."""
+        """The broker's reason for refusing a question that `attempt` has sent, by partition."""
 
     def source(self, partition: TopicPartition) -> Source | None:
         """Return the broker from which the partition is read now; None if no such broker is registered in ZooKeeper."""
@@ -108,14 +110,17 @@ class Survey:
         return None if endpoint is None else Source(endpoint, self._brokers[partition.broker].master is not None)
 
     def sources(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the `source` of each partition that has one."""
+        """Return the broker from which each partition is read now, by partition. Partitions without such a broker are
+        left out.
+        """
         return {each: source for each in partitions if (source := self.source(each)) is not None}
 
     def answer(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T:
         """Ask a partition's broker, and return its answer.
 
-        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed; these errors are
-        recorded. Also raises other errors of the question, and CoordinationUnavailable.
+        Raises BrokerUnavailable, RequestTimedOut, NotLeader, RemoteProtocolError and PartitionClosed, and records these
+        errors in `silent` or `closed`. Also raises other errors of the question, and CoordinationUnavailable, without
+        recording them.
         """
         broker, source = partition.broker, self.source(partition)
         if source is None:
@@ -138,8 +143,8 @@ class Survey:
         return found
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """Ask as `answer` does, but return None instead of raising an error whose reason is recorded in `silent` or
-        `closed`.
+        """Ask a partition's broker, and return its answer. Return None in place of the errors whose reasons `answer`
+        records in `silent` or `closed`.
         """
         try:
             return self.answer(partition, question)
@@ -147,8 +152,8 @@ class Survey:
             return None
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """Ask as `ask` does, but also return None if the broker refuses. The refusal is recorded in `refused`, so that
-        a refusal for one partition does not prevent a table of many partitions.
+        """Ask a partition's broker as `ask` does, but also return None if the broker refuses the question. The refusal
+        is recorded in `refused`. So a caller that shows many partitions can go on after a refusal for one partition.
         """
         self.refused.pop(partition, None)
         try:
@@ -162,17 +167,21 @@ class Survey:
     def ask_each(
         self, partitions: Iterable[TopicPartition], question: Callable[[Connection, TopicPartition], _T]
     ) -> dict[TopicPartition, _T]:
-        """Call `attempt` for each partition in order, and return the available answers."""
+        """Call `attempt` for each partition in order, and return the answers by partition. Partitions without an answer
+        are left out.
+        """
         answers = {each: self.attempt(each, question) for each in partitions}
         return {each: answer for each, answer in answers.items() if answer is not None}
 
     def leave_out(self, broker_id: int, why: str) -> None:
-        """Do not ask this broker from now on, because it cannot answer. why: the reason, a text that continues a
-        sentence after the broker's name.
+        """Do not ask this broker from now on, because it cannot answer. why: the reason, as a text that continues a
+        sentence which begins with the broker's name.
         """
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:
-        """Forget which brokers were silent, and all known sources, because brokers may be back."""
+        """Forget which brokers did not answer, and from which brokers partitions are read, because brokers may be
+        back.
+        """
         self.silent.clear()
         self._brokers = None

@@ -1,4 +1,6 @@
-"""Read a cluster's brokers and topics at a time when no broker set is changing its leader. Any thread may use this."""
+"""Read a cluster's brokers and topics at a time when no broker set is changing its leader. Any thread may use this
+module.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """A view that waits if a broker set has a node, but no leader that has registered its topics. Without the wait, the
-    set's partitions would be missing for a moment, and a query planned at that time would omit them.
+    """A ClusterView that waits if a broker set has nodes, but no leader that has registered its topics. Without the
+    wait, the set's partitions would be missing for a moment, and a query that is planned at that time would omit them.
 
-    After `patience_seconds` without a leader, the view returns the present state, and does not wait for this set again
-    until it has been seen with a leader.
+    If the set has no such leader after `patience_seconds`, the view returns the present state. Then it does not wait
+    for this set again until it has seen the set with a leader.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""Read stored records unchanged, and find damaged ranges. metaq's own brokers find the end of a damaged range
-themselves. For a Java broker, the client finds it by reading the following bytes.
+"""Read stored records unchanged, and find ranges of damaged bytes. metaq's own brokers find the end of a damaged range
+themselves. For a Java broker, the client finds the end by reading the bytes after the damage.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ __all__ = [
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-"""Response codes of a pull, besides SUCCESS, that are not refusals."""
+"""Response codes in the answer to a pull that, like SUCCESS, do not mean a refusal."""
 
 
 class Pulled(NamedTuple):
-    """The answer to a pull: runs of adjacent stored records, each with its byte offset. next_offset: where the next
-    pull continues; None if the text protocol returned records. sizes: the sizes of the records, headers included, if
-    there is one run and the broker sent the sizes.
+    """The answer to a pull. runs: groups of adjacent stored records, each with its byte offset. next_offset: the byte
+    offset at which the next pull continues; None if the text protocol has returned records. sizes: the sizes of the
+    records in bytes, headers included, if there is only one run and the broker has sent the sizes.
     """
 
     runs: list[tuple[int, memoryview]]
@@ -59,11 +59,11 @@ class Pulled(NamedTuple):
 
 
 class BegunPull:
-    """A pull in flight: the broker reads and sends the records while the caller does other work.
+    """A pull that was sent to a broker. The broker reads and sends the records while the caller does other work.
 
     The pull reads stored records from byte `offset` on. With `tags`, it reads only records with one of these tags, but
-    a few others may be among them. The text protocol has no such filter and returns all records. Only one thread may
-    use the pull, and it must use the connection for nothing else meanwhile.
+    a few records with other tags may be among them. The text protocol has no such filter and returns all records. Only
+    one thread may use the pull. Until the answer has come, this thread must not use the connection for anything else.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: the filter, as in `read_chosen`; the answer may still contain messages that do not match."""
+        """where: the content filter, as in `read_chosen`. The answer may nevertheless contain messages that do not
+        match the filter.
+        """
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
@@ -86,8 +88,8 @@ class BegunPull:
         return self._call.done
 
     def result(self) -> Pulled:
-        """Wait for the answer, as long as a request may take, and return it. A result without runs means that there is
-        no record before next_offset. Raises the errors of `read_bytes`.
+        """Wait for the answer, at most for the request timeout, and return it. If the result has no runs, there is no
+        record between the pull's offset and next_offset. Raises the errors of `read_bytes`.
         """
         return _pulled(self._connection.finish(self._call), self._connection, *self._asked)
 
@@ -95,8 +97,8 @@ class BegunPull:
 def read_bytes(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> memoryview:
-    """Return stored records from byte `offset` on. The first record is whole, the last one may be cut. At the end of
-    the partition the result is empty.
+    """Return the bytes of stored records from byte `offset` on. The first record is complete, the last record may be
+    incomplete. At the end of the partition the result is empty.
 
     Raises OffsetOutOfRange with the readable bounds that the broker reports. Raises CorruptRecord if the broker knows
     that no message begins at `offset`; a Java broker does not check this.
@@ -109,11 +111,12 @@ def read_bytes(
 def read_messages(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> list[Message]:
-    """Return the messages from byte `offset` on that fit into `max_bytes`, but at least one. At the end of the
-    partition return [].
+    """Return the messages from byte `offset` on whose records fit into `max_bytes` bytes, but at least one message. At
+    the end of the partition return [].
 
-    Raises OffsetOutOfRange; CorruptRecord, with the end of the damage, if the first record is damaged. If a later
-    record is damaged, the list ends before it, and the next read begins with the damaged record.
+    Raises OffsetOutOfRange if the partition has no readable byte `offset`. Raises CorruptRecord, with the end of the
+    damage, if the first record is damaged. If a later record is damaged, the list ends before that record, and the next
+    read begins with the damaged record.
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
@@ -153,7 +156,7 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
     """Decode the complete records of `data`, which begins at byte `offset` of `partition`, and return their messages.
 
     Raises CorruptRecord if the first record is damaged; if a later record is damaged, the list ends before it. Also
-    raises CorruptRecord if `data` has no complete record, because brokers send the first record whole.
+    raises CorruptRecord if `data` contains no complete record, because brokers always send the first record completely.
     """
     decoded = decode_walking(Records(*in_bytes(data), offset, None), partition)
     messages = list(decoded.messages)
@@ -164,11 +167,12 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
 
 
 class Waiting(NamedTuple):
-    """The backlog between a position and the end of a partition.
+    """The stored data between a position and the end of a partition.
 
-    bytes: number of bytes of stored messages. messages: number of messages, None if the broker cannot count them (a
-    Java broker). seconds: how long ago the oldest message was stored; 0.0 if there is none, None if the message is
-    damaged or its id has no time (a Java broker). id_before: as in `bounds_behind`.
+    bytes: number of bytes of the messages. messages: number of messages, None if the broker cannot count messages (a
+    Java broker). seconds: number of seconds since the oldest of these messages was stored; 0.0 if there is no message,
+    None if the message is damaged or its id has no time (a Java broker). id_before: the id of the message before the
+    position, as in `bounds_behind`.
     """
 
     bounds: Bounds
@@ -181,8 +185,8 @@ class Waiting(NamedTuple):
 def waiting_from(
     connection: Asked, partition: TopicPartition, position: int, now: float, last_id: int = UNKNOWN_ID
 ) -> Waiting:
-    """Return the backlog after byte `position`. now: the current time in seconds since 1970. last_id: the id of the
-    message that the caller expects before the position.
+    """Return the stored data between byte `position` and the end of the partition. now: the current time in seconds
+    since 1970. last_id: the id of the message that the caller expects directly before the position.
     """
     bounds, before, id_before = bounds_behind(connection, partition, position, last_id)
     begin = min(max(position, bounds.first), bounds.end)
@@ -220,8 +224,8 @@ def locate_damage(
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        """Return `size` bytes from `position` on, or fewer at the end of the partition. This sends as many requests as
-        the broker's maxTransferSize and its segments require.
+        """Return `size` bytes from `position` on, or fewer at the end of the partition. Several requests are sent if
+        the broker's maxTransferSize or the bounds of its segments require it.
         """
         data = b""
         while len(data) < size:
@@ -242,14 +246,14 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """Return the damage that `locate_damage` finds at the position of a reader's error. If it finds none, return the
-    reader's error itself.
+    """Return the damage that `locate_damage` finds at the position of `error`, the error of a reader. If
+    `locate_damage` finds no damage there, return `error` itself.
     """
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
-    """Return the error for the byte range [start, end) of a partition, which has no intact record."""
+    """Return the error for damage in the byte range [start, end) of a partition, which contains no intact record."""
     return CorruptRecord.of(partition, start, "no good record is there", end)
 
 
@@ -281,7 +285,9 @@ def _pulled(
     max_bytes: int,
     timeout: float | None = None,
 ) -> Pulled:
-    """Decode the answer to a pull or `get` from `offset` on. Raises the errors of `read_bytes`."""
+    """Decode the answer to a pull request or a `get` command that reads from `offset` on. Raises the errors of
+    `read_bytes`.
+    """
     if not connection.speaks_frames:
         data = _got(reply, connection, partition, offset)
         # The answer to a `get` is cut at the requested size, even inside its first record: then request more bytes.
@@ -315,8 +321,8 @@ def _build_get(connection: Asked, partition: TopicPartition, offset: int, max_by
 
 
 def _got(reply: Reply, connection: Asked, partition: TopicPartition, offset: int) -> memoryview:
-    """Return the bytes in the answer to a `get` from `offset` on. Raises OffsetOutOfRange and the errors of
-    text_error.
+    """Return the bytes in the answer to a `get` command that reads from `offset` on. Raises OffsetOutOfRange and the
+    errors of text_error.
     """
     if isinstance(reply, Value):
         return reply.data

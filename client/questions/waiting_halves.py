@@ -51,7 +51,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
-    """Commit a half message or roll it back. Return the decision that holds, which may have been made earlier."""
+    """Commit a half message or roll it back. Return the decision that applies to the half message. If it was decided
+    earlier, this is the earlier decision.
+    """
     outcomes = ((half_id, outcome),)
     reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
     return read_ended(reply, connection, partition, 1)[0]
@@ -72,8 +74,8 @@ def ends_request(
 
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
-    """Decode the broker's answers to `count` reported outcomes. After an error, any of the half messages may still be
-    undecided.
+    """Decode the broker's answer to a request that reported `count` outcomes, and return one result for each outcome.
+    If this function raises an error, any of the half messages may still be undecided.
     """
     frame = accepted(reply, connection, partition, ())
     if count == 1:
@@ -97,8 +99,8 @@ def check_halves(
     """Return at most `limit` half messages of this group and these topics whose outcome the broker wants to know. The
     answer comes as soon as there is such a half message. If there is none within `wait_seconds`, return [].
 
-    producer: the caller's name. Earlier broker versions know neither `topics` nor `producer`, and return half messages
-    of all topics and producers.
+    producer: the name of the calling producer. Earlier broker versions ignore `topics` and `producer`, and return half
+    messages of all topics and producers.
     """
     ext = CheckHalvesRequest(group, limit, int(wait_seconds * 1000), topics, producer).to_ext()
     frame = ask(connection, RequestCode.CHECK_HALVES, ext, TopicPartition("", broker, -1), timeout)
@@ -106,10 +108,11 @@ def check_halves(
 
 
 class WaitingHalf(NamedTuple):
-    """A half message that waits at a broker. id: as in SendResult.message_id. taken: when the broker accepted the half
-    message. first_check: when the broker asks a producer for the first time. next_check: when it asks the next time,
-    None if never. asked: how often a producer was asked. size: bytes of the body. preview: its keys and the beginning
-    of its payload. record: its flag and body, if they were requested.
+    """A half message that waits at a broker. id: the half message's id, as in SendResult.message_id. taken: the time at
+    which the broker accepted the half message. first_check: the time at which the broker first asks a producer for the
+    outcome. next_check: the time at which it asks the next time, None if it does not ask again. asked: number of times
+    that a producer was asked. size: number of bytes of the body. preview: the half message's keys and the beginning of
+    its payload. record: the half message's flag and body, if they were requested.
     """
 
     id: int
@@ -127,10 +130,10 @@ class WaitingHalf(NamedTuple):
 
 
 class HalvesPage(NamedTuple):
-    """One page of half messages. total: number of all half messages of the broker. states: their number in each state.
-    groups: for each producer group, counts for the half messages whose first check is due: `asked`, `parked`, and
-    `askers`, the number of producers that wait for questions. next: the argument `after` for the next page, 0 if this
-    is the last page.
+    """One page of the list of half messages of a broker. total: number of all half messages of the broker. states:
+    number of half messages in each state. groups: three numbers for each producer group. `asked` and `parked` count
+    half messages whose first check is due; `askers` is the number of producers that wait for questions of the broker.
+    next: the argument `after` for the next page, 0 if this is the last page.
     """
 
     total: int
@@ -151,13 +154,13 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """Return the number of waiting half messages, and at most `limit` (0 … 1000) of the half messages, in the order of
-    their first checks.
+    """Return one page with the number of waiting half messages, and with at most `limit` (0 … 1000) of these half
+    messages, in the order of their first checks.
 
-    topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: `next`
-    of the previous page. A page may have fewer than `limit` if many half messages belong to other topics or groups.
-    whole: return at most one half message, with its record. Raises RequestRefused if the broker keeps no half messages
-    (a Java broker, or an earlier version).
+    topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: the
+    field `next` of the previous page, 0 for the first page. A page may contain fewer than `limit` half messages if many
+    half messages belong to other topics or groups. whole: if true, return at most one half message, with its record.
+    Raises RequestRefused if the broker keeps no half messages (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no half messages", "ask one of ours")
     frame = ask(
@@ -177,8 +180,8 @@ def list_halves(
 
 
 def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
-    """Return the half message with this id, including its record. Return None if it does not wait at this broker.
-    Raises the errors of `list_halves`, and RequestRefused if the broker does not return records.
+    """Return the half message with this id, including its record. Return None if no such half message waits at this
+    broker. Raises the errors of `list_halves`, and RequestRefused if the broker does not return records.
     """
     # The list is sorted by id.
     for each in list_halves(connection, limit=1, after=half_id - 1, whole=True).halves:
@@ -193,8 +196,8 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """Yield half messages one after the other, at most `most`. Pages are requested when they are needed. Raises the
-    errors of `list_halves`.
+    """Yield at most `most` half messages one after the other. A page is requested from the broker when it is needed.
+    Raises the errors of `list_halves`.
     """
     after = 0
     while most is None or most > 0:

@@ -27,14 +27,16 @@ log = get_log(__name__)
 
 _RETRY_MIN_SECONDS = 0.5
 _RETRY_MAX_SECONDS = 10.0
-"""Longest pause in seconds before the next try to watch a topic."""
+"""Longest pause in seconds before the next attempt to watch a topic after a failure."""
 
 
 class ZooKeeperMetadata:
-    """The metadata of a producer, read through one ZooKeeper session. The session is made here, or given by the caller;
-    a given session is left open at the end. A topic is read and watched from the first request for it on.
+    """The metadata of a producer, read through one ZooKeeper session. The object creates the session itself, or gets it
+    from the caller; a session of the caller is left open at the end. A topic is read and watched from the first request
+    for this topic on.
 
-    Implements metadata.Metadata. `_views` is replaced per topic on the session's event thread, and read on any thread.
+    The class implements metadata.Metadata. The views of topics in `_views` are replaced on the session's event thread,
+    and read on any thread.
     """
 
     def __init__(self, connect: str, root: str, session_timeout: float, *, session: ZkSession | None = None) -> None:
@@ -49,7 +51,7 @@ class ZooKeeperMetadata:
         self._listeners: list[Callable[[str], None]] = []
 
     def start(self, timeout: float) -> None:
-        """Connect. Raises CoordinationUnavailable if no server answers within `timeout` seconds."""
+        """Connect to ZooKeeper. Raises CoordinationUnavailable if no server answers within `timeout` seconds."""
         self._session.start(timeout)
 
     def view(self, topic: str) -> TopicView:
@@ -92,8 +94,8 @@ class ZooKeeperMetadata:
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Watch the topic. If this fails now, try again later on the event thread; meanwhile the last view is used. A
-        new watch begins by reading the topic again.
+        """Begin to watch the topic. If this fails, try again later on the event thread; meanwhile the last view of the
+        topic is used. When the watch begins, the topic is read again.
         """
         try:
             self._cluster.watch_topic(topic, self._changed)
@@ -105,7 +107,7 @@ class ZooKeeperMetadata:
             self._session.events.post_later(pause, partial(self._follow, topic, backoff))
 
     def _read(self, topic: str, cluster: ClusterView) -> TopicView:
-        """Read the topic; this blocks for a few round trips."""
+        """Read the topic's view from ZooKeeper, and return it. This method blocks for a few round trips."""
         endpoints = _endpoints(cluster)
         partitions = (
             TopicPartition(topic, broker, number)
@@ -131,8 +133,9 @@ class ZooKeeperMetadata:
         self._session.events.post_once(self._look_at_brokers)
 
     def _look_at_brokers(self) -> None:
-        """Update all views after a change of brokers. For example, a broker set may have a new leader that has not
-        registered its topics yet.
+        """Update the broker addresses in the views of all topics after a change of the brokers. The addresses may
+        change before the topics do: for example, a broker set may have a new leader that has not registered its topics
+        yet.
         """
         try:
             endpoints = _endpoints(self._cluster)

@@ -1,9 +1,9 @@
-"""Messages as Arrow record batches. This module imports pyarrow, which the extra `spark` installs.
+"""Convert messages to Arrow record batches. This module imports pyarrow, which the extra `spark` installs.
 
-Consumers and Spark share this decoder. `decode_columns` turns a whole answer into Columns by numpy and Arrow, and
-consumers and Spark each make their own tables from the Columns. Only records with attributes cost an interpreter step
-each, and equal attributes are decoded once. `columns_of` makes the same Columns message by message; bench/decoding.py
-measures how much faster `decode_columns` is.
+Consumers and Spark share this decoder. `decode_columns` turns a whole answer into Columns by numpy and Arrow. Consumers
+and Spark each make their own tables from the Columns. Python code is executed for single records only if they have
+attributes, and equal attributes are decoded once. `columns_of` makes the same Columns message by message, which is
+slower, as bench/decoding.py measures.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ SCHEMA = pa.schema(
 _NO_ATTRIBUTES = Attributes()
 
 MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Limit in bytes for the decompressed payloads of one batch, because an answer of a few megabytes may decompress to
-gigabytes.
+"""Largest number of bytes of decompressed payloads in one batch. The limit is needed because a compressed answer of a
+few megabytes may contain gigabytes of decompressed data.
 """
 
 
 class Columns(NamedTuple):
-    """The fields of some messages as columns; all columns have the same order.
+    """The fields of some messages as columns. All columns have the messages in the same order.
 
     attributes: the decoded attributes of each message; None if no message has any. flags: the flags of the records.
     """
@@ -122,7 +122,7 @@ class Columns(NamedTuple):
         )
 
     def to_batch(self) -> pa.RecordBatch:
-        """Return the record batch, see SCHEMA."""
+        """Return the messages as an Arrow record batch with the schema SCHEMA."""
         tag, attribute, keys = (self.of_attributes(*each) for each in _OF_ATTRIBUTES)
         place = (self.topic, self.broker, self.partition, self.offset)
         columns = [*place, pa.array(self.ids), self.timestamp("ms"), tag, attribute, keys, self.payload]
@@ -134,10 +134,11 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """The result of decoding, like decoding.Decoded, but with columns in place of messages.
+    """The result of decoding records, like decoding.Decoded, but with columns in place of messages.
 
-    expires: the time of each message's expiry in ms since 1970, INT64_MAX for a message that never expires; None if no
-    message expires. packed: true for each message with a compressed payload; None if no payload is compressed.
+    expires: the time at which each message expires in milliseconds since 1970, INT64_MAX for a message that never
+    expires; None if no message expires. packed: true for each message with a compressed payload; None if no payload is
+    compressed.
     """
 
     columns: Columns
@@ -148,8 +149,8 @@ class DecodedColumns(NamedTuple):
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
         """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
-        fewer if the payloads would take more than MAX_UNPACKED_BYTES. `end` of the result does not change: it is the
-        end of all messages.
+        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The field `end` of the
+        result stays the same as before: it is the end of all messages of this object.
 
         Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
         message cannot be decompressed, the result ends before it.
@@ -183,7 +184,7 @@ def _slice(numbers: npt.NDArray[np.int64] | None, start: int, count: int) -> npt
 
 
 def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the expiries as in DecodedColumns.expires."""
+    """Return the time at which each message expires, in the form of DecodedColumns.expires."""
     expires = np.full(len(attributes), INT64_MAX, np.int64)
     for index in np.flatnonzero(flags & EXPIRES_FLAG).tolist():
         milliseconds = attributes[index].expires_ms
@@ -208,7 +209,7 @@ def columns_of(messages: Sequence[Message]) -> Columns:
 
 
 def record_batch(messages: Sequence[Message]) -> pa.RecordBatch:
-    """Return a batch with one row per message, in order."""
+    """Return an Arrow record batch with one row per message, in order."""
     return columns_of(messages).to_batch()
 
 
@@ -263,8 +264,9 @@ def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.in
     """Copy the slices data[start : start + size], which are in ascending order, into a binary column. The bytes are
     copied once, and no Python object is made per row.
 
-    Slices of equal size and distance are copied in one strided copy. In other cases, this builds an array whose
-    elements are in turn a slice and the bytes up to the next slice, and lets Arrow take the even elements.
+    If all slices have the same size and distance, numpy copies them in one strided copy. Otherwise the function builds
+    an array whose elements are alternately a slice and the bytes up to the next slice, and lets Arrow take the elements
+    with even indexes.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():
@@ -287,7 +289,7 @@ def _power_of_two(count: int) -> int:
 
 @lru_cache(maxsize=64)
 def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return topic, broker and partition, `count` times each."""
+    """Return the columns for topic, broker and partition number, each with the same value `count` times."""
     topic, broker, number = partition
     return (
         pa.repeat(pa.scalar(topic, pa.string()), count),
@@ -298,7 +300,7 @@ def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Arra
 
 @lru_cache(maxsize=64)
 def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, count: int) -> pa.Array:
-    """Return a column that has the `value` of a message without attributes, `count` times."""
+    """Return a column with `count` rows, each of which is the result of `value` for a message without attributes."""
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 

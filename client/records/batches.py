@@ -10,8 +10,8 @@ from metaq.protocol.arrays import np
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
-"""Largest number of payload bytes in a batch. It is far below the limit of a frame, and large enough to be worth a
-request.
+"""Largest number of payload bytes in a batch. The number is far below the limit of a frame, and large enough that the
+cost of a request does not matter.
 """
 
 Item = TypeVar("Item", bound=Sized)
@@ -25,7 +25,8 @@ def split_batches(
 ) -> Iterator[list[Item]]:
     """Yield `payloads` in order, as lists of at most `max_records` payloads with together at most `max_bytes` bytes.
 
-    A payload of more than `max_bytes` forms a list of its own; the producer checks whether it fits into a message.
+    A payload of more than `max_bytes` bytes becomes a list with this payload only. The producer checks whether such a
+    payload fits into a message.
     """
     ends = np.cumsum(np.fromiter(map(size_of, payloads), np.int64, len(payloads)))
     start, sent = 0, 0

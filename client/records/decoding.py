@@ -1,9 +1,9 @@
-"""Decode fetched records into messages. This is the hot loop of every reader.
+"""Decode fetched records into messages. Every reader spends much of its time in this code.
 
-If the broker sent a table of record sizes, no Python loop over the records is needed. A running sum gives the starts of
-the records, and the headers form one numpy array. Chains of C functions (struct, map, zip) make bodies and messages
-without bytecode per message. Without a table (few records, a filtered answer, the text protocol), a loop goes from
-record to record. Both ways give the same result.
+If the broker has sent a table of record sizes, no Python loop over the records is needed. A running sum of the sizes
+gives the positions where the records begin, and numpy reads all headers as one array. Chains of C functions (struct,
+map, zip) make bodies and messages without executing Python bytecode for each message. Without a table (few records, a
+filtered answer, the text protocol), a Python loop goes from record to record. Both ways give the same result.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ _make = tuple.__new__
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Adjacent stored records of a partition, from the partition's byte `offset` on. They are data[start:end] of the
-    received `data`.
+    """Stored records of a partition that follow one another, from the partition's byte `offset` on. Their bytes are
+    data[start:end] of the received `data`.
 
-    sizes: the sizes of all records, headers included; together they fill [start, end). None if the sizes are unknown:
-    then the last record may be cut. runs: set if the records are adjacent only in `data`; None if they are adjacent in
-    the partition, too.
+    sizes: the sizes of all records in bytes, headers included; together they fill [start, end). None if the sizes are
+    unknown; then the last record may be incomplete. runs: describes where the records come from if they are adjacent
+    only in `data`; None if they are adjacent in the partition, too.
     """
 
     data: bytes
@@ -79,16 +79,17 @@ class Records:
     runs: Runs | None = field(default=None, kw_only=True)
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the partition offsets of these positions in the data. A position where two runs meet has the offset of
-        the later run.
+        """Return the byte offsets in the partition that belong to these positions in `data`. A position where two runs
+        meet gets the offset at which the later run begins.
         """
         if self.runs is None:
             return places + (self.offset - self.start)
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """Return the position of the partition offset `offset` in the data, at least `start` and at most `end`. For an
-        offset between two runs, this is the position where the two runs meet.
+        """Return the position in `data` that belongs to the byte offset `offset` in the partition. The result is at
+        least `start` and at most `end`. For an offset between two runs, the result is the position where the two runs
+        meet.
         """
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
@@ -100,8 +101,9 @@ class Records:
 
 
 class Runs(NamedTuple):
-    """Runs of records that are adjacent in an answer, but not in the partition. places: where each run begins in the
-    data. shifts: the difference between the partition offset and the position in the data, for each run.
+    """Several runs of records that are adjacent in an answer, but not in the partition. places: the position in the
+    answer's data where each run begins. shifts: for each run, the difference between the offset in the partition and
+    the position in the data.
     """
 
     places: npt.NDArray[np.int64]
@@ -109,8 +111,8 @@ class Runs(NamedTuple):
 
 
 def joined(runs: Sequence[tuple[int, memoryview]]) -> Records | None:
-    """Join the runs of an answer, each given with its offset, into one Records. Return None if the runs are not
-    adjacent in the received data. Nothing is copied.
+    """Join the runs of an answer into one Records object, without copying bytes. Each run is given as its offset in the
+    partition and its bytes. Return None if the runs are not adjacent in the received data.
     """
     first_offset, first = runs[0]
     data, start, _ = in_bytes(first)
@@ -143,14 +145,16 @@ def _address(buffer: memoryview | bytes) -> int:
 
 
 class Decoded(NamedTuple):
-    """The result of decoding: `total` messages, of which the last ends at byte offset `end` of the partition.
+    """The result of decoding records: `total` messages. The last decoded record ends at byte offset `end` of the
+    partition.
 
-    damage: what is wrong with the record at the end; "" if nothing is wrong. A cut record may follow the end. flags:
-    the flag bits set in any message, including messages that the filters have left out.
+    damage: a description of the damage of the record that begins at `end`; "" if there is no damage. An incomplete
+    record may follow at `end`. flags: the flag bits that are set in any message, including messages that the filters
+    have left out.
 
     messages: an iterator, so that each message is made only when it is taken. If thousands of messages were made in
-    advance, the garbage collector would traverse them again and again. A few hundred that are soon used up never reach
-    it.
+    advance, the garbage collector would traverse them again and again. If only a few hundred messages exist for a short
+    time, the garbage collector never traverses them.
     """
 
     messages: Iterator[Message]
@@ -171,8 +175,8 @@ def decode_walking(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """Decode all whole records up to the first damaged record. tags: keep only messages with one of these tags. where:
-    keep only messages that match this filter.
+    """Decode all complete records up to the first damaged record, in a Python loop over the records. tags: keep only
+    messages with one of these tags. where: keep only messages that match this filter.
     """
     data, start, end = records.data, records.start, records.end
     shift = records.offset - start
@@ -213,10 +217,10 @@ def decode_walking(
 
 
 class Good(NamedTuple):
-    """The intact records before the first damaged record: for each, the position in the data where it begins, its size,
-    and its header (`header_dtype`).
+    """The intact records before the first damaged record. For each record it contains the position in the data where
+    the record begins, the record's size in bytes, and its header (`header_dtype`).
 
-    damage: what is wrong with the damaged record; "" if there is no damaged record.
+    damage: a description of the damage of the first damaged record; "" if there is no damaged record.
     """
 
     starts: npt.NDArray[np.int64]
@@ -226,23 +230,23 @@ class Good(NamedTuple):
 
     def end_offset(self, records: Records) -> int:
         """Return the byte offset in the partition where the damaged record begins or, if there is none, where the last
-        record ends. Bytes between two runs count as not returned by the broker.
+        record ends. The bytes between two runs are treated as bytes that the broker has not returned.
         """
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
         return int(records.offsets(np.array([end - last]))[0]) + last
 
     def up_to(self, count: int, damage: str) -> Good:
-        """Return only the first `count` records; the record after them has this damage."""
+        """Return only the first `count` records. damage: the damage of the record after them."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Return the wanted records. `end_offset` must not be called on the result."""
+        """Return only the records for which `wanted` is true. `end_offset` must not be called on the result."""
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Compare the checksums, and return the records before the first mismatch. bodies: the bodies of the records,
-        in order.
+        """Compare the records' checksums with their bodies, and return the records before the first mismatch. bodies:
+        the bodies of the records, in order.
         """
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
@@ -267,10 +271,11 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 
 
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the sizes of the whole records that begin before `stop`, up to the first wrong length, and a description
-    of the error at that place ("" if there is none).
+    """Return the sizes of the complete records that begin before the position `stop`, up to the first record with a
+    wrong length. Also return a description of the error in that record ("" if there is none).
 
-    The first record, and the records after it that have the same size, cost no bytecode each (bench/decoding.py).
+    The first record and the following records of the same size are found without executing Python bytecode for each
+    record (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end
     sizes = np.empty(0, np.int64)
@@ -310,8 +315,8 @@ def decode_sized(
     check: bool = True,
     where: Where | None = None,
 ) -> Decoded:
-    """Decode records with known sizes. The result is that of decode_walking; bench/decoding.py measures how much faster
-    this function is.
+    """Decode records whose sizes are known. The result is the same as that of decode_walking, but this function is
+    faster, as bench/decoding.py measures.
     """
     good = good_records(records)
     bodies = split_bodies(records.data, records.start, good.sizes)

@@ -1,4 +1,4 @@
-"""Messages that are kept on this machine until they can be sent or delivered again. They are stored as queues in one
+"""Keep messages on this machine until they can be sent or delivered again. The messages are stored in queues in one
 SQLite file.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalMessageStore", "StoredMessage"]
 
 _LAYOUT = 1
-"""Version of the tables below; the file's `user_version` holds it."""
+"""Version number of the layout of the tables. It is stored as the SQLite file's `user_version`."""
 
 _TABLES = """
 CREATE TABLE messages (
@@ -59,9 +59,9 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 class StoredMessage(NamedTuple):
     """A message with everything needed to send or deliver it again.
 
-    body, flag: the same as on the wire; the body has the attribute (with tag, keys and properties) before the payload.
-    key: determines the message's partition. partition: the partition to which the message is to be sent, or from which
-    it was read. offset, id: -1 and 0 until a broker has stored the message.
+    body, flag: the same as in requests to a broker; the body contains the attribute (with tag, keys and properties)
+    before the payload. key: the key that determines the message's partition. partition: the partition to which the
+    message is to be sent, or from which it was read. offset, id: -1 and 0 until a broker has stored the message.
     """
 
     topic: str
@@ -94,7 +94,7 @@ class StoredMessage(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties together."""
+        """The attribute, tag, keys and properties of the message in one object."""
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
 
@@ -104,10 +104,10 @@ class LocalMessageStore:
 
     After `append` or `remove` has returned, its effect survives the end of the process and of the machine: the
     write-ahead log is synced at every commit (`synchronous=FULL`). This costs one fsync per call, so append many
-    messages in one call. The file belongs to one process at a time and is locked until `close` or the end of that
-    process, because two processes that empty the same queue would send its messages twice. The file does not shrink,
-    but the space of removed messages is reused. A forked process can neither use nor close its parent's store: every
-    method except close() raises ClientError there.
+    messages in one call. Only one process at a time can use the file. The file is locked until `close` or the end of
+    that process, because two processes that empty the same queue would send its messages twice. The file does not
+    shrink, but the space of removed messages is reused. A forked process can neither use nor close its parent's store:
+    every method except close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
@@ -161,8 +161,8 @@ class LocalMessageStore:
                 self._counts[queue] = held + len(rows)
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
-        """Return the first `limit` messages whose ids are above `after`, in the order of appending. Each comes with its
-        id, which `remove` needs. Ids are above 0.
+        """Return the first `limit` messages of the queue whose ids in the queue are above `after`, in the order of
+        appending. Each message is returned as a pair with its id, which `remove` needs. All ids are above 0.
         """
         check_number("limit", limit, most=INT64_MAX)
         check_number("after", after, may_be_0=True, most=INT64_MAX)
@@ -189,8 +189,9 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """Return the number of messages in the queue, without reading the file. Messages that an interrupted call of
-        this thread began to append are included."""
+        """Return the number of messages in the queue, without reading the file. The number includes messages that an
+        interrupted call of `append` on this thread has begun to append.
+        """
         self._settle()
         return self._counts.get(queue, 0)
 
@@ -207,7 +208,7 @@ class LocalMessageStore:
             self._aside.do(_nothing)
 
     def close(self) -> None:
-        """Release the file. Idempotent."""
+        """Close the file and release its lock. Further calls do nothing."""
         if not self._guard.is_elsewhere:
             self._aside.do(self._close)
 
@@ -259,8 +260,9 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a transaction. The callers ensure that no interrupt comes during it: an interrupt at the beginning would
-        leave the lock locked, and an interrupt after the commit would make the counts wrong.
+        """Run the `with` block as one transaction of the database. The callers ensure that no interrupt comes
+        meanwhile. An interrupt at the beginning would leave the lock locked, and an interrupt after the commit would
+        make the counts of messages wrong.
         """
         with self._lock:
             if self._db is None:
@@ -287,9 +289,10 @@ class LocalMessageStore:
 
 
 def _forked() -> None:
-    """Keep the database object of a forked process alive. SQLite in the child believes that it holds the parent's lock.
-    Closing the file, also by garbage collection, would remove the write-ahead log that the parent continues to
-    write."""
+    """Prevent that the child process after a fork ever closes the database objects of its parent. SQLite in the child
+    believes that it holds the parent's lock. If the child closed the file, also by garbage collection, it would remove
+    the write-ahead log that the parent continues to write.
+    """
     for store in _stores:
         keep_for_ever(store._db)
 
@@ -298,7 +301,9 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Do nothing. When this job has run, all earlier jobs of the same queue have ended."""
+    """Do nothing. This function is queued as an action: when it has run, all earlier actions of the same queue have
+    ended.
+    """
 
 
 def _row(queue: str, message: StoredMessage) -> Sequence[object]:

@@ -1,4 +1,4 @@
-"""A consumed message."""
+"""The classes of consumed messages."""
 
 from __future__ import annotations
 
@@ -40,16 +40,19 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""Two flag bits; if neither of them is set, the payload is the whole body."""
+"""The flag bits for an attribute and for compression. If neither bit is set in a message's flag, the whole body is the
+payload.
+"""
 
 
 class Message(NamedTuple):
-    """One stored message. Values that not every user needs are computed on access. (The message is a tuple, because a
-    tuple can be made fastest.)
+    """One stored message. Values that not every user needs are computed when they are accessed. (The class is a tuple,
+    because tuples can be created fastest.)
 
-    partition: the partition that stores the message, with topic and broker. offset: byte position of the message's
-    record in the partition. id: unique within the cluster. flag: the flag bits of metaq 1.x (protocol/record.py). body:
-    the payload; if flag bit 0 is set, the attribute comes before the payload.
+    partition: the topic, broker and number of the partition that stores the message. offset: byte position of the
+    message's record in the partition. id: the message's id, which is unique within the cluster. flag: the flag bits of
+    metaq 1.x (protocol/record.py). body: the payload; if bit 0 of `flag` is set, the attribute comes before the
+    payload.
     """
 
     partition: TopicPartition
@@ -83,8 +86,8 @@ class Message(NamedTuple):
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     def _failed_payload(self) -> bytes:
-        """Return the payload of a message in one of metaq's own topics. Here the payload may be compressed although the
-        flag does not show it.
+        """Return the payload of a message in one of metaq's own topics. In these topics the payload may be compressed
+        although the flag does not show this.
         """
         try:
             return payload_in(self.flag, self.body)
@@ -96,19 +99,19 @@ class Message(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """Byte position of the next record in the partition."""
+        """Byte position in the partition where the record after this message begins."""
         return self.offset + HEADER_BYTES + len(self.body)
 
     @property
     def attributes(self) -> Attributes:
-        """Attribute, tag, keys and properties together. Use this to decode them only once: each of the properties below
-        decodes them again.
+        """The attribute, tag, keys and properties of the message in one object. If you need several of them, use this
+        object: the single properties of Message, such as `tag`, decode all of them again at each access.
         """
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
     def attribute(self) -> str | None:
-        """The metaq 1.x attribute."""
+        """The message's attribute as in metaq 1.x: a text that the producer can set."""
         return self.attributes.attribute
 
     @property
@@ -121,8 +124,8 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        """The user's properties. The values have the types with which they were sent: str, int, float, bool or
-        bytes.
+        """The properties that the user has set on the message. The values have the types with which they were sent:
+        str, int, float, bool or bytes.
         """
         return self.attributes.properties
 
@@ -138,23 +141,23 @@ class Message(NamedTuple):
 
     @property
     def asks_reply(self) -> bool:
-        """Whether this message is a request, which Producer.reply can answer."""
+        """Whether this message is a request that Producer.reply can answer."""
         return REPLY_TO in self.attributes.reserved
 
     @property
     def value(self) -> Any:
-        """The payload, decoded by the consumer's deserializer at each access.
+        """The payload, decoded by the consumer's deserializer. It is decoded again at each access.
 
-        Raises ValueUnreadable if the payload has another content type, or cannot be decoded; ClientError if the
-        consumer has no deserializer.
+        Raises ValueUnreadable if the deserializer is for other content types, or cannot decode the payload. Raises
+        ClientError if the consumer has no deserializer.
         """
         raise ClientError(
             "this message's reader has no deserializer: write Consumer(deserializer=…), or message.decode(…)"
         )
 
     def decode(self, deserializer: Deserializer) -> Any:
-        """Decode the payload by this deserializer, or by one of several. Raises ConfigError and the errors of
-        `value`.
+        """Return the payload, decoded by `deserializer`, which is one serializer or several. Raises ConfigError and the
+        errors of `value`.
         """
         from ..serializers.base import deserializers
 
@@ -177,8 +180,8 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """The number of the current attempt at handling the message, from 1 on, if `Consumer.run` sends failed messages
-        back to the broker. For a dead letter: the number of attempts that were made.
+        """The number of the current attempt to handle the message, counted from 1, if `Consumer.run` sends failed
+        messages back to the broker. For a dead letter, the number of all attempts that were made.
         """
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
@@ -193,7 +196,7 @@ class Message(NamedTuple):
 
     @property
     def priority(self) -> int:
-        """The message's urgency for shared consumers, 0 (ordinary) … 9."""
+        """The message's priority for shared consumers, from 0 (ordinary) to 9 (most urgent)."""
         return priority_of(self.flag)
 
     @property
@@ -219,8 +222,8 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message of a consumer with a deserializer. It is made from a Message at delivery, and is equal to a Message
-    with the same fields. Pickling makes it a Message without the deserializer.
+    """A message that a consumer with a deserializer delivers. It is made from a Message at delivery, and is equal to a
+    Message with the same fields. When it is pickled, it becomes a Message without the deserializer.
     """
 
     _reader: ValueReader
@@ -255,7 +258,8 @@ class PlainMessage(Message):
 class RetriedMessage(Message):
     """A message that a handler gets again. Its partition, offset, id, flag and body are those of the original message.
 
-    copy: the message that the consumer has read. tries: how often the handler has failed on the copy.
+    copy: the stored copy of the message that the consumer has read. tries: number of times that the handler has failed
+    on this copy.
     """
 
     copy: Message
@@ -280,8 +284,8 @@ class RetriedMessage(Message):
 
 
 def failure_in(message: Message) -> Failure | None:
-    """Return the failure that is recorded in a message of one of metaq's own topics. Return None for any other message,
-    and if the message is damaged.
+    """Return the failure that is recorded in a message of one of metaq's own topics. Return None for a message of
+    another topic, and for a damaged message.
     """
     if message.partition.topic[:1] != OWN_MARK:
         return None

@@ -1,4 +1,4 @@
-"""Result types of the client's calls: partitions, send results, lag."""
+"""The types of the results that the client's calls return: partitions, send results and lag."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ __all__ = ["BatchResults", "Lag", "SendResult", "TopicPartition"]
 
 
 class SendResult(NamedTuple):
-    """An acknowledged message: its id, its partition, and the byte position of its record there.
+    """The result of sending a message: the message's id, its partition, and the byte position of its record in the
+    partition.
 
-    offset is -1 while the message has no offset: in an uncommitted transaction, or in a local store. In a local store,
-    message_id is 0, too.
+    offset: -1 while the message has no offset, because it is in an uncommitted transaction or in a local store. For a
+    message in a local store, message_id is 0, too.
 
     replicas: the number of nodes of a broker set that had the message when it was acknowledged: on disk with
-    `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. None if the broker
-    does not report the number, because it is no node of a set or speaks the text protocol.
+    `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. It is None if the
+    broker does not report the number, because it is no node of a broker set or the client uses the text protocol.
 
-    due: the time in UTC when the broker delivers a message sent with `deliver_at` or `delay`; None for all other
-    messages. The offset of a delayed message is -1, and the delivered message gets another id. `Producer.cancel`
-    accepts this result.
+    due: for a message that was sent with `deliver_at` or `delay`, the time in UTC when the broker delivers the message;
+    None for all other messages. The offset of a delayed message is -1, and the delivered message gets another id.
+    `Producer.cancel` accepts this result.
     """
 
     message_id: int
@@ -41,17 +42,17 @@ class SendResult(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether the message has no offset in its partition yet."""
+        """Whether the message has not got an offset in its partition yet."""
         return self.offset < 0
 
 
 _make = partial(tuple.__new__, SendResult)
-"""Does the same as SendResult._make without a Python call for each result."""
+"""Makes a SendResult like SendResult._make, but without a call of a Python function for each result."""
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of one batch, computed on access. All ids and offsets follow from the id and the offset of the first
-    message and from the record sizes.
+    """The results of sending one batch. Each result is computed when it is accessed: all ids and offsets follow from
+    the id and the offset of the first message and from the sizes of the records.
     """
 
     __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
@@ -112,7 +113,7 @@ class BatchResults(Sequence[SendResult]):
 
 
 class Lag(NamedTuple):
-    """The backlog between a consumer's position and the end of a partition.
+    """The amount of data between a consumer's position and the end of a partition, in bytes and in messages.
 
     messages is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer's
     start position is unknown, because it is the partition's end or a message for which the client still searches.

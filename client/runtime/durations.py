@@ -1,5 +1,5 @@
-"""Check durations given by users: numbers of seconds, or timedeltas. Every duration that is a public argument or
-setting is checked here.
+"""Check durations that users give as numbers of seconds or as timedeltas. Every duration that is a public argument or
+setting is checked by this module.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ __all__ = [
 ]
 
 Duration = float | timedelta
-"""A number of seconds or a timedelta. A name may state another unit for the number."""
+"""A number of seconds, or a timedelta. If the name of an argument or setting states another unit, a number is in this
+unit.
+"""
 
 LONGEST_WAIT_SECONDS = 2_000_000.0
-"""Longest wait in seconds, 23 days. Longer and infinite waits are cut to this value, because no socket can wait for
-more than 2³¹ ms.
+"""Longest wait in seconds, which is 23 days. Longer and infinite waits are reduced to this value, because no socket can
+wait for more than 2³¹ ms.
 """
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
@@ -41,8 +43,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def seconds_of(option: str, given: object) -> float:
-    """Return `given` in seconds. The result may be below 0, infinite or NaN. Raises WrongDuration, which is also a
-    TypeError.
+    """Return the duration `given` in seconds. The result may be below 0, infinite or NaN. Raises WrongDuration, which
+    is also a TypeError, if `given` is no duration.
     """
     if type(given) is float or type(given) is int or is_number(given):
         return given
@@ -52,7 +54,9 @@ def seconds_of(option: str, given: object) -> float:
 
 
 def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remedy: str = "") -> float:
-    """Check a wait, and return it in seconds, at most LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration."""
+    """Check the duration of a wait, and return it in seconds. A result above LONGEST_WAIT_SECONDS is reduced to this
+    value. Raises ConfigError, WrongDuration.
+    """
     seconds = seconds_of(option, given)
     if not (seconds > 0 if more_than_0 else seconds >= 0):  # also false for NaN
         raise ConfigError(option, given, f"choose {'more than 0' if more_than_0 else '0 or more'} seconds{remedy}")
@@ -60,13 +64,15 @@ def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remed
 
 
 def check_timeout(given: Duration) -> float:
-    """Check a `timeout` as check_wait does. The error's text says that the timeout may be omitted."""
+    """Check the argument `timeout` as check_wait does, and return it in seconds. If it is wrong, the error's text says
+    that the argument may be omitted.
+    """
     return check_wait("timeout", given, remedy=", or leave it out")
 
 
 def check_ttl(given: Duration) -> float:
-    """Return the `ttl` of a send in seconds. Raises WrongDuration; ConfigError unless the ttl is above 0 and at most
-    MAX_TTL_SECONDS.
+    """Check the argument `ttl` of a send (the message's time to live), and return it in seconds. Raises WrongDuration,
+    and ConfigError unless the ttl is above 0 and at most MAX_TTL_SECONDS.
     """
     seconds = seconds_of("ttl", given)
     if not 0 < seconds <= MAX_TTL_SECONDS:  # also false for NaN
@@ -75,7 +81,7 @@ def check_ttl(given: Duration) -> float:
 
 
 def whole_seconds(option: str, given: int | timedelta) -> int:
-    """Return a transaction's timeout in whole seconds. Raises ConfigError."""
+    """Return the timeout of a transaction in whole seconds. Raises ConfigError if it is no whole number of seconds."""
     seconds = _whole(given, timedelta(seconds=1))
     if type(seconds) is not int or seconds < 0:
         raise ConfigError(option, given, "choose a whole number of seconds, 0 for never")
@@ -83,9 +89,10 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 
 
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
-    """Return a timedelta as a number in the unit that the setting's name states. A wait in seconds is cut to
-    LONGEST_WAIT_SECONDS, unless the setting is a whole number. Any other value is returned unchanged, and the check of
-    the setting refuses it if necessary.
+    """Return the value `given` of the setting `name` as a number. A timedelta is converted to the unit that the
+    setting's name states. A number of seconds above LONGEST_WAIT_SECONDS is reduced to this value, unless the setting
+    must be a whole number. Any other value is returned unchanged; the later check of the setting refuses it if
+    necessary.
     """
     if name.endswith("_ms"):
         return milliseconds_of(given)
@@ -98,8 +105,8 @@ def as_setting(name: str, given: Any, *, whole: bool) -> Any:
 
 
 def milliseconds_of(given: int | timedelta) -> int:
-    """Return a timedelta as whole milliseconds, if possible. Any other value is returned unchanged, and the check of
-    the setting refuses it if necessary.
+    """Return a timedelta as a whole number of milliseconds, if this is possible. Any other value is returned unchanged;
+    a later check of the value refuses it if necessary.
     """
     return _whole(given, timedelta(milliseconds=1))
 

@@ -1,4 +1,4 @@
-"""Find the existing name that is most similar to a wrong name. Error messages to users contain it."""
+"""Find the existing name that is most similar to a wrong name, for use in error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["did_you_mean", "published_nowhere", "topic_meant"]
 
 
 def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
-    """Return `did you mean 'trades'?`, or `otherwise` if no name is similar."""
+    """Return a question with the most similar name among `known`, such as `did you mean 'trades'?`. Return `otherwise`
+    if no name is similar.
+    """
     from difflib import get_close_matches  # needed only after a user's mistake
 
     close = get_close_matches(name, known, 1)
@@ -17,8 +19,8 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
-    """Return the text of an error: no live broker has `topic`. The text names the pattern that matches the topic, or
-    the most similar existing topic.
+    """Return the text of the error that no live broker has the topic `topic`. The text names the pattern that matches
+    the topic, or the most similar existing topic.
     """
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
     if not known:

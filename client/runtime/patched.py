@@ -1,5 +1,5 @@
-"""Detect standard modules that gevent or eventlet has replaced, because the client's threads and sockets would then
-wait differently.
+"""Detect standard modules that gevent or eventlet has replaced. With replaced modules, the client's threads and sockets
+would wait in another way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _PATCHERS = ("gevent", "eventlet")
 
 
 def refuse_patched() -> None:
-    """Raise ClientError if gevent or eventlet has replaced a module. The error names the module and the library that
-    replaced it.
+    """Raise ClientError if gevent or eventlet has replaced a standard module that the client uses. The error names the
+    module and the library that has replaced it.
     """
     looked_at = {
         "socket": socket.socket,

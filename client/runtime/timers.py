@@ -1,5 +1,5 @@
-"""Timers: delayed actions on one thread, which starts when the first action is added; and a countdown for operations
-with several steps.
+"""Run delayed actions on one thread, which starts when the first action is added. Also count down the time for
+operations with several steps.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""Largest number of seconds that close() takes beyond its timeout. They are needed to end connections and sessions if
-the delivery of messages has used up the timeout.
+"""Largest number of seconds by which close() of a client may exceed its timeout. They are needed to end connections and
+sessions if the delivery of messages has used up the timeout.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
 
 
 class Timers:
-    """Scheduler that runs each action once, at its time or soon after it. The actions run one after another on one
-    thread. Any thread may add actions.
+    """A scheduler that runs each added action once, at its requested time or soon after. The actions run one after
+    another on one thread. Any thread may add actions.
 
-    Adding an action wakes the scheduler's thread once, which then needs O(log n) steps for n waiting actions. An
-    interrupt (interrupts.py) takes effect before or after the whole step.
+    Adding an action wakes the scheduler's thread once, which then needs O(log n) steps for n waiting actions. If an
+    interrupt (interrupts.py) comes while an action is added, the action is added either completely or not at all.
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,7 +45,9 @@ class Timers:
         self._closed = False
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Run `action` after `seconds` seconds. Drop it if `close` is called before."""
+        """Run `action` on the scheduler's thread after `seconds` seconds. Drop the action if `close` is called
+        before.
+        """
         if self._closed:
             return
         if self._thread is None:
@@ -58,7 +60,9 @@ class Timers:
             raise
 
     def close(self, timeout: float = 1.0) -> None:
-        """Drop waiting actions, and wait at most `timeout` seconds for a running action. Idempotent."""
+        """Drop waiting actions, and wait at most `timeout` seconds for the end of a running action. Further calls do
+        nothing.
+        """
         self._closed = True
         self._bell.ring()
         if self._thread is not None and not self._thread.is_current:
@@ -91,8 +95,8 @@ class Timers:
 
 
 class TimeLeft:
-    """Countdown of `seconds` from now. It is for closing in several steps, each of which may hang. Any thread may use
-    it.
+    """Counts down `seconds` from now. A close() with several steps, each of which may hang, uses it to limit its total
+    time. Any thread may use it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -101,11 +105,11 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """Seconds that are left; 0 when the time is over."""
+        """Number of seconds that are left; 0 when the time is over."""
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return the seconds that a step may take: this share of the remaining time, so that time is left for later
-        steps.
+        """Return the number of seconds that a step may take. This is the given share of the remaining time, so that
+        some time is left for later steps.
         """
         return share * self.seconds

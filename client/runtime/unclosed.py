@@ -1,5 +1,5 @@
-"""Close clients that nobody refers to any more and nobody has closed, and warn about them, as Python does for files and
-sockets.
+"""Close clients that were garbage collected without a call of close(), and warn about them, as Python does for files
+and sockets.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["Closing"]
 
 
 class Closing(ABC):
-    """Base class of clients whose threads and connections run until `close`. The threads and connections must not refer
-    to the client.
+    """Base class of clients whose threads and connections exist until `close` is called. The threads and connections
+    must not refer to the client, so that it can be garbage collected.
     """
 
     _unclosed: int | None = None
@@ -26,27 +26,27 @@ class Closing(ABC):
     """
 
     def _opened(self) -> None:
-        """Note that the constructor has finished, so that an unclosed client is closed later. This makes no separate
-        object: if an interrupt came when the constructor returns, nobody would own the threads and connections that the
-        constructor has started.
+        """Record that the constructor has finished, so that the client will be closed even if its user does not close
+        it. The record is an attribute of the client itself, and no separate object. So if an interrupt comes when the
+        constructor returns, the threads and connections that it has started are closed with the client.
         """
         self._unclosed = os.getpid()
 
     def _closes(self) -> None:
-        """Note that the client is being closed."""
+        """Record that the client is being closed, so that no warning follows."""
         self._unclosed = None
 
     @abstractmethod
     def close(self) -> None: ...
 
     def _end_dropped(self) -> None:
-        """Close the client, which nobody refers to any more. This runs on a thread of its own."""
+        """Close the client, to which nobody refers any more. This method runs on a separate thread."""
         self.close()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Warn and close the client, unless it is closed. The garbage collector may call this method on any thread,
-        while that thread holds any lock. An ending interpreter may call it even when the names `os` and `sys` do not
-        exist any more.
+        """If the client is not closed, issue a warning and close the client. The garbage collector may call this method
+        on any thread, while that thread holds any lock. When the interpreter ends, this method may be called although
+        the names `os` and `sys` do not exist any more.
         """
         if is_ending() or self._unclosed != getpid():
             return

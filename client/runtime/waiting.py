@@ -1,4 +1,6 @@
-"""Requests in flight, threads that block until an answer arrives, and a cheap way to wake many such threads."""
+"""Classes for requests in flight and for threads that block until an answer arrives, and a cheap way to wake many such
+threads.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +15,32 @@ from metaq.protocol.frames import Frame
 __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""Callback for the answer to a request. It is called once, on the thread that reads or on the background thread, so it
-must not block.
+"""A callback for the answer to a request. It is called once, on the thread that reads from the connection or on its
+background thread, so it must not block.
 
-A signal handler's exception, such as KeyboardInterrupt, may leave the callback, or may end the thread's reading
-directly after the call. Then the callback is called once more, with BrokerUnavailable, from another thread.
+A signal handler may raise an exception, such as KeyboardInterrupt, inside the callback or directly after it. Then the
+callback is called once more on another thread, with BrokerUnavailable.
 """
 OnBegun = Callable[[Frame], None]
-"""Callback for an answer whose body has not arrived yet; the body is empty in its argument. It is called on the reading
-thread, so it must not block.
+"""A callback for an answer whose header has arrived and whose body has not. It gets the answer with an empty body. It
+is called on the thread that reads from the connection, so it must not block.
 """
 
 _WOKEN_AT_ONCE = 2
-"""Number of threads that `finish_together` wakes itself. Further threads would only find the interpreter's lock taken,
-sleep, and be woken again (docs/decisions/086). If it woke only one thread, each thread would have to wait for the
-scheduler. Benchmark: `blocking-64`.
+"""Number of threads that `finish_together` itself wakes. If it woke more threads, they would find the interpreter's
+lock taken, sleep, and have to be woken again (docs/decisions/086). If it woke only one thread, each thread would have
+to wait for the scheduler. The number was measured by the benchmark `blocking-64`.
 """
 
 
 class Exchange:
     """A request, and the callbacks for its answer.
 
-    on_done: gets the answer, RequestTimedOut at `deadline` (clock time, monotonic seconds), or BrokerUnavailable when
-    the connection ends. background: False is a promise that a thread will `drive` the connection until the answer has
-    arrived. on_begun: gets a large answer before its body is received, if the connection `expects_bulk`; on_done is
-    called afterwards in any case. taken: true if on_done was or will be called, even if the sending thread is
-    interrupted.
+    on_done: called with the answer, with RequestTimedOut at `deadline` (in monotonic seconds), or with
+    BrokerUnavailable when the connection ends. background: False is a promise that a thread will call the connection's
+    `drive` until the answer has arrived. on_begun: called with a large answer before its body is received, if the
+    connection `expects_bulk`; on_done is called afterwards in any case. taken: true if on_done was or will be called,
+    even if the sending thread is interrupted.
     """
 
     __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
@@ -46,7 +48,7 @@ class Exchange:
     def __init__(
         self, opaque: int, on_done: OnDone, deadline: float, background: bool = True, on_begun: OnBegun | None = None
     ) -> None:
-        """opaque: from Connection.new_opaque."""
+        """opaque: the request's opaque number, which Connection.new_opaque has returned."""
         self.opaque = opaque
         self.on_done = on_done
         self.deadline = deadline
@@ -57,13 +59,13 @@ class Exchange:
 
 
 class Waiter:
-    """An operation for which a thread blocks. Any thread may call `finish`; it is called once."""
+    """An operation on whose end a thread waits. Any thread may call `finish`. It is called once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the blocked thread will drive the connection again, so that no other thread needs to read for this
-    operation after its deadline.
+    """Whether the waiting thread will call the connection's `drive` again after a deadline. Then no other thread needs
+    to read the answer for this operation meanwhile.
     """
 
     def __init__(self) -> None:
@@ -81,8 +83,8 @@ class Waiter:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until a message is in the mailbox, or `seconds` are over. A message means that this operation is
-        finished, or that the thread gets the role of the reader.
+        """Block until the mailbox's bell rings, or `seconds` are over. The bell rings when this operation is finished,
+        or when the thread gets the role of reading from the connection.
         """
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
@@ -98,8 +100,8 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """Note that the thread does not block any more, whatever the reason, and wake the thread that `finish_together`
-        placed after it. May be called again.
+        """Record that the thread does not block any more, whatever the reason. Also wake the thread that is next in the
+        chain of `finish_together`. This method may be called again.
         """
         # order matters: see `finish_together`
         self._gone = True
@@ -108,11 +110,11 @@ class Waiter:
 
 
 def finish_together(waiters: Sequence[Waiter]) -> None:
-    """Finish waiters whose threads have parked. This wakes a few of the threads now; each woken thread wakes another
-    one, and so on.
+    """Finish several waiters whose threads are blocked in `park`. This function wakes a few of the threads itself; each
+    woken thread wakes another one, and so on.
 
-    Threads that run Python take turns anyway, so no thread waits longer than it would if all were woken at once. Any
-    thread may call this, once for each waiter.
+    Only one thread at a time can run Python code, so no thread waits longer than it would if all threads were woken at
+    once. Any thread may call this function, once for each waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following

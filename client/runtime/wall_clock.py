@@ -1,5 +1,5 @@
-"""The time of day, which decides whether messages have expired. The clock is a parameter wherever a test needs another
-clock.
+"""Read the wall clock, which decides whether messages have expired. Code that tests run with another clock gets the
+clock as a parameter.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable
 __all__ = ["WallClock", "now_ms"]
 
 WallClock = Callable[[], int]
-"""Function that returns the time in milliseconds since 1970."""
+"""A function that returns the current time in milliseconds since 1970."""
 
 
 def now_ms() -> int:
-    """Return the time in milliseconds since 1970 by this machine's clock, which somebody may set while the program
-    runs.
+    """Return the current time in milliseconds since 1970 by this machine's clock. The clock may be set to another time
+    while the program runs.
     """
     return time.time_ns() // 1_000_000

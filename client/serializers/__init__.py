@@ -1,4 +1,4 @@
-"""Convert values to payloads (`typed` producers) and back (a consumer's `message.value`).
+"""Convert values to payloads for `typed` producers, and payloads to values for a consumer's `message.value`.
 
 Each format has a Serializer class. Its library is imported when the first serializer of this class is made. For a
 format of your own, write a class with the three members of Serializer.

@@ -17,16 +17,16 @@ _START = len(_MARK) + _PRINT_BYTES
 
 
 class Avro:
-    """Serializer for the values of one schema, in Avro's single-object encoding: the bytes C3 01, the schema's
-    CRC-64-AVRO fingerprint, the value.
+    """Serializer for the values of one schema. It uses Avro's single-object encoding: the bytes C3 01, then the
+    schema's CRC-64-AVRO fingerprint, then the value.
 
-    The fingerprint identifies the schema with which the value was written. A reader that knows the older schemas
-    converts their values to the newest schema. So a schema can change while old messages and old producers exist.
+    The fingerprint identifies the schema with which the value was written. A reader that knows this older schema
+    converts the value to the newest schema. So the schema can change while old messages and old producers still exist.
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: the schema with which values are written, and to which read values are converted. It is given as the
-        Python form of Avro's JSON. older: schemas of values that were written earlier.
+        """schema: the schema with which values are written, and to which read values are converted. It is given as a
+        Python object with the structure of Avro's JSON. older: the schemas with which values were written earlier.
 
         Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """

@@ -1,4 +1,4 @@
-"""The interface of a serializer, and the choice of a reader among several serializers."""
+"""Define the interface of serializers, and choose the serializer that decodes a message."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ class Serializer(Protocol[T]):
     """Converts values of one kind to bytes and back. The methods are called on any thread, also on several threads at
     once.
 
-    content_type: the name of this kind in messages and in errors, in printable ASCII, such as `application/json`.
+    content_type: the name of the serializer's format in messages and in errors, in printable ASCII, such as
+    `application/json`.
     """
 
     content_type: str
 
     def dumps(self, value: T) -> bytes:
-        """Return the payload for a value. A send passes on the exceptions of this method."""
+        """Return the payload for a value. If this method raises an exception, the send raises the same exception."""
 
     def loads(self, payload: bytes) -> T:
-        """Return the value of a payload. An exception of this method becomes the cause of a ValueUnreadable."""
+        """Return the value that a payload contains. If this method raises an exception, the reader raises
+        ValueUnreadable with this exception as its cause.
+        """
 
 
 Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
@@ -34,7 +37,7 @@ Deserializer = Serializer[Any] | Iterable[Serializer[Any]]
 
 
 class ReadableMessage(Protocol):
-    """The members of a message that a ValueReader uses (records/message.py)."""
+    """The attributes of a message that a ValueReader uses (records/message.py)."""
 
     @property
     def topic(self) -> str: ...
@@ -46,19 +49,23 @@ class ReadableMessage(Protocol):
     def content_type(self) -> str | None: ...
     @property
     def payload(self) -> bytes:
-        """Raises CorruptRecord."""
+        """The message's payload. Raises CorruptRecord if it cannot be decompressed."""
 
 
 class ValueReader:
-    """Decodes the values of messages. Any thread may use it."""
+    """Decodes the payloads of messages to values. Any thread may use it."""
 
     def __init__(self, serializers: Iterable[Serializer[Any]]) -> None:
-        """serializers: the first one also reads messages without a content type."""
+        """serializers: the serializers of all expected content types. The first one also decodes messages without a
+        content type.
+        """
         self._by_type: Mapping[str, Serializer[Any]] = {each.content_type: each for each in serializers}
         self._first = next(iter(self._by_type.values()))
 
     def value_of(self, message: ReadableMessage) -> Any:
-        """Return the message's value. Raises ValueUnreadable; CorruptRecord as `message.payload` does."""
+        """Return the value that the message's payload contains. Raises ValueUnreadable if it cannot be decoded, and
+        CorruptRecord as `message.payload` does.
+        """
         kind = message.content_type
         serializer = self._first if kind is None else self._by_type.get(kind)
         where = f"topic {message.topic}, partition {message.partition}, offset {message.offset}"

@@ -10,10 +10,11 @@ __all__ = ["Json"]
 
 
 class Json:
-    """Compact JSON in UTF-8. A send raises ValueError for NaN and infinity, which JSON does not have.
+    """Serializer for compact JSON in UTF-8. A send raises ValueError for NaN and infinity, because JSON has no such
+    numbers.
 
-    default: a function that converts a value that JSON cannot hold, as in json.dumps, for example `default=str` for
-    dates.
+    default: a function that converts a value that JSON cannot represent, as in json.dumps, for example `default=str`
+    for dates.
     """
 
     content_type = "application/json"

@@ -11,16 +11,16 @@ __all__ = ["MsgPack"]
 
 
 class MsgPack:
-    """Serializer for MessagePack. Text is read back as str, and bytes as bytes. Aware datetimes are written as
-    MessagePack timestamps, and read back as datetimes in UTC.
+    """Serializer for MessagePack. A str is read back as str, and bytes are read back as bytes. A datetime with a time
+    zone is written as a MessagePack timestamp, and read back as a datetime in UTC.
 
-    default: a function that converts a value that MessagePack cannot hold, as in msgpack.packb.
+    default: a function that converts a value that MessagePack cannot represent, as in msgpack.packb.
     """
 
     content_type = "application/msgpack"
 
     def __init__(self, *, default: Callable[[Any], Any] | None = None) -> None:
-        """Import msgpack. Raises ConfigError if it is not installed."""
+        """Import the package msgpack. Raises ConfigError if it is not installed."""
         try:
             import msgpack
         except ImportError:

@@ -1,4 +1,6 @@
-"""The defaults of the client's settings, in one place. The name of each setting includes its unit."""
+"""The settings of connections and producers with their defaults, and limits of the client. The name of each setting
+includes its unit.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,11 @@ Protocol = Literal["auto", "text"]
 Start = Literal["earliest", "latest"]
 
 Compression = Literal["zstd"]
-"""The compression of a producer's payloads."""
+"""The methods by which a producer can compress payloads."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
-"""Timeout in seconds of a search for messages. A broker ends a search after 5 seconds, but the search may have to wait
-for other searches first.
+"""Number of seconds that a client waits for the result of a search for messages. A broker ends a search after 5
+seconds, but the search may first have to wait for other searches.
 """
 
 MAX_COMPRESSION_LEVEL = 22
@@ -68,11 +70,11 @@ BROWSE_BYTES = 1 << 20
 """Number of bytes that readers without a group request at once (1.x: the topic browser's maxSize)."""
 
 MAX_RETRIES = 5
-"""How often a message that its handler cannot process is retried (1.x: maxFetchRetries)."""
+"""Number of retries of a message whose handler fails (1.x: maxFetchRetries)."""
 
 MAX_HANDLER_THREADS = 1024
 """Largest number of handler threads of one run(). More threads would cost memory and scheduling time without any gain.
-If you need more, run several processes.
+If you need more threads, run several processes.
 """
 
 IDLE_WARNING_SECONDS = 300.0
@@ -82,13 +84,13 @@ max.poll.interval.ms).
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""Seconds from the consumer's start to the first retry of messages in a LocalRecoverStore, and seconds between later
-retries (1.x: the same).
+"""Number of seconds from the consumer's start to the first retry of messages in a LocalRecoverStore, and number of
+seconds between later retries. The values are the same as in 1.x.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """Largest number of bytes for the records and the table of their sizes in one batch frame. The remaining bytes of the
-frame are room for the header.
+frame are left for the header.
 """
 
 MAX_LOCAL_MESSAGES = 500_000
@@ -109,13 +111,13 @@ def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_call_back(option: str, given: object) -> None:
-    """Check that an option is callable. Raises ConfigError."""
+    """Check that the value of an option is callable. Raises ConfigError if it is not."""
     if not callable(given):
         raise ConfigError(option, repr(given), "name a function, without calling it")
 
 
 def check_call_backs(**given: object) -> None:
-    """Check options as check_call_back does; an option that is None counts as omitted."""
+    """Check that the values of these options are callable. A value of None counts as omitted. Raises ConfigError."""
     for option, value in given.items():
         if value is not None:
             check_call_back(option, value)
@@ -137,25 +139,29 @@ def check_number(
 
 
 def check_offset(option: str, value: object) -> None:
-    """Check that an option is a byte offset. Raises ConfigError."""
+    """Check that the value of an option is a possible byte offset. Raises ConfigError if it is not."""
     check_number(option, value, may_be_0=True, most=INT64_MAX, unit="bytes")
 
 
 def check_text(option: str, value: object, remedy: str = "name it as a text") -> None:
-    """Check that an option is a str that UTF-8 can encode. Raises ConfigError."""
+    """Check that the value of an option is a str that UTF-8 can encode. Raises ConfigError if it is not."""
     if not isinstance(value, str) or not is_utf8(value):
         raise ConfigError(option, repr(value), remedy)
 
 
 def check_threads(threads: int) -> None:
-    """Check that the number `threads` of a run() is 1 … MAX_HANDLER_THREADS. Raises ConfigError."""
+    """Check that `threads`, the number of threads of a run(), is 1 … MAX_HANDLER_THREADS. Raises ConfigError if it is
+    not.
+    """
     check_number("threads", threads)
     if threads > MAX_HANDLER_THREADS:
         raise ConfigError("threads", threads, f"choose at most {MAX_HANDLER_THREADS}, or run several processes")
 
 
 def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
-    """Return the option `config`, or the default settings if it is omitted. Raises ConfigError."""
+    """Return the settings that a caller has given as the option `config`, or the default settings if it is None. Raises
+    ConfigError if `given` is not of the class `kind`.
+    """
     if given is None:
         return kind()
     if not isinstance(given, kind):
@@ -164,7 +170,7 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
 
 
 def check_settings(config: Any, *may_be_0: str) -> None:
-    """Check the settings of a dataclass. Raises ConfigError.
+    """Check all settings in the dataclass object `config`. Raises ConfigError if a setting is wrong.
 
     Each number must be above 0 (or at least 0, if listed in may_be_0). A `min` or `step` must not be above the `max`
     that belongs to it. A timedelta is replaced by a number in the unit that the setting's name states.
@@ -192,13 +198,17 @@ class ConnectionConfig:
     """Settings of one TCP connection to one broker."""
 
     connect_timeout_seconds: float = 3.0
-    """Common time limit for the TCP handshake and for the answer to the first request, `version`."""
+    """Time limit in seconds for the TCP handshake together with the answer to the first request, `version`."""
     request_timeout_seconds: float = 10.0
-    """Time limit of one request. After it, a producer may retry until its own deadline."""
+    """Time limit in seconds for the answer to one request. After this time, a producer may repeat the request until its
+    own deadline.
+    """
     heartbeat_idle_seconds: float = 10.0
-    """The client sends a heartbeat after this time without traffic (1.x: 10 s)."""
+    """Number of seconds without traffic on a connection after which the client sends a heartbeat (1.x: 10 s)."""
     heartbeat_timeout_seconds: float = 5.0
-    """Time limit for the answer to a heartbeat. If there is no answer by then, the connection counts as broken."""
+    """Time limit in seconds for the answer to a heartbeat. If no answer has come by then, the connection counts as
+    broken.
+    """
     max_in_flight_requests: int = 100_000
     """Largest number of unanswered requests on the connection. Further requests fail at once without being sent, as in
     1.x.
@@ -207,10 +217,12 @@ class ConnectionConfig:
     """Largest number of bytes that one system call takes from the socket."""
     reconnect_min_seconds: float = 0.05
     reconnect_max_seconds: float = 2.0
-    """Pause before another try to open a broken connection. It doubles from min to max, with jitter."""
+    """Longest pause in seconds before another attempt to open a broken connection. The pause doubles from
+    reconnect_min_seconds up to this value, with jitter.
+    """
     protocol: Protocol = "auto"
-    """The wire protocol. "auto": frames, or the text commands of metaq 1.x for brokers that do not support frames.
-    "text": always the text commands.
+    """The protocol in which the client speaks to brokers. "auto": the framed protocol, or the text commands of metaq
+    1.x for brokers that do not support frames. "text": always the text commands.
     """
     tls: TlsConfig | None = field(default_factory=profile_tls)
     """TLS settings for all brokers; None: no TLS. The default comes from the profile file that METAQ_PROFILE names;
@@ -230,78 +242,89 @@ class ProducerConfig:
     """Settings of a producer: how it gathers, sends and retries messages."""
 
     linger_ms: int = 0
-    """How long an asynchronous message may wait for other messages while its partition is idle; 0 = it does not
-    wait.
+    """Number of milliseconds for which an asynchronous message may wait for other messages while its partition is idle;
+    0 means that it does not wait.
     """
     max_batch_bytes: int = 1 << 20
-    """Largest number of bytes of records in one request. A single message that is larger is sent in a request of its
-    own.
+    """Largest number of bytes of records in one request. A single message that is larger is sent in a separate request.
     """
     max_batch_records: int = 10_000
     """Largest number of messages in one request."""
     max_requests_in_flight: int = 2
-    """Largest number of requests in flight to one broker. Messages of all partitions that become ready meanwhile are
-    sent together in the next request. A broker that does not accept many partitions in one request (a Java broker) gets
-    one request for each partition.
+    """Largest number of requests in flight to one broker. Messages that are ready to be sent meanwhile are sent
+    together in the next request, whatever their partitions. A broker that does not accept several partitions in one
+    request (a Java broker) gets one request for each partition.
     """
     max_buffered_bytes: int = 64 << 20
-    """Largest number of bytes of accepted but unanswered messages. Beyond this limit, a send waits for room until its
-    deadline.
+    """Largest number of bytes of messages that the producer has accepted and no broker has answered yet. If this limit
+    is reached, a send waits until enough messages are answered, or until its deadline.
     """
     max_buffered_messages: int = 50_000
-    """Largest number of accepted but unanswered messages. Beyond this limit, a send waits, too. A batch of
-    send_batch_async() counts as one message.
+    """Largest number of messages that the producer has accepted and no broker has answered yet. If this limit is
+    reached, a send waits in the same way. A batch of send_batch_async() counts as one message.
     """
     delivery_timeout_seconds: float = 30.0
-    """Longest time from the call to the final answer, including all tries. A call may have its own timeout instead."""
+    """Longest time in seconds from the call of a send to its final result, including all retries. A call can state its
+    own timeout instead.
+    """
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
-    """Pause before a message is retried. It doubles from min to max, with jitter; the first retry is immediate."""
+    """Longest pause in seconds before a message is sent again. The pause doubles from retry_min_seconds up to this
+    value, with jitter; the first retry is immediate.
+    """
     deliver_at_exit_seconds: float = 10.0
-    """How long a program that ends without close() waits for the delivery of accepted messages. Undelivered messages
-    are reported on stderr. All producers of the program share this time. 0 = no waiting.
+    """Number of seconds for which a program that ends without close() waits for the delivery of accepted messages; 0
+    means that it does not wait. Undelivered messages are reported on stderr. All producers of the program share this
+    time.
     """
     idempotent: bool = True
-    """Store a message once, even if its request is repeated because the connection was lost or the answer was late.
-    Until its deadline, a message with unknown outcome is only sent to the same partition again. This needs brokers of
-    this version.
+    """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
+    answer was late. Until its deadline, a message whose outcome is unknown is sent again only to the same partition.
+    This setting needs brokers of the same version of metaq.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if this makes it smaller. Only topics with acceptCompressed=true in
-    their section of server.ini accept this. None: no compression.
+    their section of server.ini accept compressed messages. None: no compression.
     """
     compression_level: int = 3
-    """Compression level, 1 … 22. Higher levels take more time and make the data slightly smaller."""
+    """Compression level of Zstandard, 1 … 22. Higher levels take more time and make the data slightly smaller."""
     compression_from_bytes: int = 512
-    """Payloads smaller than this are not compressed."""
+    """Smallest size in bytes of a payload that is compressed."""
     recover_interval_seconds: float = 300.0
-    """Longest interval between retries of messages in a local store (1.x: recoverMessageIntervalInMills, 5 min)."""
+    """Longest interval in seconds between retries of messages in a local store (1.x: recoverMessageIntervalInMills, 5
+    min).
+    """
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """How long an ordered message waits while at most ordered_wait_messages saved messages are before it. If more are
-    before it, the message is saved after them (1.x: 20 messages, 2 × 100 ms).
+    """Number of seconds for which an ordered message waits if at most ordered_wait_messages messages before it are
+    saved in the local store. If more messages before it are saved, the message is saved after them without waiting
+    (1.x: 20 messages, 2 × 100 ms).
     """
     transaction_timeout_seconds: int = 60
-    """Time after which a broker rolls back a transaction that was neither prepared nor committed; 0 = never. A broker
-    limits this time to its own maxTxTimeoutInSeconds (60).
+    """Number of seconds after which a broker rolls back a transaction that was neither prepared nor committed; 0 means
+    never. A broker limits this time to its own setting maxTxTimeoutInSeconds (60 by default).
     """
     reply_topic: str = REPLY_TOPIC
-    """Topic for the replies to this producer's requests. One partition of it on each broker is enough."""
+    """The topic in which the replies to this producer's requests are stored. One partition of this topic on each broker
+    is enough.
+    """
     producer_group: str | None = None
-    """Name of a group of producers. Each producer of the group can report the outcome of the others' transactions
-    (send_in_transaction). Producer groups are unrelated to consumer groups. None: each call names a group.
+    """Name of a group of producers. Each producer of the group can report the outcome of transactions of the other
+    producers (send_in_transaction). Producer groups are unrelated to consumer groups. None: each call of
+    send_in_transaction names a group.
     """
     transaction_threads: int = 4
     """Number of threads that call the `execute` functions of send_in_transaction_async(). The threads start when they
     are needed.
     """
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session. A producer owns nothing in ZooKeeper, so this only limits how long its view of
-    the brokers is stale."""
+    """Timeout of the ZooKeeper session in seconds. A producer owns no znodes, so the timeout only limits how long its
+    view of the brokers may be out of date.
+    """
     start_timeout_seconds: float = 15.0
-    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If ZooKeeper cannot be at
-    the address (nothing listens, the name is unknown, or something else listens), the start fails after about a
-    second.
+    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    elected. If there is certainly no ZooKeeper at the address (nothing listens, the host name is unknown, or something
+    else listens), the start fails after about a second.
     """
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 

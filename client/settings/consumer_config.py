@@ -1,4 +1,4 @@
-"""Settings of consumers. They are separate from config.py, so that a producer does not import the code that reads
+"""The settings of consumers. They are not in config.py, so that a producer does not import the code that reads
 messages.
 """
 
@@ -36,14 +36,16 @@ __all__ = [
 ]
 
 OnDamage = Literal["stop", "skip"]
-"""How a consumer reacts to stored bytes without an intact record: it stops there, or skips them."""
+"""How a consumer reacts to damaged stored bytes, which contain no intact record: it stops before these bytes, or skips
+them.
+"""
 
 
 OnDamaged = Callable[[CorruptRecord], object]
-"""Function that is called once for each damaged range that a consumer finds."""
+"""A function that is called once for each range of damaged stored bytes that a consumer finds."""
 
 ReadFrom = Literal["leader", "nearest"]
-"""The node of a broker set from which a consumer reads."""
+"""Which node of a broker set a consumer reads from."""
 
 
 def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
@@ -62,14 +64,14 @@ def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
 
 
 def check_damage(damage: str) -> None:
-    """Check the option `damage`. Raises ConfigError."""
+    """Check the value of the option `damage`. Raises ConfigError if it is not allowed."""
     if damage not in ("stop", "skip"):
         raise ConfigError("damage", damage, "choose 'stop' or 'skip'")
 
 
 def check_where(where: str | None) -> Where | None:
-    """Parse the option `where`, and return its content filter. None means that there is no filter. Raises
-    ConfigError.
+    """Parse the text of the option `where`, and return the content filter. None means that there is no filter. Raises
+    ConfigError if the text is no filter.
     """
     if where is None:
         return None
@@ -82,7 +84,7 @@ def check_where(where: str | None) -> Where | None:
 
 
 class MovedReading(MovedProtocol, total=False):
-    """Former arguments of a Consumer and of readers without a group."""
+    """Former arguments of a Consumer and of readers without a group, which are settings now."""
 
     on_damaged: OnDamaged | None
 
@@ -92,7 +94,7 @@ class ConsumerConfig:
     """Settings of a consumer: how it fetches messages, commits offsets, and shares partitions with other members."""
 
     consumer_id: str | None = None
-    """A fixed name of the consumer, unique within the group. None: each start makes a new name."""
+    """A fixed name of the consumer, which must be unique within the group. None: a new name is made at each start."""
     strategy: Strategy | str = "range"
     """How partitions are assigned to members. All members of a group must have the same strategy: "range", "consist"
     (1.x's consistent hashing), "zone" (a partition goes to a member in the `zone` of its broker, if there is such a
@@ -103,85 +105,93 @@ class ConsumerConfig:
     the offsets.
     """
     offsets_file: str | Path | None = None
-    """The file in which broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
+    """The file in which a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
     offset_store: OffsetStore | None = None
-    """A store that keeps the offsets, for example a SqlOffsetStore. None: ZooKeeper, or the file of broadcast=True."""
+    """The store in which the offsets are kept, for example a SqlOffsetStore. None: ZooKeeper, or `offsets_file` if
+    broadcast is True.
+    """
     read_from: ReadFrom = "leader"
     """The node of a broker set to read from. "leader": the node that accepts messages. "nearest": an in-sync node in
-    the consumer's `zone` if there is one, otherwise the leader. Another node than the leader delivers a message up to
-    0.2 s later.
+    the consumer's `zone` if there is one, otherwise the leader. A node that is not the leader delivers a message up to
+    0.2 s later than the leader.
     """
     zone: str = ""
-    """The zone in which the consumer runs, as in the brokers' `--zone`. It is required for read_from="nearest" and
-    strategy="zone".
+    """The zone in which the consumer runs. It is compared with the zone of each broker (the broker's option `--zone`).
+    It is required for read_from="nearest" and strategy="zone".
     """
     fetch_max_bytes: int = 2 << 20
-    """Bytes requested by one pull. A broker returns at most 4 MiB, or its maxTransferSize if that is more. Over the
-    text protocol, the limit is always maxTransferSize. The first record comes whole, regardless of its size.
+    """Number of bytes that one pull requests. A broker returns at most 4 MiB, or its maxTransferSize if this is more.
+    Over the text protocol, the limit is always maxTransferSize. The first record is returned completely, regardless of
+    its size.
     """
     arrow_fetch_bytes: int = 3 << 20
-    """Bytes requested by one pull of poll_arrow(). The cost of poll_arrow() depends more on the number of answers than
-    on the number of messages. While this setting is less than max_buffered_bytes, the next answer is requested when the
-    last answer begins to arrive.
+    """Number of bytes that one pull of poll_arrow() requests. The cost of poll_arrow() depends more on the number of
+    answers than on the number of messages. If this setting is less than max_buffered_bytes, the next answer is
+    requested as soon as the previous answer begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
-    """Number of prefetched bytes per partition at which the consumer pauses fetching. The buffer may exceed this by at
-    most one pull.
+    """Number of prefetched bytes per partition at which the consumer pauses fetching. The buffer may exceed this number
+    by the bytes of one pull.
     """
     check_crcs: bool | None = None
     """Whether each message's checksum is compared before delivery (like librdkafka's check.crcs, which is off by
-    default). None: poll() and run() compare checksums; poll_arrow() does not, because this would double its cost. The
-    broker has already checked the message on arrival, so this check finds changes that happened later on a disk or in
-    memory.
+    default). None: poll() and run() compare checksums, but poll_arrow() does not, because the comparison would double
+    its cost. The broker has already checked each message on arrival, so the comparison finds only later changes on a
+    disk or in memory.
     """
     damage: OnDamage = "stop"
-    """The consumer's reaction to stored bytes without an intact record. "stop": poll() raises CorruptRecord with the
-    byte range at each call until a seek; run() stops the partition, and logs this once. "skip": the bytes count as
-    consumed, and the range is logged and passed to on_damaged. Other partitions continue in both cases.
+    """The consumer's reaction to damaged stored bytes, which contain no intact record. "stop": poll() raises
+    CorruptRecord with the byte range at each call until a seek; run() stops the partition, and logs this once. "skip":
+    the damaged bytes count as consumed, and their range is logged. Other partitions continue in both cases.
     """
     on_damaged: OnDamaged | None = None
-    """Function that is called with a CorruptRecord, once for each damaged range of stored bytes, for both values of
-    `damage`. It is called in poll(), or on a handler thread of run().
+    """A function that is called with a CorruptRecord, once for each range of damaged stored bytes, for both values of
+    `damage`. It is called on the thread that calls poll(), or on a handler thread of run().
     """
     long_poll_ms: int = 15_000
-    """How long a broker may hold a pull when there is nothing to return."""
+    """Number of milliseconds for which a broker may hold a pull while there is no message to return."""
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
-    """Pause after an empty answer of the text protocol, or after a broker did not wait as requested. It grows by `step`
-    up to `max` (1.x: 500 and 5,000).
+    """Longest pause in milliseconds after an empty answer over the text protocol, or after a broker did not wait as
+    long as requested. The pause grows by text_idle_step_ms with each such answer (1.x: 500 and 5,000).
     """
     error_min_seconds: float = 0.1
     error_max_seconds: float = 5.0
-    """Pause after a failed pull. It doubles from min to max, with jitter."""
+    """Longest pause in seconds after a failed pull. The pause doubles from error_min_seconds up to this value, with
+    jitter.
+    """
     auto_commit_seconds: float = 5.0
-    """Interval between automatic commits of positions. 0 = commit only at commit() or close(), or when a partition is
-    handed over.
+    """Interval in seconds between automatic commits of positions. With 0, positions are committed only by commit() or
+    close(), or when a partition is handed over.
     """
     revoke_wait_seconds: float = 15.0
-    """How long a partition that must be handed over to another member waits for the current owner's next poll()."""
+    """Number of seconds for which a partition that must be handed over to another member waits for the current owner's
+    next poll().
+    """
     max_poll_interval_seconds: float | None = None
-    """After this time without a poll(), the member gives its partitions to other members until its next poll(). As with
-    Kafka's max.poll.interval.ms, the time includes the processing of messages, also in a handler of run(). None: the
-    member never gives them up; only a warning is logged.
+    """Number of seconds without a poll() after which the member gives its partitions to other members until its next
+    poll(). As with Kafka's max.poll.interval.ms, the time includes the processing of messages, also in a handler of
+    run(). None: the member keeps its partitions, and only a warning is logged.
     """
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
-    """Pause before a failed rebalance is retried. It doubles from min to max, with jitter; retries never end. A
-    partition that another member still owns is claimed as soon as ZooKeeper reports that it is free.
+    """Longest pause in seconds before a failed rebalance is retried. The pause doubles from rebalance_min_seconds up to
+    this value, with jitter. Retries never end. A partition that another member still owns is claimed as soon as
+    ZooKeeper reports that it is free.
     """
     session_timeout_seconds: float = 30.0
-    """Requested timeout of the consumer's ZooKeeper session. The server may grant a shorter or longer timeout. If the
-    consumer crashes, other members get its partitions when the timeout has passed.
+    """Requested timeout of the consumer's ZooKeeper session in seconds. The server may grant a shorter or longer
+    timeout. If the consumer crashes, other members get its partitions when the timeout has passed.
     """
     start_timeout_seconds: float = 15.0
-    """How long the start waits for ZooKeeper while a server is slow or a leader is elected. If ZooKeeper cannot be at
-    the address (nothing listens, the name is unknown, or something else listens), the start fails after about a
-    second.
+    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    elected. If there is certainly no ZooKeeper at the address (nothing listens, the host name is unknown, or something
+    else listens), the start fails after about a second.
     """
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
-    """Pause of a partition after its handler has failed, in run() with retry=None. The pause is step × 1, 2, 3 … up to
-    max (1.x: the same).
+    """Longest pause in seconds of a partition after a handler has failed, in run() with retry=None. The pause is
+    retry_step_seconds × 1, 2, 3 … up to this value (1.x: the same).
     """
     stop_seconds: float = 10.0
     """How long run() waits for running handlers when it is told to end."""
@@ -206,7 +216,7 @@ class ConsumerConfig:
 
 
 class MovedLease(TypedDict, total=False):
-    """Former arguments of a SharedConsumer."""
+    """Former arguments of a SharedConsumer, which are settings now."""
 
     lease_seconds: Duration | None
     member: str | None
@@ -217,33 +227,38 @@ class SharedConfig:
     """Settings of a shared consumer: how it leases messages."""
 
     member: str | None = None
-    """The member's name, which operators see; it must be unique for each consumer. None: a name is made from host and
-    process.
+    """The member's name, which operators see. It must be different for each consumer. None: a name is made from the
+    host and the process.
     """
     lease_seconds: float = 30.0
-    """Duration of a message's lease to this member. After this time another member may get the message, unless the
-    lease was extended.
+    """Duration of a message's lease to this member in seconds. After this time another member may get the message,
+    unless the lease was extended.
     """
     prefetch: int = 256
-    """Largest number of messages leased ahead of the work. If each message takes long, fewer are leased: as many as
-    take about a fifth of a second of work.
+    """Largest number of messages that are leased before a worker is free to handle them. If handling a message takes
+    long, fewer messages are leased ahead: as many as can be handled in about a fifth of a second.
     """
     fetch_max_bytes: int = 1 << 20
-    """Largest number of bytes leased by one request. A single message may be larger."""
+    """Largest number of bytes of messages that one request leases. A single message may be larger."""
     long_poll_ms: int = 15_000
-    """How long a broker may hold a request when there is nothing to lease."""
+    """Number of milliseconds for which a broker may hold a request while there is no message to lease."""
     settle_linger_ms: int = 100
-    """How long an acknowledgement waits for others, to be sent together with them; 0 = it does not wait. In a group
-    with ordered_by_key, no acknowledgement waits.
+    """Number of milliseconds for which an acknowledgement waits for others, so that they are sent together; 0 means
+    that it does not wait. In a group with ordered_by_key, no acknowledgement waits.
     """
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0
-    """Pause after a failed request to a partition's broker. It doubles from min to max, with jitter."""
+    """Longest pause in seconds after a failed request to a partition's broker. The pause doubles from error_min_seconds
+    up to this value, with jitter.
+    """
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session. A shared consumer owns nothing in ZooKeeper, so this only limits how long its
-    view of the brokers is stale."""
+    """Timeout of the ZooKeeper session in seconds. A shared consumer owns no znodes, so the timeout only limits how
+    long its view of the brokers may be out of date.
+    """
     start_timeout_seconds: float = 15.0
-    """How long the start waits for ZooKeeper while a server is slow or a leader is elected."""
+    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    elected.
+    """
     stop_seconds: float = 10.0
     """How long run() waits for running handlers when it is told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)

@@ -1,4 +1,6 @@
-"""Former arguments that became settings. They work for one more release, with a DeprecationWarning."""
+"""Support former arguments of constructors and methods that have become settings of a configuration object. They work
+for one more release, with a DeprecationWarning.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ _Config = TypeVar("_Config")
 
 
 class MovedProtocol(TypedDict, total=False):
-    """Former arguments of producers, and of iterators over topics."""
+    """Former arguments of producers and of iterators over topics, which are settings now."""
 
     protocol: str
 
 
 def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
-    """Return `config`, changed by the former arguments `given` in a call of `caller`. Each former argument is now a
-    setting of `config` or of its connection.
+    """Return a copy of `config` into which the former arguments in `given` are entered. caller: the name of the called
+    method. Each former argument is now a setting of `config` or of its connection.
 
     moved: names of the arguments that `caller` once had. An argument with the value None leaves the setting unchanged.
     Call this function directly in the method that the user's code called, so that the warning names the user's line.
-    Raises TypeError for an argument that never existed, as Python does; ConfigError for a wrong value.
+    Raises TypeError for an argument that `caller` never had, as Python does, and ConfigError for a wrong value.
     """
     changed: Any = config
     kind = type(config).__name__

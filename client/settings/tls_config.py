@@ -1,4 +1,6 @@
-"""The TLS settings of a client: given in the program, or in a profile file that METAQ_PROFILE names."""
+"""The TLS settings of a client. They are given in the program, or in a profile file that the environment variable
+METAQ_PROFILE names.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ _KEYS = ("ca", "certificate", "key")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """The TLS settings for the connections to all brokers. A client with these settings never communicates without TLS.
+    """The TLS settings for the connections to all brokers. A client with TLS settings never communicates with a broker
+    without TLS.
 
     The broker's certificate must be signed by a CA in the PEM file `ca`, and must contain the host name or address
     under which the broker is registered. Without `ca`, the system's CAs are used. certificate, key: PEM files with
@@ -43,13 +46,15 @@ class TlsConfig:
             raise ConfigError(f"tls.{missing}", "", "name a PEM file: a certificate and its key go together")
 
     def context(self) -> ssl.SSLContext:
-        """Read the files and return the context for new connections. Raises ConfigError."""
+        """Read the PEM files, and return the TLS context for new connections. Raises ConfigError if a file cannot be
+        used.
+        """
         return CertificateFiles(self.ca, self.certificate, self.key).client_context()
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings of the profile file that METAQ_PROFILE names. Return None if this variable is not set.
-    Raises ConfigError.
+    """Return the TLS settings of the profile file that METAQ_PROFILE names. Return None if this environment variable is
+    not set. Raises ConfigError if the file cannot be used.
 
     Paths in the file are relative to the file's directory:
 

@@ -1,5 +1,5 @@
-"""Shared consumers: many members of a group take messages of the same partitions, and each message is leased to one
-member at a time.
+"""Consume messages as a member of a shared group: many members take messages of the same partitions, and each message
+is leased to one member at a time.
 """
 
 from .consumer import SharedConsumer

@@ -1,4 +1,4 @@
-"""The shared consumer API for users."""
+"""The class SharedConsumer, by which users consume messages as members of a shared group."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ _RETRY = Retry()
 
 
 class SharedConsumer(Closing):
-    """A member of a shared group. Each message of each partition is leased to one member, and is done when the member
-    acknowledges it. Delivery is at least once: a message whose lease ends is leased again.
+    """A member of a shared group. Each message of each partition is leased to one member at a time, and is finished
+    when the member acknowledges it. Delivery is at least once: if a lease ends without an acknowledgement, the message
+    is leased again.
 
     Members join and leave without communicating with each other. Any thread may call any method. A forked process must
     create a SharedConsumer of its own.
@@ -96,8 +97,8 @@ class SharedConsumer(Closing):
         metadata: Metadata | None = None,
         **moved: Unpack[MovedLease],
     ) -> None:
-        """connect: ZooKeeper's `host:port,host:port/chroot`. root: the znode below the chroot under which metaq keeps
-        its znodes.
+        """connect: ZooKeeper's connect string, `host:port,host:port/chroot`. root: the znode below the chroot under
+        which metaq keeps its znodes.
 
         group: the name of the shared group; a Consumer's group of the same name is unrelated. start: where the group
         begins on a partition from which no member has requested messages yet: "earliest" or "latest". ordered_by_key:
@@ -176,7 +177,9 @@ class SharedConsumer(Closing):
             raise
 
     def _abandon(self) -> None:
-        """Clean up after the constructor has failed or was interrupted. May be called again."""
+        """End threads and connections after the constructor has failed or was interrupted. This method may be called
+        again.
+        """
         self._driver.end(0.0)
         self._pool.close()
         self._metadata.close()
@@ -187,16 +190,16 @@ class SharedConsumer(Closing):
         """Return at most `max_messages` messages, the most urgent first. The call returns as soon as there is a
         message, or with [] after `timeout` seconds.
 
-        Settle each message before its lease ends, by `ack` or `release`; `extend` gives you more time. Raises
-        RequestRefused (the broker cannot lease messages), SharedRefused, ClientError (this consumer is closed).
+        Settle each message by `ack` or `release` before its lease ends; `extend` makes the lease longer. Raises
+        RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed, and SharedRefused.
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        """Take messages. If an interrupt prevents taken messages from reaching the caller, they are delivered again
-        when their leases end.
+        """Take at most `most` messages, and wait for them until the deadline. If an interrupt prevents taken messages
+        from reaching the caller, they are delivered again when their leases end.
         """
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
@@ -228,8 +231,8 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge `done`, and return the next message for a thread of run(). The core is locked only once for each
-        message. Return None if no message came for a second.
+        """Acknowledge the message `done`, and return the next message for a thread of run(). Both steps need the core's
+        lock only once. Return None if no message comes within a second.
         """
         driver, core = self._driver, self._core
         with driver.lock:
@@ -252,20 +255,22 @@ class SharedConsumer(Closing):
     def ack(self, *messages: SharedMessage) -> None:
         """Acknowledge messages. The broker gets the acknowledgement within some milliseconds; `flush` waits for this.
 
-        Messages that are already settled are ignored. Raises ClientError if this consumer is closed, TypeError for an
-        object that did not come from poll().
+        Messages that are already settled are ignored. Raises ClientError if this consumer is closed, TypeError if an
+        argument did not come from poll().
         """
         self._settle(messages, self._core.ack)
 
     def release(self, *messages: SharedMessage, delay: Duration = 0.0) -> None:
-        """Let any member lease the messages again after `delay` seconds. Raises the errors of `ack`; ConfigError for a
-        wrong delay.
+        """Give up the leases of these messages, so that any member can lease the messages again after `delay` seconds.
+        Raises the errors of `ack`, and ConfigError for a wrong delay.
         """
         seconds = _at_most("delay", delay, MAX_RELEASE_MS)
         self._settle(messages, lambda message, now: self._core.release(message, seconds, now))
 
     def extend(self, message: SharedMessage, seconds: Duration | None = None) -> None:
-        """Make the lease end `seconds` from now; None means lease_seconds from now. Raises the errors of `release`."""
+        """Change the message's lease so that it ends `seconds` from now; None means lease_seconds from now. Raises the
+        errors of `release`.
+        """
         longer = self._config.lease_seconds if seconds is None else _at_most("seconds", seconds, MAX_LEASE_MS)
         self._settle((message,), lambda message, now: self._core.extend(message, longer, now))
 
@@ -290,7 +295,7 @@ class SharedConsumer(Closing):
             raise
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until the brokers have answered all settlements. Raises RequestTimedOut."""
+        """Wait until the brokers have answered all settlements. Raises RequestTimedOut after `timeout` seconds."""
         seconds = check_wait("timeout", timeout)
         deadline = self._clock() + seconds
         driver = self._driver
@@ -300,7 +305,9 @@ class SharedConsumer(Closing):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Two numbers: acknowledged messages that brokers have confirmed, and messages whose lease was lost."""
+        """Two numbers: the number of messages whose acknowledgement a broker has confirmed, and the number of messages
+        whose lease was lost.
+        """
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
@@ -320,14 +327,14 @@ class SharedConsumer(Closing):
         """Call `handler` with each message, on `threads` threads (1 … 1024), until stop() or close().
 
         When the handler returns, the message is acknowledged. If the handler raises an Exception, the message is
-        delivered again after a pause, to any member. An exception of another kind, such as KeyboardInterrupt, ends
-        run(), which raises it.
+        delivered again after a pause, to any member. If the handler raises an exception of another kind, such as
+        KeyboardInterrupt, run() ends and raises this exception.
 
-        keep_leases: True extends a message's lease while its handler works. With False, a handler that hangs loses its
-        message. retry: the pauses between attempts, and the number of attempts after which a message becomes a dead
-        letter of the group (DeadLetters). Dead letters that were redriven to the group are delivered here, too. Raises
-        the errors of `poll`; ConfigError for Retry(ordered=True), and for pauses above a week; InvalidName if the
-        group's name is too long for the name of its dead-letter topic.
+        keep_leases: whether to extend a message's lease while its handler is running. With False, a handler that hangs
+        loses its message to another member. retry: the pauses between attempts, and the number of attempts after which
+        a message becomes a dead letter of the group (DeadLetters). Dead letters that were redriven to the group are
+        delivered here, too. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for pauses
+        above a week, and InvalidName if the group's name is too long for the name of its dead-letter topic.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -365,15 +372,15 @@ class SharedConsumer(Closing):
             raise run.failure
 
     def stop(self) -> None:
-        """Make run() and waiting poll() calls return. Any thread may call this, also a handler."""
+        """Make run() and waiting poll() calls return. Any thread may call this, also a thread in a handler."""
         self._stopped = True
         self._driver.wake()
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Return messages that were not taken to the brokers, send all settlements to the brokers, and end, within
-        `timeout` seconds. Messages that were taken but not settled are leased to other members when their leases end.
-        Idempotent.
+        """Return messages that nobody has taken to the brokers, send all settlements to the brokers, and end the
+        consumer, within `timeout` seconds. Messages that were taken but not settled are leased to other members when
+        their leases end. Further calls do nothing.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()
@@ -384,7 +391,7 @@ class SharedConsumer(Closing):
         self._aside.do(self._close, seconds)
 
     def _close(self, timeout: float) -> None:
-        """Close the consumer. This runs on a thread that no interrupt reaches."""
+        """Close the consumer. This method runs on a thread that no interrupt reaches."""
         left = TimeLeft(timeout)
         self._driver.wake()
         self._ending.ring()
@@ -419,7 +426,7 @@ class SharedConsumer(Closing):
 
 
 class _Run:
-    """One call of run(): the loop of its worker threads."""
+    """The state of one call of run(), and the loop of its worker threads."""
 
     def __init__(
         self,
@@ -434,8 +441,8 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """The failures of messages whose dead letters no broker has stored yet. Such a message is leased again. It may
-        go to another member, which does not know the failure.
+        """The failures of messages whose dead letters no broker has stored yet, by partition and offset. Such a message
+        is leased again. Another member may get it, and that member does not know the failure.
         """
 
     def work(self) -> None:
@@ -542,7 +549,9 @@ def _member(name: str | None) -> str:
 
 
 def _at_most(option: str, given: Duration, most_ms: int) -> float:
-    """Return `given` in seconds. Raises ConfigError, WrongDuration."""
+    """Return the duration `given` in seconds. Raises ConfigError if it is above `most_ms` milliseconds, WrongDuration
+    if it is no duration.
+    """
     seconds = check_wait(option, given)
     if seconds > most_ms / 1000:
         raise ConfigError(option, given, f"choose at most {most_ms / 1000:g} seconds")

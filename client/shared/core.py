@@ -1,4 +1,5 @@
-"""Decide what a shared consumer requests of each partition, and when. This module has no I/O, threads or clock.
+"""Decide when a shared consumer requests messages of each partition, and when it sends settlements. This module has no
+I/O, threads or clock.
 
 The driver (driver.py) calls the core with a lock held, executes the core's `actions`, and reports their results to the
 core.
@@ -35,8 +36,8 @@ _IS_ALONE = 2  # AcquireReply.suspect: this must be the only message of this mem
 
 
 class Acquiring(NamedTuple):
-    """Action: request to lease at most `records` messages of this partition. The broker may wait `wait_ms` for them. 0
-    records withdraw earlier requests, so that the broker answers waiting requests at once.
+    """Action: request to lease at most `records` messages of this partition. The broker may wait `wait_ms` for them.
+    With 0 records, the action withdraws earlier requests: the broker then answers waiting requests at once.
     """
 
     partition: TopicPartition
@@ -52,22 +53,23 @@ class Settle(NamedTuple):
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""A settlement: the message, the action, the action's milliseconds, and the number of earlier tries without an
-answer.
+"""An unanswered settlement: the message, the action (such as acknowledging), the number of milliseconds that belongs to
+the action, and the number of earlier attempts that got no answer.
 """
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """State of one partition.
+    """The state of the requests and settlements of one partition.
 
-    asked: number of messages that the request in flight asks for, 0 = no request. is_parked: whether the request waits
-    at the broker for a message. has_more: whether the last answer said that there are more messages, or there was no
-    answer yet. ask_at: no request is sent before this time. early_until: an empty answer before this time is too early,
-    because the broker was asked to wait. due: unsent settlements. sent: settlements in flight. settle_at: when `due` is
-    sent. retry_at: `due` is not sent before this time, because the last settlements have failed. acknowledged: offsets
-    of messages that were acknowledged late, each with the token of its lease; this member may get these messages again.
-    withdraw_at: when a closing member next withdraws its request.
+    asked: number of messages that the request in flight asks for; 0 if no request is in flight. is_parked: whether this
+    request waits at the broker for a message. has_more: whether the last answer said that there are more messages; true
+    before the first answer. ask_at: the earliest time for the next request. early_until: an empty answer before this
+    time is too early, because the broker was asked to wait. due: unsent settlements. sent: settlements in flight.
+    settle_at: the time at which `due` is sent. retry_at: the earliest time at which `due` may be sent after settlements
+    have failed. acknowledged: the offsets of messages that were acknowledged late, each with the token of its lease;
+    this member may get these messages again. withdraw_at: the time at which a closing member next withdraws its
+    request.
     """
 
     partition: TopicPartition
@@ -86,12 +88,12 @@ class _Partition:
 
 
 class SharedCore:
-    """The decisions of one shared consumer. Only one thread at a time may use it.
+    """Makes the decisions of one shared consumer. Only one thread at a time may use an object of this class.
 
-    waiting: the waiters that have no messages, and the number of messages for which each waits; a waiter that stops
-    waiting removes itself. workers: the number of threads that work on messages, which are run()'s threads, or 1.
-    wakes_at: the time at which the driver calls `actions` again even without an event; the driver sets it. is_due:
-    whether the driver must call `actions` earlier; the driver resets it.
+    waiting: the waiting callers, each with the number of messages for which it waits; a caller that stops waiting
+    removes itself. workers: the number of threads that handle messages, which is the number of run()'s threads,
+    otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens; the driver sets
+    it. is_due: whether the driver must call `actions` earlier; the driver resets it.
     """
 
     def __init__(
@@ -146,8 +148,8 @@ class SharedCore:
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def use(self, partitions: Iterable[TopicPartition]) -> None:
-        """Request messages from these partitions from now on. Messages that were leased from other partitions may still
-        be settled.
+        """Request messages only from these partitions from now on. Messages that were leased from other partitions
+        before may still be settled.
         """
         there = set(partitions)
         for each in there - self._partitions.keys():
@@ -160,12 +162,12 @@ class SharedCore:
 
     @property
     def buffered(self) -> int:
-        """Number of leased messages that nobody has taken yet."""
+        """Number of leased messages that no caller has taken yet."""
         return self._buffered
 
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
-        """Take at most `most` buffered messages, the most urgent first. keep: extend their leases until they are
-        settled.
+        """Return at most `most` buffered messages, the most urgent first, and remove them from the buffer. keep:
+        whether to extend their leases until they are settled.
         """
         taken: list[SharedMessage] = []
         while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
@@ -173,7 +175,7 @@ class SharedCore:
         return taken
 
     def take_one(self, now: float, *, keep: bool = False) -> SharedMessage | None:
-        """Take the most urgent buffered message, as `take` does."""
+        """Return the most urgent buffered message, as `take` does, or None if no message is buffered."""
         if self._rests:
             self._rests = False
             self._note_low()
@@ -206,8 +208,8 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """Process the answer to an Acquiring. waiting: the number of further messages that the broker could have
-        leased, or a lower number. suspect: as in AcquireReply.
+        """Process the answer to an Acquiring. waiting: number of further messages that the broker could have leased; it
+        may be stated too low. suspect: has the same meaning as in AcquireReply.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -245,7 +247,9 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """Note when this buffered message must go back to the broker if nobody has taken it."""
+        """Record the time at which this buffered message must be returned to the broker if no caller has taken it by
+        then.
+        """
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
             self._stale_at = when
@@ -258,7 +262,8 @@ class SharedCore:
         """Return whether the group's filters reject the message. All members have the same filters, because the broker
         leases nothing to a member with other filters.
 
-        A message from the group's own topic has already passed the filter.
+        A message from the group's own topic (for example a retry) has already passed the filters, so it is not checked
+        again.
         """
         if is_own_topic(message.leased_from.topic):
             return False
@@ -267,13 +272,16 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Release a message with a wrong checksum, so that the broker reads it again and may find the damage."""
+        """Release a message whose checksum is wrong. Then the broker reads the message again, and may find the damage
+        itself.
+        """
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """Note that an Acquiring or its withdrawal has failed, and stop waiting for the answer. (Earlier broker
-        versions refuse withdrawals.) pause: seconds before the next try; None: a growing pause.
+        """Record that an Acquiring or its withdrawal has failed, and stop waiting for the answer. (Earlier broker
+        versions refuse withdrawals.) pause: number of seconds before the next attempt; None means a pause that grows
+        with each failure.
         """
         found = self._partitions[partition]
         found.asked = 0
@@ -283,7 +291,7 @@ class SharedCore:
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def ack(self, message: SharedMessage, now: float) -> None:
-        """Acknowledge the message, because it is done."""
+        """Acknowledge the message, because it was handled successfully."""
         seconds = now - message.handed_at
         if self._seconds is not None:
             seconds = self._seconds + tuning.RATE_WEIGHT * (seconds - self._seconds)
@@ -303,8 +311,9 @@ class SharedCore:
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Drop another buffered copy of the message. If the old lease has ended, the message may be buffered again
-        under a new lease; then this message takes over the new lease, and its settlement applies to the new lease.
+        """Remove another copy of the message from the buffer, if there is one. There may be one if the lease of
+        `message` has ended and the message was leased to this member again. Then `message` takes over the new lease, so
+        that its settlement applies to the new lease.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -317,7 +326,7 @@ class SharedCore:
                     return
 
     def extend(self, message: SharedMessage, seconds: float, now: float) -> None:
-        """Extend the message's lease, so that it ends in `seconds`."""
+        """Extend the message's lease, so that it ends `seconds` from now."""
         message.lease_until = now + seconds
         self._say(message, _EXTEND, round(seconds * 1000), now)
 
@@ -346,13 +355,13 @@ class SharedCore:
                 self._look_by(when)
 
     def _look_by(self, when: float) -> None:
-        """Make the driver call `actions` at this time at the latest."""
+        """Ensure that the driver calls `actions` at the time `when` or earlier."""
         if when < self.wakes_at:
             self.wakes_at = when
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
-        """Make all unsent settlements due now, because somebody waits for them."""
+        """Make all unsent settlements due now, because a caller waits for their answers."""
         for each in self._partitions.values():
             if each.due:
                 self._settle_by(each, now)
@@ -387,8 +396,8 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """Repeat settlements that failed, as long as their leases may still be valid. sent: whether the broker may have
-        received them.
+        """Queue the settlements of a failed request again, as long as the leases of their messages may still be valid.
+        sent: whether the broker may have received the request.
         """
         found = self._partitions[partition]
         pause = found.backoff.next() if pause is None else pause
@@ -407,7 +416,7 @@ class SharedCore:
 
     @property
     def unsettled_count(self) -> int:
-        """Number of settlements without an answer."""
+        """Number of settlements that no broker has answered yet."""
         return sum(len(each.due) + len(each.sent) for each in self._partitions.values())
 
     @property
@@ -418,7 +427,9 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request nothing more, and return untaken messages to their brokers, including messages that still arrive."""
+        """Request no more messages. Return messages that no caller has taken to their brokers, including messages that
+        still arrive.
+        """
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -429,7 +440,9 @@ class SharedCore:
             each.settle_at = min(each.settle_at, now)
 
     def actions(self, now: float) -> list[Acquiring | Settle]:
-        """Return the actions that are due now. They count as in flight from now on."""
+        """Return the actions that are due now. The core counts them as in flight from now on, so the caller must
+        execute them.
+        """
         self._keep(now)
         self._return_stale(now)
         self._end_alone(now)
@@ -476,9 +489,9 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Return untaken messages to the broker before their leases end, because an ended lease would make them
-        suspects, or count as an attempt. If this happens while nobody waits for messages, lease nothing ahead until
-        somebody takes messages again.
+        """Return messages that no caller has taken to the broker before their leases end, because an ended lease would
+        make them suspects, or count as an attempt. If messages are returned while no caller waits for messages, lease
+        no messages ahead until a caller takes messages again.
         """
         if now < self._stale_at:
             return
@@ -498,8 +511,8 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """When the lease of the message that was held alone has ended, forget this message, so that others can be
-        requested.
+        """If the broker has leased only one message to this member, and this lease has ended, forget this message, so
+        that other messages can be requested.
         """
         if self._alone is not None and now >= self._alone.lease_until:
             self._alone = None
@@ -546,16 +559,18 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Number of untaken messages, including the messages of requests that do not wait at a broker."""
+        """Number of messages that no caller has taken yet, plus the messages that were requested by requests in flight.
+        Requests that wait at a broker for messages are not counted.
+        """
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
     @property
     def is_low(self) -> bool:
-        """Whether so many messages were taken that `actions` would request more."""
+        """Whether so few buffered messages are left that `actions` would request more."""
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Update the threshold with which `is_low` compares the number of buffered messages."""
+        """Update the number of buffered messages at which `is_low` becomes true."""
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -563,7 +578,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """Return the next time at which `actions` may return something even without another event."""
+        """Return the next time at which `actions` may return an action although nothing else has happened."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -577,7 +592,7 @@ class SharedCore:
 
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
-    """Return whether the result of an extension no longer matters, because the message was settled or lost afterwards.
-    Then only the answer to the settlement tells whether it came too late.
+    """Return whether `action` is an extension whose result does not matter any more, because the message was settled or
+    lost afterwards. Then the answer to the settlement tells whether the settlement came too late.
     """
     return action is _EXTEND and message.is_settled

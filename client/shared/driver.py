@@ -1,9 +1,9 @@
 """Execute the actions that a shared consumer's core decides on.
 
-A thread that finds work does this work itself: a thread of run() that has taken all but a few messages requests more
-messages, and a connection's thread processes the answers. The driver's own thread does timed work. It also sends the
-requests that a user's thread has found due if an interrupt (interrupts.py) could come between the decision and the
-request.
+A thread that notices a due action executes this action itself. For example, a thread of run() requests more messages
+when it has taken all but a few messages, and a connection's thread processes the answers. The driver's own thread
+executes actions that are due at a certain time. It also sends requests for a user's thread, because an interrupt
+(interrupts.py) could come there between the decision and the request.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ __all__ = ["SharedDriver"]
 log = get_log(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""Pause in seconds after a failed step."""
+"""Pause in seconds of the driver's thread after a step that has failed because of a bug."""
 
 
 class SharedDriver:
-    """The driver of one shared consumer. `lock` guards the core. The driver's threads are daemon threads.
+    """Executes the actions of one shared consumer. `lock` guards the core. The driver's threads are daemon threads.
 
-    came: rung when messages or a failure have come. settling: rung when answers to settlements have come. failure: the
-    error because of which no message will come any more; waiting calls raise it. Messages that were taken before may
-    still be settled.
+    came: the bells that are rung when messages have come or the consumer has failed. settling: the bells that are rung
+    when answers to settlements have come. failure: the error because of which no more messages will come; waiting calls
+    raise it. Messages that were taken before the failure may still be settled.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class SharedDriver:
         self._thread = BackgroundThread(self._run, "metaq-shared")
 
     def also_take(self, topic: str) -> None:
-        """Lease messages of this topic, too. Any thread may call this."""
+        """Also lease messages of this topic from now on. Any thread may call this."""
         if topic not in self._topics:
             self._topics = (*self._topics, topic)
             self._topics_changed()
 
     def ring(self) -> None:
-        """Wake the driver's thread after a change in the core."""
+        """Wake the driver's thread, because the core has changed."""
         self._bell.ring()
 
     @property
     def unsettled(self) -> int:
-        """Number of settlements without an answer."""
+        """Number of settlements that no broker has answered yet."""
         with self.lock:
             return self.core.unsettled_count
 
@@ -120,13 +120,15 @@ class SharedDriver:
             return self.core.is_closed
 
     def wake(self) -> None:
-        """Make all waiters check their conditions again. Any thread may call this."""
+        """Make all threads that wait for messages or settlements check their conditions again. Any thread may call
+        this.
+        """
         self.came.ring()
         self.settling.ring()
 
     def look_anew(self) -> None:
-        """Send unsent settlements, and check everything again, for example after an interrupted call (interrupts.py).
-        Any thread may call this, any number of times.
+        """Make unsent settlements due, and wake the driver's thread and the threads that wait for messages, for example
+        after an interrupted call (interrupts.py). Any thread may call this, any number of times.
         """
         with self.lock:
             self.core.settle_now(self._clock())
@@ -134,8 +136,8 @@ class SharedDriver:
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Return untaken messages to the brokers, including messages that still arrive, and wait at most `timeout`
-        seconds until everything is settled. Return whether everything is settled.
+        """Return messages that nobody has taken to the brokers, including messages that still arrive. Then wait at most
+        `timeout` seconds until all requests and settlements are answered. Return whether they are.
         """
         deadline = self._clock() + timeout
         with self.lock:
@@ -150,7 +152,7 @@ class SharedDriver:
         return is_closed
 
     def go_on(self) -> None:
-        """Begin the actions that are due. Any thread that no interrupt reaches may call this."""
+        """Execute the actions that are due now. Any thread that no interrupt reaches may call this."""
         with self.lock:
             actions = self.core.actions(self._clock())
         if actions:
@@ -170,7 +172,9 @@ class SharedDriver:
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the seconds until the driver must look for due actions again; None: not before the bell is rung."""
+        """Return the number of seconds until the driver must look for due actions again. None means that it need not do
+        so before its bell is rung.
+        """
         with self.lock:
             core, now = self.core, self._clock()
             core.is_due = False
@@ -192,7 +196,7 @@ class SharedDriver:
             self.core.use(found)
 
     def _begin(self, actions: Sequence[Acquiring | Settle]) -> None:
-        """Begin actions. Actions for the same broker are sent together."""
+        """Send the requests of these actions. Requests to the same broker are sent together."""
         sending: dict[Connection, list[Acquiring | Settle]] = {}
         for action in actions:
             connection = self._connection(action)
@@ -202,7 +206,9 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return a connection for the action. Return None if there is none now; then the action is already handled."""
+        """Return the connection on which to send the action. If there is no connection now, return None; in this case
+        this method has already ensured that the action is tried later or counts as failed.
+        """
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
         try:
@@ -227,7 +233,7 @@ class SharedDriver:
         return connection
 
     def _connect(self, endpoint: Endpoint, action: Acquiring | Settle) -> None:
-        """Connect on another thread, because connecting may block."""
+        """Connect to the broker of the action on another thread, because connecting may block."""
 
         def connect() -> None:
             try:
@@ -315,7 +321,7 @@ class SharedDriver:
         self._follow_up()
 
     def _withdrawn(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
-        """Process the answer to a withdrawal. The withdrawn request gets an answer of its own."""
+        """Process the answer to a withdrawal. The broker answers the withdrawn request separately."""
         try:
             if reply is None:
                 raise error or BrokerUnavailable("no answer")
@@ -340,7 +346,7 @@ class SharedDriver:
         self._follow_up()
 
     def _follow_up(self) -> None:
-        """After an answer, begin the actions that are due now."""
+        """Execute the actions that have become due by an answer."""
         self.go_on()
         if self.core.is_due:
             self.ring()
@@ -348,8 +354,8 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Handle a failed action. error: None means that there is a connection now, so that the action can be tried
-        again at once. sent: whether the broker may have received the request.
+        """Process the failure of an action. error: the error; None means that a connection exists now, so that the
+        action can be repeated at once. sent: whether the broker may have received the request.
         """
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
@@ -368,7 +374,9 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        """Request nothing more, and return untaken messages to the brokers, because of this error."""
+        """Stop the consumer because of this error: request no more messages, and return messages that nobody has taken
+        to the brokers.
+        """
         with self.lock:
             if self.failure is None:
                 self.failure = error

@@ -21,8 +21,9 @@ class SharedMessage(Message):
     partition, offset and id of the original message.
 
     attempts: the number of attempts by all members, including the current attempt. A failed handler counts as an
-    attempt. A member that ended, or let the lease expire, while it had only this message counts, too
-    (docs/messages.md). lease_until: the time.monotonic() time at which the lease ends, as far as this member knows.
+    attempt. It also counts as an attempt if a member ended, or let the lease expire, while it had leased only this
+    message (docs/messages.md). lease_until: the value of time.monotonic() at which the lease ends, as far as this
+    member knows.
     leased_from, leased_at: the partition and byte position of the leased record.
     """
 
@@ -41,11 +42,13 @@ class SharedMessage(Message):
     """
     handed_at: float = math.inf
     reader: ValueReader | None = None
-    """The ValueReader with the consumer's deserializer; it is not pickled."""
+    """The ValueReader that decodes the payload with the consumer's deserializer. It is left out when the message is
+    pickled.
+    """
 
     @property
     def value(self) -> Any:
-        """The decoded payload, as in Message.value."""
+        """The payload, decoded by the consumer's deserializer, as in Message.value."""
         if self.reader is None:
             raise ClientError(
                 "this message's consumer has no deserializer: write SharedConsumer(deserializer=…), or "

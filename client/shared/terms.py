@@ -8,7 +8,9 @@ __all__ = ["SharedTerms"]
 
 
 class SharedTerms(NamedTuple):
-    """A member's terms. The fields have the same meaning as in AcquireRequest (protocol/shared.py)."""
+    """The fields of a member's requests that are the same for all partitions. They have the same meaning as in
+    AcquireRequest (protocol/shared.py).
+    """
 
     group: str
     member: str

@@ -11,8 +11,8 @@ from ..records.results import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""Within this number of seconds, a set's next leader is elected and has registered its topics, unless no node may
-lead.
+"""Number of seconds within which a broker set normally elects its next leader, and this leader registers the topics. It
+takes longer if no node may lead.
 """
 
 
@@ -20,21 +20,21 @@ class Absences:
     """The partitions in a client's view whose broker sets are changing their leaders. This class does no I/O. Only one
     thread at a time may use it.
 
-    Without this class, the end of a leader would send the keys of its partitions to other brokers for a moment, and a
-    group would hand over partitions that come back at once.
+    Without this class, two things would happen when a leader ends: producers would send the keys of its partitions to
+    other brokers for a moment, and groups would give up partitions that come back at once.
     """
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Seconds after which the first of the partitions kept by the last call is no longer kept. None: the call kept
-        no partition.
+        """Number of seconds after which the first of the partitions that the last call of `kept` has returned is no
+        longer kept. None if that call has returned no partition.
         """
         self._since: dict[tuple[str, int], float] = {}
 
     def missing(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return the partitions in `former` whose topic their broker does not register now. `former` may contain
-        partitions of several topics. If the result is not empty, call `kept`. found: the registered partitions of these
-        topics.
+        """Return those partitions in `former` whose broker does not register their topic any more. former: partitions
+        that the client knew before, of one or several topics. found: the partitions of these topics that are registered
+        now. If the result is not empty, call `kept` with it.
         """
         there = {(each.topic, each.broker) for each in found}
         for name in there & self._since.keys():
@@ -43,8 +43,9 @@ class Absences:
         return [each for each in former if (each.topic, each.broker) not in there]
 
     def kept(self, missing: Iterable[TopicPartition], set_ids: Collection[int], now: float) -> list[TopicPartition]:
-        """Return the missing partitions whose broker set may register the topic again soon. set_ids: ids of all broker
-        sets. now: monotonic seconds."""
+        """Return those missing partitions whose broker set may register the topic again soon. missing: the result of
+        `missing`. set_ids: ids of all broker sets. now: monotonic seconds.
+        """
         kept = []
         for each in missing:
             if each.broker not in set_ids:

@@ -1,15 +1,15 @@
 """One TCP connection to a broker, shared by any number of threads.
 
-Requests are pipelined, and answers are matched to requests by their opaque (protocol/client_stream.py). wire.py
+Requests are pipelined. Each answer has the same opaque number as its request (protocol/client_stream.py). wire.py
 contains the socket, and reading_role.py decides which thread reads. The `on_done` of every request is called exactly
 once: with an answer, at its deadline, or when the connection ends.
 
-**Interrupts.** An exception from outside may come at any line of a user's thread: KeyboardInterrupt, or an exception
-raised by a SIGALRM handler. Therefore:
-- the stream keeps ended requests for the next reader, and notes whether data was only partly taken (`torn`), in which
-  case the connection ends;
-- steps that must follow in any case are begun by one call of a C function, and run on a thread that no interrupt
-  reaches;
+**Interrupts.** A signal handler may raise an exception at any line of a user's thread, for example KeyboardInterrupt or
+an exception of a SIGALRM handler. Therefore:
+- the stream keeps ended requests for the next reader. It also records whether received data was processed only in part
+  (`torn`); then the connection ends;
+- steps that must be executed after an interrupt are started by one call of a C function, and run on a thread that no
+  interrupt reaches;
 - if the handler of a request was interrupted, the next reader calls the request's `on_done` again, with an error;
 - if the sender of a request was interrupted, the request ends soon, unless its answer comes first;
 - the background thread, which no signal reaches, ends a failed connection.
@@ -43,15 +43,18 @@ __all__ = ["Build", "Call", "Connection", "Endpoint", "Exchange", "OnDone", "Rep
 log = get_log(__name__)
 
 Build = Callable[[int], Sequence[Buffer]]
-"""Function that makes a request's bytes for a given opaque."""
+"""A function that returns a request's bytes for a given opaque number."""
 
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""If a reader has not checked deadlines for this number of seconds, it may not check them soon."""
+"""If the reading thread has not checked the deadlines for this number of seconds, signals may keep its receive from
+ending. Then later receives wait by poll() (Wire.free_reader).
+"""
 _JUST_NOW_SECONDS = 0.001
-"""An answer that is at most this number of seconds old proves that the broker has not closed the connection. Checking
-the socket would cost one more system call for each send of a caller that blocks. `blocking-1`.
+"""If the last answer of the broker is at most this number of seconds old, the broker is assumed not to have closed the
+connection. Checking the socket would cost one more system call for each send of a caller that blocks (measured by the
+benchmark `blocking-1`).
 """
 _CLOSE_SECONDS = 5.0
 """Longest time in seconds for which close() waits for the handlers of requests in flight."""
@@ -74,14 +77,16 @@ class Call(Waiter):
 
 
 class Connection:
-    """An open connection. reading_role.py decides which thread reads it. All methods may be called on any thread.
+    """An open connection to a broker. reading_role.py decides which thread reads from it. Any thread may call the
+    methods.
 
     speaks_frames: true if both sides agreed on the framed protocol; otherwise only text commands may be sent. The
     following attributes say what the broker supports. takes_many: SEND_MANY. takes_sequences: sequence numbers of a
     producer's sends. takes_delays: delayed messages. takes_halves: half messages. knows_compressed: compressed
     messages, in both protocols. takes_where: pulls filtered by content. takes_shared: requests of shared consumers.
-    half_check_seconds has the same meaning as in ClientStream. expects_bulk: answers are large, so each answer is
-    received whole; this costs a second system call for a small answer. The code that pulls sets expects_bulk.
+    half_check_seconds has the same meaning as in ClientStream. expects_bulk: true if large answers are expected. Then
+    each answer is received as a whole, which costs a second system call for a small answer. The code that pulls
+    messages sets expects_bulk.
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class Connection:
         self.takes_halves = stream.takes_halves
         self.half_check_seconds = stream.half_check_seconds
         self.new_opaque = stream.new_opaque
-        """Function that returns a new opaque for an Exchange."""
+        """A function that returns an unused opaque number for a new Exchange."""
         self.expects_bulk = False
         self.on_closed: Callable[[Connection], None] | None = None
         self._stream = stream
@@ -132,9 +137,9 @@ class Connection:
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
-        """Return the `failure`. If no thread was reading, first check whether the broker has closed the connection.
-        Requests that were not sent yet are then known not to be stored. Just after an answer the socket is not
-        checked.
+        """Return the value of `failure`. If no request is in flight, first check at the socket whether the broker has
+        closed the connection. So a closed connection is noticed before a request is sent, and it is certain that the
+        broker has not stored the request. If the last answer came only just before, the socket is not checked.
         """
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
@@ -151,7 +156,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """Number of unanswered requests."""
+        """Number of requests that were sent and have no answer yet."""
         return len(self._stream.pending)
 
     def submit(
@@ -163,7 +168,9 @@ class Connection:
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """Send one request, as `send` does. Also raises LocalProtocolError (from `build`)."""
+        """Send one request, as `send` does. build: makes the request's bytes. Also raises LocalProtocolError if `build`
+        raises it.
+        """
         request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))
 
@@ -171,8 +178,8 @@ class Connection:
         """Send requests, pipelined. buffers: the bytes of the requests, which contain the opaques. All requests have
         the same deadline and `background`.
 
-        Raises only ClientError, in a forked process; then nothing was sent, and on_done is not called. After an
-        interrupt, `taken` of the first request is valid for all requests.
+        The only error that is raised is ClientError, in a forked process; then nothing was sent, and on_done is not
+        called. If the call is interrupted, `taken` of the first request applies to all requests.
         """
         self._guard.check()
         pending, first, entered = self._stream.pending, requests[0], 0
@@ -193,8 +200,8 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """Make the next reader end these requests, because their sending thread was interrupted. That thread had
-        entered only the first `entered` requests in the stream. This runs on a thread of its own.
+        """Make the next reader end these requests, because the thread that was sending them was interrupted. That
+        thread had added only the first `entered` requests to the stream. This method runs on a separate thread.
         """
         for request in requests:
             request.deadline = _CUT_SHORT
@@ -218,17 +225,18 @@ class Connection:
         return self._answer(self.begin(build, deadline), deadline)
 
     def begin(self, build: Build, deadline: float = math.inf) -> Call:
-        """Send a small request. The caller must `finish` it, or close the connection.
+        """Send a small request without waiting for the answer. The caller must call `finish` for it later, or close the
+        connection.
 
-        Until `finish`, the answer waits in the socket or at the broker. Raises LocalProtocolError.
+        Until `finish` is called, the answer may wait in the socket or at the broker. Raises LocalProtocolError.
         """
         call = Call(self.new_opaque())
         self.send((Exchange(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
         return call
 
     def finish(self, call: Call, timeout: float | None = None) -> Reply:
-        """Wait at most `timeout` seconds, from now on, for the answer to a begun request. Returns the answer and raises
-        errors as `call` does.
+        """Wait at most `timeout` seconds, from now on, for the answer to a request that `begin` has sent. Return the
+        answer, and raise errors, as `call` does.
         """
         self._guard.check()
         deadline = self._deadline(timeout)
@@ -248,25 +256,29 @@ class Connection:
         return call.reply
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
-        if no other thread reads. The caller must have checked that this is the process that made the connection.
+        """Block until `waiter` is done or the deadline has passed; `waiter.done` tells which of the two has happened.
+        Meanwhile, read the answers for all callers if no other thread reads. The caller must have checked that the
+        current process has made the connection.
         """
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Cancel all promises to `drive`, and make a thread read for all requests in flight."""
+        """Ensure that the answers to all requests in flight are read by some thread. This includes requests whose
+        senders have promised to call `drive`, but will not do it.
+        """
         self._role.read_in_background()
 
     def fail(self, failure: MetaqError) -> None:
-        """Fail the connection: its background thread reports `failure` to the requests in flight. Do not call this on a
-        thread that an interrupt may reach.
+        """End the connection with the error `failure`. The background thread reports this error to the requests in
+        flight. Do not call this method on a thread that an interrupt may reach.
         """
         self._wire.fail(failure)
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """End the connection; requests in flight get BrokerUnavailable. This waits until their callbacks have been
-        called, but at most `timeout` seconds, because a callback may block. May be called again. A forked process only
-        closes its copy of the socket, because the connection belongs to the parent.
+        """End the connection. Requests in flight end with BrokerUnavailable. This method waits until the callbacks of
+        these requests have been called, but at most `timeout` seconds, because a callback may block. It may be called
+        again. In a forked process it only closes the process's copy of the socket, because the connection belongs to
+        the parent process.
         """
         if self._guard.is_elsewhere:
             self._wire.close()
@@ -288,8 +300,8 @@ class Connection:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _read(self, patience: float) -> None:
-        """Receive once, for at most min(patience, one tick) seconds, and call the handlers of ended requests. Only the
-        thread that has the reading role may call this.
+        """Receive data once, for at most `patience` seconds or TICK, whichever is shorter. Then call the handlers of
+        the requests that have ended. Only the thread that has the reading role may call this.
         """
         stream = self._stream
         if stream.torn:
@@ -313,13 +325,13 @@ class Connection:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """Note that the wire has failed. May be called again."""
+        """Make the background thread end the connection, because the wire has failed. This may be called again."""
         if not self._role.has_ended:
             self._role.wake_background()
 
     def _end(self) -> None:
-        """End all requests, and wake the threads that wait. This runs on the background thread, without the reading
-        role.
+        """End all requests in flight with the connection's failure, and wake the waiting threads. This method runs on
+        the background thread while that thread does not have the reading role.
         """
         pending = self._stream.pending
         while pending:
@@ -343,7 +355,9 @@ class Connection:
     # --- heartbeat --------------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Send a heartbeat if there was no traffic for the idle time. The pool's housekeeping thread calls this."""
+        """Send a heartbeat if the connection had no traffic for the configured idle time. The pool's housekeeping
+        thread calls this.
+        """
         now, wire = self._clock(), self._wire
         if self.closed:
             return
@@ -374,7 +388,9 @@ def _nothing(_reply: Reply | None, _error: MetaqError | None) -> None:
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:
-    """Call a handler, and log its exceptions: a bug in a handler must not stop the reading for all other requests."""
+    """Call a handler, and log its exceptions. A bug in a handler must not stop the reading of the answers to other
+    requests.
+    """
     try:
         handler(*arguments)
     except Exception as failure:
@@ -389,7 +405,8 @@ def open_connection(
     timeout: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
-    """Connect, and agree on the protocol with the broker, within `timeout` seconds (at most the connect timeout).
+    """Connect to the broker, and agree with it on the protocol, within `timeout` seconds but at most the configured
+    connect timeout.
 
     Raises BrokerUnavailable, and ConfigError if the files of `config.tls` cannot be used.
     """

@@ -1,5 +1,5 @@
-"""Decide which address of a broker a client uses now, when the client tries again to reach a broker, and which node of
-a broker set leads. This core has no I/O, threads, locks or clocks.
+"""Decide which address a client uses for a broker, when the client tries again to reach a broker, and which node of a
+broker set leads. This module has no I/O, threads, locks or clocks.
 
 | event | method | what comes out |
 |---|---|---|
@@ -11,7 +11,7 @@ a broker set leads. This core has no I/O, threads, locks or clocks.
 | the time of `look_at` has come | `due` of each link | what to do with the link |
 | no caller needs one broker, or any broker, any more | `drop`, `close` | the links to close |
 
-The threads of pool.py together are the driver. now: monotonic seconds.
+The threads of pool.py are together called the driver. In all methods, now is the current time in monotonic seconds.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from .wire import Endpoint
 __all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
 
 _LOOK_SECONDS = 0.5
-"""Seconds between two checks of idle connections."""
+"""Longest time in seconds between two checks of the connections, for example whether a heartbeat is due."""
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""A connection attempt with less time than this number of seconds proves nothing about the broker if it fails, because
-other callers allow more time.
+"""Shortest time limit in seconds with which a timed-out connection attempt proves that the broker cannot be reached. A
+timed-out attempt with a shorter limit proves nothing, because other callers allow more time.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
-"""Within this number of seconds, a former leader that runs has refused its waiting requests. A former leader that hangs
-answers nothing.
+"""Number of seconds for which a client waits for the last answers of a former leader. A former leader that runs has
+refused all waiting requests by then. A former leader that hangs answers nothing.
 """
 
 C = TypeVar("C")
 
 
 class Link(Generic[C]):
-    """The state of one broker address. connection: the last connection that the driver made; it may have ended. cause:
-    the reason why there is no connection; "" = no connection was tried yet, or there is one. retry_at: the time of the
-    next try to connect. ends_at: the time when the connection is given up because another node leads the broker set.
+    """The state of the connection to one broker address. connection: the last connection that the driver has made; it
+    may have ended. cause: the reason why there is no connection; "" if there is a connection, or if no connection was
+    tried yet. retry_at: the time of the next attempt to connect. ends_at: the time at which the connection is given up
+    because another node leads the broker set.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -69,18 +70,18 @@ class Due(Enum):
 
     NOTHING = auto()
     BEAT = auto()
-    """Send a heartbeat on the connection if necessary, if there is a connection."""
+    """If there is a connection, send a heartbeat on it if this is necessary."""
     CONNECT = auto()
     GIVE_UP = auto()
-    """`drop` the link, and fail its connection with LeaderMoved."""
+    """Remove the link by `drop`, and end its connection with the error LeaderMoved."""
 
 
 class PoolCore(Generic[L]):
-    """The links by endpoint. Only one thread at a time may call the methods, except that any thread may call `found`,
-    `follow`, `look_at` and `due`, and read the attributes.
+    """The links of a client by broker address, and the decisions about them. Any thread may call `found`, `follow`,
+    `look_at` and `due`, and read the attributes. Only one thread at a time may call the other methods.
 
-    down: addresses of brokers that cannot be reached now; usually empty. closed: true if no connection is wanted any
-    more.
+    down: addresses of brokers that cannot be reached now; usually empty. closed: true after `close`, when the client
+    wants no connection any more.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class PoolCore(Generic[L]):
         self._masters: dict[int, Endpoint] = {}  # each broker's last address in ZooKeeper
 
     def found(self, endpoint: Endpoint, now: float) -> L | None:
-        """Return the link to `endpoint`, or to the leader that the node at this address has named (see `follow`).
-        Return None if there is no link.
+        """Return the link to the broker at `endpoint`. If this broker has named another node as the leader (see
+        `follow`), return the link to that node instead. Return None if there is no link.
         """
         return self.links.get(self._redirects.target(endpoint, self.down, now))
 
     def link(self, endpoint: Endpoint, now: float) -> L:
-        """Return the same link as `found`, but make the link if there is none. Raises BrokerUnavailable if the pool is
-        closed.
+        """Return the link that `found` returns, and create the link if there is none. Raises BrokerUnavailable if the
+        pool is closed.
         """
         endpoint = self._redirects.target(endpoint, self.down, now)
         if self.closed:
@@ -131,7 +132,7 @@ class PoolCore(Generic[L]):
         return links
 
     def connected(self, link: L, connection: object) -> bool:
-        """Note that a connection was made. Return whether the connection is still wanted."""
+        """Record that a connection was made for this link. Return whether the connection is still wanted."""
         if not self._is_wanted(link):
             return False
         link.connection, link.cause = connection, ""
@@ -140,9 +141,10 @@ class PoolCore(Generic[L]):
         return True
 
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
-        """Note that this connection to a broker has ended, or (None) that no connection could be made. May be called
-        again. Return False if this was known already, or the link is not wanted any more. Otherwise return True; then
-        another try to connect follows at `retry_at`.
+        """Record that this connection of the link has ended. If `connection` is None, record that no connection could
+        be made. This method may be called again for the same connection. Return False if the end was recorded before,
+        or if the link is not wanted any more. Otherwise return True; then the next attempt to connect is due at
+        `retry_at`.
         """
         if not self._is_wanted(link):
             return False
@@ -159,14 +161,16 @@ class PoolCore(Generic[L]):
     # --- who leads a broker set -------------------------------------------------------------------------------------
 
     def follow(self, error: MetaqError, now: float) -> float | None:
-        """Process the error of a request; ConnectionPool.follow describes the result."""
+        """Process the error with which a request has failed. Return the number of seconds to wait before the request is
+        sent again, or None, as ConnectionPool.follow describes.
+        """
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
         return 0.0 if isinstance(error, LeaderMoved) else None
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint], now: float) -> tuple[list[L], bool]:
-        """Process the list of registered brokers; ConnectionPool.listed describes the arguments. Return the links to
-        close, and whether something is due earlier than before.
+        """Process the list of registered brokers; ConnectionPool.listed describes the arguments. Return two values: the
+        links to close, and whether the driver must check the links earlier than planned.
         """
         wanted = {*masters.values(), *others}
         gone = [link for each in self.down - wanted if (link := self.links.get(each)) is not None]
@@ -188,7 +192,7 @@ class PoolCore(Generic[L]):
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def look_at(self, now: float) -> float:
-        """Return the time at which to check all links again if nothing happens before."""
+        """Return the time at which the driver must check all links again if nothing happens before."""
         times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
         return min([now + _LOOK_SECONDS, *times])
 
@@ -202,7 +206,8 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Return whether a failed connection attempt proves nothing about the broker, because the attempt had little time
-    and used it up. seconds: the attempt's time limit. left: the time that remains.
+    """Return whether a failed connection attempt proves nothing about the broker, because the attempt had a short time
+    limit and has used it up. seconds: the time limit of the attempt in seconds. left: the number of seconds of this
+    limit that remain.
     """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

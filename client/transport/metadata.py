@@ -1,5 +1,5 @@
-"""A producer's view of a cluster, or of one broker without ZooKeeper: the partitions of topics, and the addresses of
-their brokers.
+"""Tell a producer the partitions of topics, and the addresses of their brokers. The information comes from a cluster,
+or is about a single broker that is used without ZooKeeper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""As a partition number: the broker chooses the partition. As a broker id: the id is unknown."""
+"""If a partition number has this value, the broker chooses the partition. If a broker id has this value, the id is
+unknown.
+"""
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
 
@@ -76,15 +78,17 @@ class Metadata(Protocol):
 
     def on_change(self, listener: Callable[[str], None]) -> None:
         """Call `listener(topic)` when the view of a topic is read for the first time, and after each change of the
-        view. The listener is called on any thread and must not block.
+        view. The listener may be called on any thread, and must not block.
         """
 
     def close(self, timeout: float = 10.0) -> None:
-        """End the session, within `timeout` seconds. Idempotent."""
+        """End the ZooKeeper session, if there is one, within `timeout` seconds. Further calls do nothing."""
 
 
 class LentMetadata:
-    """A view of a Metadata object that has another owner. The owner closes the Metadata object."""
+    """A wrapper for a Metadata object that belongs to somebody else. Closing the wrapper does not close the Metadata
+    object.
+    """
 
     def __init__(self, owner: Metadata) -> None:
         self.view, self.topics, self.is_set, self.on_change = owner.view, owner.topics, owner.is_set, owner.on_change
@@ -94,10 +98,10 @@ class LentMetadata:
 
 
 def parse_address(address: str) -> Endpoint:
-    """Parse `host`, `host:port` or `[IPv6]:port`, each with or without 1.x's `meta://` before it. The default port is
-    8123.
+    """Parse the address of a broker: `host`, `host:port` or `[IPv6]:port`, each with or without the prefix `meta://` of
+    1.x. The default port is 8123.
 
-    Raises ConfigError.
+    Raises ConfigError if the address is invalid.
     """
     match = _ADDRESS.fullmatch(address.strip()) if isinstance(address, str) else None
     port = int(match[3] or DEFAULT_PORT) if match else 0
@@ -115,7 +119,7 @@ class DirectMetadata:
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:
-        """partitions: topic -> number of partitions. Raises ConfigError, InvalidName, TypeError."""
+        """partitions: the number of partitions of each topic. Raises ConfigError, InvalidName, TypeError."""
         if not isinstance(partitions, Mapping):
             raise ConfigError("partitions", repr(partitions), "name the number of partitions by topic: {'trades': 4}")
         for topic, count in partitions.items():
@@ -142,7 +146,7 @@ class DirectMetadata:
         return False
 
     def on_change(self, listener: Callable[[str], None]) -> None:
-        """Do nothing, because nothing ever changes."""
+        """Do nothing, because the view of a single broker never changes."""
 
     def close(self, timeout: float = 10.0) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing, because this object has no session or connection."""

@@ -1,5 +1,5 @@
-"""The connections of one client, one for each broker, shared by all parts of the client. This module adds threads,
-locks and sockets to the core (core.py).
+"""Manage the connections of one client. There is one connection for each broker, which all parts of the client share.
+This module adds threads, locks and sockets to core.py, which makes the decisions.
 
 One housekeeping thread keeps connections alive and reconnects.
 """
@@ -35,7 +35,9 @@ Open = Callable[[Endpoint, ConnectionConfig, float], Connection]
 
 
 class _Link(Link[Connection]):
-    """A link with a lock, which a thread holds while it connects on behalf of all threads."""
+    """A link with a lock. The thread that connects to the broker holds the lock, while other threads that need the same
+    broker wait.
+    """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
         super().__init__(endpoint, backoff)
@@ -43,10 +45,10 @@ class _Link(Link[Connection]):
 
 
 class ConnectionPool:
-    """The connections by endpoint. All methods may be called on any thread.
+    """The connections of a client by broker address. Any thread may call the methods.
 
-    The first thread that needs a broker connects to it. After a failure, only the housekeeping thread reconnects, so
-    that no caller waits for a dead broker again: until there is a new connection, `connection` raises at once.
+    The first thread that needs a broker connects to it. After a failure, only the housekeeping thread reconnects. Until
+    it has succeeded, `connection` raises an error at once, so that no further caller waits for a dead broker.
     """
 
     def __init__(
@@ -57,8 +59,8 @@ class ConnectionPool:
         random: Callable[[], float] = random,
         open: Open = open_connection,  # noqa: A002
     ) -> None:
-        """Make an empty pool. Raises ClientError if gevent or eventlet has patched modules that the pool uses for
-        waiting.
+        """Create a pool without connections. Raises ClientError if gevent or eventlet has patched modules that the pool
+        uses for waiting.
         """
         refuse_patched()
         self._config = config
@@ -76,11 +78,12 @@ class ConnectionPool:
         return self._core.down
 
     def connection(self, endpoint: Endpoint, timeout: float) -> Connection:
-        """Return the open connection to `endpoint`, or to the leader that the node at this address has named (see
-        `follow`). If there is no connection, connect within `timeout` seconds.
+        """Return the open connection to the broker at `endpoint`. If this broker has named another node as the leader
+        of its set (see `follow`), return the connection to that node instead. If there is no connection, connect within
+        `timeout` seconds.
 
-        Raises BrokerUnavailable if the broker cannot be reached, or could not be reached just before; ClientError in a
-        forked process.
+        Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed. Raises
+        ClientError in a forked process.
         """
         link = self._core.found(endpoint, self._clock())
         connection = None if link is None else link.connection
@@ -103,8 +106,8 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """Return the same connection as `connection`, but never block. Return None if `connection` would have to
-        connect.
+        """Return the connection that `connection` would return, but never block. Return None if `connection` would
+        first have to connect.
 
         Raises BrokerUnavailable as `connection` does.
         """
@@ -125,10 +128,12 @@ class ConnectionPool:
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """Process the list of brokers that are registered in ZooKeeper now: stop reconnecting to brokers that are down
-        and not in the list.
+        """Process the list of brokers that are registered in ZooKeeper now: stop reconnecting to brokers that cannot be
+        reached and are not in the list. masters: the master's address for each broker id. others: addresses of other
+        registered processes.
 
-        If a broker id has moved to another node, requests in flight to the former node end soon with LeaderMoved.
+        If another node has become the master of a broker id, requests in flight to the former master end soon with
+        LeaderMoved.
         """
         with self._mutex:
             gone, is_earlier = self._core.listed(masters, others, self._clock())
@@ -138,7 +143,7 @@ class ConnectionPool:
             self._wake.ring()
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
-        """Close all connections and end the housekeeping thread, within `timeout` seconds. Idempotent."""
+        """Close all connections and end the housekeeping thread, within `timeout` seconds. Further calls do nothing."""
         if self._guard.is_elsewhere:  # locks may stay locked for ever, and the thread is the parent's
             for link in list(self._core.links.values()):
                 _close(link)
@@ -192,8 +197,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error for a broker without a connection. If a caller sees the end of a connection before the pool
-        knows it, this also tells the pool.
+        """Return the error to raise for a broker whose connection has ended. If the caller has noticed the end before
+        the pool knows of it, this method also informs the pool.
         """
         connection = link.connection
         if connection is None or not connection.closed:
@@ -202,7 +207,7 @@ class ConnectionPool:
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
     def _broken(self, link: _Link, connection: Connection) -> None:
-        """Note that a connection has broken. Any thread may call this, any number of times."""
+        """Record that a connection has ended. Any thread may call this, any number of times."""
         self._mark_down(link, str(connection.failure), connection)
 
     def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:

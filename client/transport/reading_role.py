@@ -1,14 +1,16 @@
 """Decide which of the threads that share a connection reads from it.
 
-There is no thread that does nothing but read: **a blocked caller reads for all callers** (the leader). The leader
-completes the requests of the other callers when their answers come. When its own answer has come, it hands the role to
-another blocked caller (a follower). So if only one thread sends and waits, no thread switch is needed. A background
-thread has the role only while requests without a blocked caller are in flight (futures, long polls).
+A connection has no thread that only reads. Instead, **one of the callers that block on an answer reads for all
+callers**; it is called the leader. The leader completes the requests of the other callers when their answers come. When
+its own answer has come, it hands the reading role to another blocked caller (a follower). So if only one thread sends
+and waits, no thread switch is needed. A background thread has the role only if requests are in flight for which no
+caller is blocked (futures, long polls).
 
 Invariants (`_mutex` guards the role):
-- `leader` has the role: it reads, or it was handed the role and will read soon;
-- a sender enters its request in the stream before it checks the role, and a thread that gives the role up checks the
-  stream afterwards. So a request that needs a background reader always gets one;
+- the thread in `leader` has the role: it is reading, or it has just got the role and will read soon;
+- a sender adds its request to the stream before it checks whether a thread has the role. A thread that gives up the
+  role checks afterwards whether the stream contains requests. So a request that needs a background reader always gets
+  one;
 - if an interrupt (interrupts.py) makes a thread leave `drive`, another thread calls `_leave`, which gives up the first
   thread's role.
 """
@@ -31,18 +33,20 @@ __all__ = ["HANDLER_FAILED", "ReadingRole"]
 log = get_log(__name__)
 
 HANDLER_FAILED = "a handler of an answer failed"
-"""The log line for a bug in the handler of one request. Such a bug must not stop the reading for all other requests."""
+"""The log line for an exception in the handler of one request's answer. Such an exception is a bug, and must not stop
+the reading of the answers to other requests.
+"""
 
 
 class _Background:
-    """As `leader`, this means that the background thread has the role."""
+    """The type of the value that `leader` has while the background thread has the reading role."""
 
 
 _BACKGROUND = _Background()
 
 
 class ReadingRole:
-    """The role of reading one connection, and the thread that has it now. All methods may be called on any thread."""
+    """Manages which thread has the role of reading from one connection. Any thread may call the methods."""
 
     def __init__(
         self,
@@ -53,13 +57,16 @@ class ReadingRole:
         end: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
-        """name: the name of the background thread. read(patience): receives once, for at most `patience` seconds, and
-        calls the handlers of ended requests; it is called only on the thread that has the role. end: finishes a failed
-        connection; it is called on the background thread, maybe several times.
+        """name: the name of the background thread. read: a function that receives data once, for at most the given
+        number of seconds, and calls the handlers of requests that have ended. It is called only on the thread that has
+        the role. end: a function that finishes a failed connection. It is called on the background thread, maybe
+        several times.
         """
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
-        """True if the connection has failed and no request is in flight any more. `end` sets this."""
+        """True if the connection has failed and no request is in flight any more. The function `end` sets this
+        attribute.
+        """
         self._name = name
         self._wire = wire
         self._stream = stream
@@ -74,7 +81,7 @@ class ReadingRole:
 
     @property
     def has_thread(self) -> bool:
-        """Whether the background thread runs."""
+        """Whether the background thread is running."""
         return self._background is not None
 
     @property
@@ -83,14 +90,14 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """Make sure that a thread reads the answer to this sent request even if no caller reads. If the connection has
-        failed, end the request.
+        """Ensure that some thread reads the answer to this request, which was sent, even if no caller blocks on it. If
+        the connection has failed, end the request.
         """
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()
 
     def free_followers(self) -> None:
-        """Wake all followers, because nothing is left to read."""
+        """Wake all followers, because the connection has ended and no answer will come."""
         with self._mutex:
             followers = list(self._followers)
             self._followers.clear()
@@ -99,8 +106,9 @@ class ReadingRole:
             follower.mailbox.ring()
 
     def drive(self, waiter: Waiter, deadline: float) -> None:
-        """Block until `waiter` is done or the deadline has passed (check `waiter.done`). Meanwhile read for all callers
-        if no other thread reads. The caller must have checked that this is the process that made the connection.
+        """Block until `waiter` is done or the deadline has passed; `waiter.done` tells which of the two has happened.
+        Meanwhile, read the answers for all callers if no other thread reads. The caller must have checked that the
+        current process has made the connection.
         """
         following = False
         try:
@@ -127,13 +135,15 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Cancel all promises to `drive`, and make a thread read for all requests in flight."""
+        """Ensure that the answers to all requests in flight are read by some thread. This includes requests whose
+        senders have promised to call `drive`, but will not do it.
+        """
         self._orphans = True
         self.look_again()
 
     def _take_role(self, waiter: Waiter) -> bool:
-        """Try to take the role. Return True if the caller has the role and must read now. Return False if it has become
-        a follower and must park.
+        """Try to take the reading role for the calling thread. Return True if the thread has the role and must read
+        now. Return False if it has become a follower and must wait for its bell.
         """
         with self._mutex:
             if self.leader is waiter:  # the role was handed over while the thread was parked
@@ -151,8 +161,8 @@ class ReadingRole:
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """Remove a waiter whose thread leaves from the followers, and pass on its role if it has the role. Any thread
-        may call this, any number of times.
+        """Remove from the followers a waiter whose thread leaves `drive`. If the waiter has the reading role, pass the
+        role on. Any thread may call this, any number of times.
         """
         waiter.go()
         if not waiter.done and not waiter.returns:
@@ -167,8 +177,9 @@ class ReadingRole:
             self._read(remaining)
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
-        """If the giver has the role, pass it to a follower, or to the background thread if there is no follower and a
-        request needs a reader, or to nobody. May be called again.
+        """If `giver` has the reading role, take the role away from it. The role goes to a follower if there is one.
+        Otherwise it goes to the background thread if a request needs a reader, and to nobody if not. This method may be
+        called again.
         """
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
@@ -181,8 +192,9 @@ class ReadingRole:
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Wake a follower as the next leader, and return it. It is woken before it has the role, and waits for the
-        mutex, which this thread holds. A follower that was woken although it does not get the role parks again.
+        """Wake a follower that will be the next leader, and return it. The follower is woken before it has the role,
+        and first waits for the mutex, which the calling thread holds. A follower that was woken but does not get the
+        role waits for its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))
@@ -194,8 +206,8 @@ class ReadingRole:
         return None
 
     def look_again(self) -> None:
-        """If there is work that no other thread will do, make the background thread do it. Any thread may call this,
-        any number of times.
+        """If the connection needs work that no other thread will do (reading answers, or ending a failed connection),
+        make the background thread do it. Any thread may call this, any number of times.
         """
         if self.leader is not None:
             return
@@ -211,15 +223,17 @@ class ReadingRole:
 
     @property
     def _has_unfinished(self) -> bool:
-        """Whether the last reader was interrupted, or another thread has ended requests."""
+        """Whether the next reader has something to finish: an interrupted thread left `drive` before its request was
+        done, or requests have ended whose handlers were not called yet.
+        """
         return bool(self._stream.outcomes) or self._stream.torn
 
     def _needs_background(self) -> bool:
         return self._orphans or any(request.background for request in list(self._stream.pending.values()))
 
     def wake_background(self) -> None:
-        """Make the background thread read if no other thread reads, and end the connection if the connection has
-        failed.
+        """Make the background thread read the answers if no other thread reads. If the connection has failed, make the
+        background thread end it.
         """
         with self._mutex:
             if self.leader is not None and self._wire.failure is None:

@@ -1,5 +1,5 @@
-"""Remember which node leads a broker set according to the answers of the other nodes. These answers come earlier than
-the change in ZooKeeper's view, but ZooKeeper's view is decisive.
+"""Remember which node leads a broker set according to the answers of the other nodes. A client gets these answers
+before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, this overrides the answers.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""Longest time in seconds for which a node's answer is used if the node can be reached and asked again."""
+"""Longest time in seconds for which a node's answer is used. If the node cannot be reached, and so cannot be asked
+again, its answer is used for longer.
+"""
 
 _JUMPS = 3
-"""Number of redirects that are followed one after the other without a pause. After that, nodes that name each other are
-asked with pauses.
+"""Number of redirects that are followed one after the other without a pause. After that there is a pause before each
+further redirect, because the nodes may name each other as the leader.
 """
 
 _MIN_PAUSE = 0.01
@@ -28,7 +30,7 @@ _PAUSE_SHARE = 0.25
 """Pause before a node is asked again, as a share of the time that the set has been without a leader."""
 
 _QUIET_SECONDS = 1.0
-"""If there was no refusal for this number of seconds, the next refusal begins a new search for the leader."""
+"""If no node has refused a request for this number of seconds, the next refusal begins a new search for the leader."""
 
 
 class _Redirect(NamedTuple):
@@ -37,8 +39,8 @@ class _Redirect(NamedTuple):
 
 
 class _Trouble:
-    """The search for the leader of one broker set. since: time of the first refusal. last: time of the last refusal.
-    jumps: redirects followed.
+    """A client's search for the leader of one broker set. since: time of the first refusal by a node that does not
+    lead. last: time of the last such refusal. jumps: number of redirects that were followed in this search.
     """
 
     def __init__(self, now: float) -> None:
@@ -47,8 +49,8 @@ class _Trouble:
 
 
 class Redirects:
-    """For each node that was asked and refused, the node to ask instead. It does no I/O. Any thread may use it, because
-    each change is a single assignment. now: monotonic seconds.
+    """Stores for each node that has refused a request which node to ask instead. The class does no I/O. Any thread may
+    call the methods, because each change is a single assignment. now: the current time in monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -58,8 +60,8 @@ class Redirects:
         self._deposed: dict[Endpoint, float] = {}
 
     def target(self, endpoint: Endpoint, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return the node to ask instead of the node at `endpoint`; it may be this node itself. down: nodes that cannot
-        be reached.
+        """Return the address of the node to ask instead of the node at `endpoint`. If no other node is known, return
+        `endpoint` itself. down: addresses of nodes that cannot be reached.
         """
         found = self._targets.get(endpoint)
         if found is None:
@@ -71,7 +73,9 @@ class Redirects:
         return found.target
 
     def learn(self, error: NotLeader, now: float) -> float:
-        """Process a node's answer `error`. Return the seconds to wait before the request is sent again."""
+        """Process the answer `error`, by which a node says that it does not lead, and which may name the leader. Return
+        the number of seconds to wait before the request is sent again.
+        """
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
             trouble = self._troubles[error.broker_id] = _Trouble(now)
@@ -93,9 +97,9 @@ class Redirects:
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
-        """Note that ZooKeeper shows another leader than before. This is newer than the nodes' earlier answers. For a
-        while it also overrides the nodes' next answers, because a newly elected node may still name the former leader,
-        which may hang.
+        """Record that ZooKeeper shows another leader than before. This information is newer than the nodes' earlier
+        answers. For TRUSTED_SECONDS, answers that name a former leader are ignored, too, because the new leader may
+        itself still name the former leader, which may hang. former: the addresses of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)
@@ -111,7 +115,7 @@ class Redirects:
 
 
 def _endpoint(address: str) -> Endpoint | None:
-    """Parse an address; return None if it is empty, or if no client could use it."""
+    """Parse the address of a node. Return None if the text is empty or is not a valid address."""
     try:
         return parse_address(address) if address else None
     except ConfigError:

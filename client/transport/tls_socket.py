@@ -1,4 +1,4 @@
-"""A connected socket that encrypts its data by TLS. It has the socket methods that `Wire` uses."""
+"""A connected socket that encrypts its data by TLS. The class has those methods of a socket that `Wire` uses."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _TORN = "an interrupt has torn the TLS connection"
 
 
 class TlsSocket:
-    """A TLS connection. Only one thread at a time may receive, and only one thread at a time may send. A receive and a
-    send may run at the same time.
+    """A TLS connection with the methods of a socket. Only one thread at a time may receive, and only one thread at a
+    time may send. One thread may receive while another thread sends.
 
-    All methods raise OSError, as the methods of a socket do. A TlsFailed may be its cause. After an error the
-    connection cannot be used any more.
+    All methods raise OSError, as the methods of a socket do. The cause of the OSError may be a TlsFailed. After an
+    error the connection cannot be used any more.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, host: str, peer: str) -> None:
@@ -67,8 +67,8 @@ class TlsSocket:
         return bool(self._plaintext)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored; a caller that waits for more
-        bytes calls again.
+        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored. So with MSG_WAITALL, too, fewer
+        than `size` bytes may come, and the caller must call `recv` again for the rest.
         """
         while not self._plaintext:
             if self._torn_in:
@@ -93,8 +93,9 @@ class TlsSocket:
         return found
 
     def send(self, data: Buffer) -> int:
-        """Send the first part of the data, and return the length of this part. Raises BlockingIOError if the socket did
-        not take the whole part. The next call must then have the same data, and continues to send it.
+        """Send the first part of the data, and return the length of this part. Raises BlockingIOError if the socket has
+        not taken the whole part. Then the caller must call `send` again with the same data, and this call sends the
+        rest of the part.
         """
         if self._torn_out:
             raise ConnectionAbortedError(_TORN)
@@ -111,7 +112,7 @@ class TlsSocket:
         return self._chunk
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
-        """Send as `send` does; the data is the concatenation of the buffers."""
+        """Send the concatenated buffers, and return the number of bytes sent, as `send` does."""
         first: list[Buffer] = []
         size = 0
         for data in buffers:

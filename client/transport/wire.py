@@ -1,8 +1,10 @@
-"""The socket of one connection, and its ClientStream. They receive and send bytes on any thread.
+"""Receive and send the bytes of one connection on its socket, on any thread. Received bytes are passed to the
+connection's ClientStream.
 
-**Interrupts** (interrupts.py). Received bytes are taken from the socket and stored by one call of a C function
-(`extend` of a map), which a signal handler cannot split. So received bytes cannot get lost in a local variable. If a
-sending thread is interrupted, the connection ends, because it is unknown how much has been sent (`_sending`).
+**Interrupts** (interrupts.py). One call of a C function (`extend` of a map) takes received bytes from the socket and
+stores them. A signal handler cannot run in the middle of this call. So an interrupt cannot lose received bytes in a
+local variable. If a sending thread is interrupted, the connection ends, because it is unknown how many bytes have been
+sent (`_sending`).
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""Longest time in seconds for which a system call blocks before deadlines are checked. Requests without a waiting
-thread end at most this number of seconds too late.
+"""Longest time in seconds for which a system call blocks before deadlines are checked. So a request without a waiting
+thread ends at most this number of seconds after its deadline.
 """
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
@@ -56,8 +58,8 @@ class Endpoint(NamedTuple):
 
 
 class Wire:
-    """A connected socket, and its stream. Only one thread at a time may call `read`. Any thread may call the other
-    methods.
+    """A connected socket with the ClientStream that gets its data. Only one thread at a time may call `read`. Any
+    thread may call the other methods.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Wire:
         clock: Callable[[], float],
         on_failure: Callable[[], None],
     ) -> None:
-        """on_failure: called on any thread after `failure` was set, maybe several times."""
+        """on_failure: called after `failure` was set. It may be called several times, and on any thread."""
         self.failure: MetaqError | None = None
         self.last_traffic = clock()
         self.next_expiry = 0.0
@@ -89,10 +91,10 @@ class Wire:
     # --- bytes in ---------------------------------------------------------------------------------------------------
 
     def read(self, patience: float, bulk: bool) -> bool:
-        """Receive once, for at most min(patience, one tick) seconds, and pass the data to the stream. Return whether
-        any data came.
+        """Receive data once, for at most `patience` seconds or TICK, whichever is shorter, and pass the data to the
+        stream. Return whether any data came.
 
-        bulk: answers are large, so each answer is received whole into a buffer of its own.
+        bulk: true if large answers are expected; then each answer is received as a whole into a separate buffer.
         """
         try:
             came = self._receive(patience, self._stream.wanted_bytes if bulk and not self._polls else None)
@@ -122,7 +124,9 @@ class Wire:
         return came
 
     def _receive(self, patience: float, exactly: int | None) -> bool:
-        """Receive into `_received`. Return whether `_received` has data. Raises OSError."""
+        """Receive bytes from the socket and append them to `_received`. Return whether `_received` contains data.
+        Raises OSError.
+        """
         if self._received:
             return True  # the thread that received this data was interrupted
         if self._polls and self._sock.gettimeout() is not None:
@@ -142,7 +146,7 @@ class Wire:
 
     @property
     def is_readable(self) -> bool:
-        """Whether data has come, or the broker has closed the connection."""
+        """Whether the socket has received data that was not read yet, or the broker has closed the connection."""
         return self._is_readable(0)
 
     def _is_readable(self, seconds: float) -> bool:
@@ -153,11 +157,11 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Make later receives wait by poll(), which costs a second system call for each receive.
+        """Make later receives wait for data by poll() first. This costs a second system call for each receive.
 
-        Signals whose handlers raise nothing, such as a profiler's, may come at shorter intervals than a tick. Python
-        then restarts a blocking receive after each signal, with a whole tick, so that the receive never ends; poll()
-        ends in time.
+        poll() is needed if signals come at shorter intervals than TICK and their handlers raise nothing, for example a
+        profiler's signals. Python restarts a blocking receive after each such signal, with the whole time of a tick, so
+        that the receive never ends. poll() ends in time.
         """
         self._polls = True
         try:
@@ -170,8 +174,9 @@ class Wire:
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
         """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most one tick.
 
-        A writer thread sends the rest, and then data of later calls whose deadline has not passed. So no caller waits
-        beyond its deadline because the broker is slow to take other callers' requests.
+        A separate writer thread sends the remaining bytes. Then it sends the data of later calls, unless their deadline
+        has passed. So no caller waits beyond its deadline when the broker is slow in taking the requests of other
+        callers.
         """
         broken: OSError | None = None
         with self._lock:
@@ -196,7 +201,7 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Send data for at most one tick. Return the data that the socket did not take."""
+        """Send the buffers for at most TICK seconds. Return the data that the socket has not taken by then."""
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             sent = self._try_send(self._sock.send, data)
@@ -216,14 +221,16 @@ class Wire:
 
     @staticmethod
     def _try_send(send: Callable[[Any], int], data: object) -> int:
-        """Send data once. Return the number of bytes that the socket took within a tick."""
+        """Call `send` once with the data. Return the number of bytes that the socket has taken within TICK seconds."""
         try:
             return send(data)
         except (BlockingIOError, InterruptedError):
             return 0
 
     def _send_backlog(self) -> None:
-        """Send the backlog. The writer thread runs this; while there is a backlog, no other thread writes."""
+        """Send the data that earlier calls of `send` could not send. This method runs on the writer thread. As long as
+        such data exists, no other thread writes to the socket.
+        """
         while (rest := self._next_of_backlog()) is not None:
             patience = self._clock() + self._config.request_timeout_seconds
             while rest:
@@ -250,8 +257,8 @@ class Wire:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def fail(self, failure: MetaqError) -> None:
-        """Fail the connection, and wake the threads inside recv and send. The first failure is kept, later ones are
-        ignored.
+        """End the connection because of `failure`, and wake the threads that block in recv and send. If the connection
+        has failed before, the first failure is kept.
         """
         self.failure = self.failure or failure
         try:
@@ -272,7 +279,9 @@ class Wire:
             self.fail(BrokerUnavailable(f"sending a request to {self._stream.peer} was interrupted"))
 
     def close(self) -> None:
-        """Close the socket. No thread may be inside `read`, because the file descriptor may be reused."""
+        """Close the socket. Do not call this method while a thread is inside `read`, because the file descriptor may
+        then be reused for another file.
+        """
         self._sock.close()
 
 
@@ -287,8 +296,8 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
 def connect(
     endpoint: Endpoint, seconds: float, clock: Callable[[], float], tls: TlsConfig | None = None
 ) -> tuple[socket.socket | TlsSocket, str]:
-    """Connect to the broker within `seconds`. Return the socket and the broker's version. Raises BrokerUnavailable;
-    ConfigError if the files of `tls` cannot be used.
+    """Connect to the broker within `seconds`. Return the socket and the text of the broker's version. Raises
+    BrokerUnavailable, and ConfigError if the files of `tls` cannot be used.
     """
     deadline = clock() + seconds
     context = None if tls is None else tls.context()

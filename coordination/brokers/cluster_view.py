@@ -1,4 +1,4 @@
-"""Read the brokers and topics of a cluster in ZooKeeper. registration.py writes them."""
+"""Read the brokers and topics of a cluster in ZooKeeper. registration.py writes the znodes that this module reads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BrokerNodes:
-    """The live processes of one broker id: a master, slaves, or both. There is at least one process."""
+    """The addresses of the live processes of one broker id: a master, slaves, or both. There is at least one
+    process.
+    """
 
     master: BrokerAddress | None
     slaves: tuple[BrokerAddress, ...] = ()
@@ -45,7 +47,9 @@ class BrokerNodes:
 
 @dataclass(frozen=True, slots=True)
 class TopicReplica:
-    """One broker process that offers a topic. slave_id: None for the master."""
+    """A broker process that offers a topic, and its number of partitions. slave_id: the id of a slave, None for the
+    master.
+    """
 
     broker_id: int
     slave_id: int | None
@@ -56,8 +60,8 @@ class ClusterView:
     """Reads the cluster's state. Any thread except kazoo's may call the methods. Each call makes requests to ZooKeeper
     and may raise CoordinationUnavailable.
 
-    A single damaged entry is logged and left out, as Java clients do. So it stops no client, and all members of a group
-    still see the same partitions.
+    A damaged entry is logged and left out, as in Java clients. So a single damaged entry does not stop a client, and
+    all members of a group still see the same partitions.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -69,8 +73,8 @@ class ClusterView:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def broker_ids(self) -> list[int]:
-        """Return the ids of all brokers that were ever registered, sorted. The znode of a broker id stays when the
-        broker leaves.
+        """Return the ids of all brokers that were ever registered, sorted. They are known because the znode of a broker
+        id stays when the broker stops.
         """
         parent = self._paths.broker_ids()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
@@ -83,11 +87,11 @@ class ClusterView:
         return sorted(each for each in ids if each is not None)
 
     def set_leaders(self) -> dict[int, int | None]:
-        """Return the ZooKeeper session of the leader of each broker set that has a node, by broker id. The value is
-        None while there is no leader, or the leader has not registered all its topics yet.
+        """Return the id of the leader's ZooKeeper session for each broker set that has at least one node, by broker id.
+        The value is None if the set has no leader now, or if the leader has not registered all its topics yet.
 
-        If two calls return the same result without a None, the data that was read between the calls contains all topics
-        of all sets.
+        If two calls return the same result and no value is None, then all topics of all sets were registered between
+        the calls. So data that was read between the calls contains all these topics.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -100,8 +104,8 @@ class ClusterView:
         }
 
     def absent_brokers(self, registered: Container[int]) -> list[int]:
-        """Return the ids of brokers that were registered once, but are not in `registered`, the currently registered
-        brokers; sorted.
+        """Return the ids of brokers that were registered at some time, but are not in `registered`, sorted. registered:
+        the ids of the brokers that are registered now.
         """
         return [each for each in self.broker_ids() if each not in registered]
 
@@ -123,14 +127,14 @@ class ClusterView:
         )
 
     def broker_zones(self) -> dict[int, str]:
-        """Return the zones of the live brokers by id, without brokers that have no zone."""
+        """Return the zone of each live broker by broker id. Brokers without a zone are left out."""
         parent = self._paths.broker_zones()
         found = self._texts(parent, self._nodes.children(parent), parse_zone)
         return {int(name): zone for name, zone in found.items() if name.isdecimal()}
 
     def config_checksums(self, broker_ids: Sequence[int]) -> list[int | None]:
-        """Return the registered CRC-32 of each master's server.ini, in the order of `broker_ids`. The value is None if
-        none is registered.
+        """Return the registered CRC-32 of the server.ini of each broker's master, in the order of `broker_ids`. The
+        value is None for a broker without a registered checksum.
         """
         paths = [self._paths.master_config_checksum(each) for each in broker_ids]
         nodes = self._nodes.get_many(paths)
@@ -149,8 +153,8 @@ class ClusterView:
         return sorted({name for each in names for name in each})
 
     def live_topics(self) -> list[str]:
-        """Return the names of the topics that a live master publishes now, sorted. This reads the entries of all topics
-        that were ever known, pipelined.
+        """Return the names of the topics that at least one live master offers to producers now, sorted. This method
+        reads the entries of all topics that ever existed; the requests are pipelined.
         """
         names = self.topics()
         replicas = self.replicas_many(names)
@@ -168,7 +172,7 @@ class ClusterView:
         return found
 
     def replicas_many(self, topics: Sequence[str], publish: bool = True) -> list[list[TopicReplica]]:
-        """Return the result of replicas() for each topic, in order. This takes two round trips altogether."""
+        """Return the result of replicas() for each topic, in order. All topics together take two round trips."""
         parent, child = (
             (self._paths.topic_pub, self._paths.topic_pub_broker)
             if publish
@@ -190,7 +194,9 @@ class ClusterView:
         return found
 
     def topic_partitions_many(self, topics: Sequence[str], publish: bool = True) -> list[list[tuple[int, int]]]:
-        """Return the result of topic_partitions() for each topic, in order. This takes two round trips altogether."""
+        """Return the result of topic_partitions() for each topic, in order. All topics together take two round
+        trips.
+        """
         found = []
         for replicas in self.replicas_many(topics, publish):
             counts = _counts(each for each in replicas if each.slave_id is None or not publish)
@@ -198,8 +204,8 @@ class ClusterView:
         return found
 
     def consumer_partitions(self, topic: str) -> list[str]:
-        """Return the names `<broker>-<partition>` of the partitions that the members of a group share among themselves,
-        in Java's string order. These are partitions of masters and slaves.
+        """Return the names `<broker>-<partition>` of the partitions that are assigned to the members of a group, in
+        Java's string order. Partitions of masters and of slaves are included.
         """
         return partition_names(self.replicas(topic, publish=False))
 
@@ -217,8 +223,8 @@ class ClusterView:
         return {name: consumer_topics(path, node) for name, path, node in nodes if node}
 
     def owners(self, group: str, topic: str) -> dict[str, str]:
-        """Return the owners of the topic's owned partitions: the consumer id by partition name
-        (`<broker>-<partition>`).
+        """Return the owner of each partition of the topic that has an owner in the group. The result maps the
+        partition's name (`<broker>-<partition>`) to the owner's consumer id.
         """
         parent = self._paths.owners(group, topic)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
@@ -231,8 +237,8 @@ class ClusterView:
     def _texts(
         self, parent: str, names: Sequence[str], parse: Callable[[str, bytes | None], str | None]
     ) -> dict[str, str]:
-        """Return the data of the children of `parent`, by name, parsed by `parse`. Children without data are left
-        out.
+        """Read the children `names` of the znode `parent`, and parse the data of each child by `parse`. Return the
+        results by name. Children without data are left out.
         """
         paths = [child_of(parent, name) for name in names]
         nodes = zip(names, paths, self._nodes.get_many(paths), strict=True)
@@ -244,14 +250,17 @@ class ClusterView:
         return sorted(self._nodes.children(self._paths.group_offsets(group)))
 
     def committed_partitions(self, group: str, topic: str) -> list[str]:
-        """Return the partitions for which the group has committed an offset, in Java's string order."""
+        """Return the names of the topic's partitions for which the group has committed an offset, in Java's string
+        order.
+        """
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """For each partition (topic, `<broker>-<partition>`) of the wanted topics, return the groups that have an
-        offset or a mark of a begun message there.
+        """Return the names of the groups that have a committed offset or a mark of a begun message in a partition, for
+        each partition of the wanted topics. A partition is given as (topic, `<broker>-<partition>`). wanted: returns
+        whether a topic is wanted.
 
-        This takes three round trips altogether.
+        The method takes three round trips altogether.
         """
         places = [
             (group, above(group), path)
@@ -280,8 +289,9 @@ class ClusterView:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` on the event thread now (more than once), and whenever a broker's master or slave comes,
-        goes, or becomes another process. This sets one watch for each broker id that ever existed.
+        """Call `callback()` on the event thread now (more than once), and later whenever a broker's master or slave
+        comes, goes, or is replaced by another process. This method sets one ZooKeeper watch for each broker id that
+        ever existed.
         """
 
         def ids_changed(_path: str, names: list[str]) -> None:
@@ -292,10 +302,11 @@ class ClusterView:
         self._watchers.watch(self._paths.broker_ids(), ids_changed)
 
     def watch_topic(self, topic: str, callback: Callable[[str], None]) -> None:
-        """Call `callback(topic)` on the event thread now, and whenever a broker begins or stops to publish `topic`.
+        """Call `callback(topic)` on the event thread now, and later whenever a broker begins or stops to offer `topic`
+        to producers.
 
-        This creates the topic's znode below topics-pub, as 1.x producers do, so that the znode can be watched. Each
-        topic has one watch.
+        This method creates the topic's znode below topics-pub, as producers of 1.x do, so that the znode can be
+        watched. It sets one ZooKeeper watch per topic.
         """
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])
@@ -321,7 +332,9 @@ def consumer_topics(path: str, node: Znode) -> list[str]:
 
 
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
-    """Return the names of all partitions of the replicas, each once, in Java's string order."""
+    """Return the names `<broker>-<partition>` of all partitions of these replicas, without duplicates, in Java's string
+    order.
+    """
     counts = _counts(replicas)
     return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
 
@@ -346,8 +359,8 @@ def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
 
 
 def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
-    """Return the replicas that are registered below a topic's znode, in the order of ClusterView.replicas(). entries:
-    the path and the content of each child, by name.
+    """Return the replicas that are registered below the znode `parent` of a topic, in the order of
+    ClusterView.replicas(). entries: the path and the content of each child znode, by the child's name.
     """
     found = []
     for name, (path, node) in entries.items():

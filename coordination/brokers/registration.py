@@ -1,4 +1,4 @@
-"""Register a broker in ZooKeeper: the znodes that a broker owns there (zookeeper.md §3)."""
+"""Register a broker in ZooKeeper by creating the znodes that a broker owns there (zookeeper.md §3)."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""Interval in seconds between checks of all the broker's znodes. The broker's own znode is also watched. A watch on
-each znode of each topic would cost three requests per topic at every reconnection.
+"""Interval in seconds at which a broker checks that all its znodes exist. The broker's own znode is also watched. The
+znodes of the topics are not watched, because watches would cost three requests per topic at every reconnection.
 """
 
 SUCCESSOR_SECONDS = 2.0
-"""Longest time in seconds for which an elected broker that leaves keeps its topics registered, until its successor has
-taken them over.
+"""Longest time in seconds for which the former leader of a broker set keeps its topics registered when it stops. During
+this time the next leader can register the topics for itself.
 """
 
 _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
-"""Seconds between a change below the broker's id and the check of the broker's znodes. During this pause, somebody who
-deletes a whole tree can finish. The pause also limits how often a broker registers if somebody deletes its znodes again
-and again.
+"""Number of seconds that a broker waits before it checks its znodes after a change below the znode of its broker id.
+During this pause, somebody who deletes a whole tree of znodes can finish. The pause also limits how often a broker
+registers again if somebody deletes its znodes repeatedly.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """One broker process. slave_id: None for the master of broker_id. host: a name or an address; an IPv6 address has
-    no brackets.
+    """The ids and the address of one broker process. slave_id: the id of a slave, None for the master of broker_id.
+    host: a host name or an address; an IPv6 address has no brackets.
     """
 
     broker_id: int
@@ -65,17 +65,18 @@ class BrokerAddress:
 
     @property
     def replica(self) -> str:
-        """The name of this process's znodes below topics."""
+        """The name of the znodes of this process below the znodes of topics."""
         return replica_name(self.broker_id, self.slave_id)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """A topic that a broker registers. partitions: number of this broker's partitions of the topic. publish: whether
-    the broker accepts messages. subscribe: whether it serves messages to consumers.
+    """A topic that a broker registers. partitions: number of partitions that this broker has of the topic. publish:
+    whether the broker accepts messages of the topic from producers. subscribe: whether the broker serves messages of
+    the topic to consumers.
 
-    readable: number of partitions that are offered to consumers; None means `partitions`. If a number is 0, its znode
-    is not created.
+    readable: number of partitions that are offered to consumers; None means the same number as `partitions`. If the
+    number of partitions for producers or for consumers is 0, the corresponding znode is not created.
     """
 
     name: str
@@ -88,19 +89,20 @@ class TopicRegistration:
 class BrokerRegistration:
     """Keeps a broker registered from register() to unregister(), even if its ZooKeeper session expires.
 
-    If somebody else deletes a znode of the broker, the znode is created again, unless another process has taken the
-    broker's own znode meanwhile.
+    The broker's own znode is the znode that represents the process below the broker id. If somebody deletes a znode of
+    the broker, the znode is created again, unless another process has created the broker's own znode meanwhile.
 
-    The broker's own znode is created first and its topics afterwards, so no client ever sees a topic without its
-    broker. The methods block on ZooKeeper: call them on worker threads, never on a reactor. Any thread may call them.
+    The broker's own znode is created first and the znodes of its topics afterwards, so no client ever sees a topic
+    without its broker. The methods block on ZooKeeper: any worker thread may call them, but never a reactor thread.
     config_checksum: CRC-32 of the bytes of server.ini. zone: the broker's zone, "" for none. A slave registers neither
     the checksum nor the zone.
 
-    elected: true if the broker leads a broker set. The elections of the set make and delete the broker's own znode
-    (BrokerSet.take_over, release), and this class never makes, replaces or deletes it. While this session does not have
-    the own znode, nothing is registered; when this session has it again, everything is registered. The checksum is
-    registered after all topics and removed before them. So while one session has both the own znode and the checksum,
-    all topics of the set are registered (ClusterView.set_leaders).
+    elected: true if the broker was elected as the leader of a broker set. Then the elections of the set create and
+    delete the broker's own znode (BrokerSet.take_over, release), and this class never creates, replaces or deletes it.
+    While the own znode does not belong to this session, nothing is registered. When it belongs to this session again,
+    everything is registered. The znode of the checksum is created after the topics and removed before them. So if the
+    own znode and the checksum belong to the same session, all topics of the set are registered
+    (ClusterView.set_leaders).
     """
 
     def __init__(
@@ -138,12 +140,12 @@ class BrokerRegistration:
         """Register the broker with `topics` and the topics of earlier add_topic() calls, and keep it registered until
         unregister().
 
-        If an earlier process of this broker has left the own znode behind (same URL), the znode is replaced. If another
-        broker has the own znode, this method waits as long as that broker's session may live without a connection. Then
-        it raises ConfigError, which names the broker that has the id. An elected broker must have been elected before:
-        raises CoordinationError if the own znode does not belong to this session. Raises CoordinationUnavailable,
-        SessionLost; then the broker is not kept registered, and register() may be called again. It cannot be called
-        after unregister().
+        If an earlier process of this broker (with the same URL) has left the own znode behind, the znode is replaced.
+        If the own znode belongs to another broker, this method waits as long as that broker's session may live without
+        a connection. Then it raises ConfigError, which names the broker that uses the id. A node of a broker set must
+        have been elected before; this method raises CoordinationError if the own znode does not belong to this session.
+        Also raises CoordinationUnavailable, SessionLost; then the broker is not kept registered, and register() may be
+        called again. register() cannot be called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
@@ -157,16 +159,16 @@ class BrokerRegistration:
 
     @property
     def registered(self) -> bool:
-        """Whether clients see the broker, as far as this process knows. Any thread may read this; it makes no
-        request.
+        """Whether clients see the broker in ZooKeeper, as far as this process knows. Any thread may read this property.
+        It makes no request.
         """
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def offer(self, topic: TopicRegistration) -> None:
         """Register a topic in its current state. Clients see the topic when this method returns.
 
-        Raises CoordinationError, among other reasons if the broker is not registered now. Then the topic is registered
-        in the background.
+        Raises CoordinationError if the registration fails, for example because the broker is not registered now. Then
+        the topic is registered in the background.
         """
         with self._lock:
             self._topics[topic.name] = topic
@@ -192,7 +194,7 @@ class BrokerRegistration:
                     self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
-        """Publish the checksum of a reloaded server.ini, which slaves watch, and then the changed topics.
+        """Publish in ZooKeeper the checksum of a reloaded server.ini, which slaves check, and then the changed topics.
 
         Raises CoordinationUnavailable, SessionLost; then the checksum and the topics are published in the background.
         """
@@ -214,12 +216,12 @@ class BrokerRegistration:
         """Remove all znodes of this broker, and do not register them again. Does nothing if the broker is not
         registered.
 
-        An elected broker's own znode stays until BrokerSet.release() or the end of the session. If another node has
-        been elected, the topics stay until that node has taken them over, so that they are never missing for clients.
-        This takes at most 2 s.
+        If the broker is a node of a broker set, its own znode stays until BrokerSet.release() or the end of the
+        session. If another node of the set has been elected, this method keeps the topics registered until that node
+        has registered them, so that the topics are never missing for clients. It waits at most 2 s for this.
 
-        Without a connection or the session, this method only logs, because the znodes are ephemeral and end with the
-        session.
+        If there is no connection or the session has ended, this method only logs a warning, because the znodes are
+        ephemeral and end with the session.
         """
         self._watcher.close()
         self._presence.stop()  # this also ends the wait for another broker's znode
@@ -238,7 +240,9 @@ class BrokerRegistration:
 
     @contextmanager
     def _made_good(self) -> Iterator[None]:
-        """If the change in this block cannot be registered now, register it in the background."""
+        """If the code in the `with` block fails to register a change, register the change in the background, and raise
+        the error nevertheless.
+        """
         try:
             yield
         except CoordinationError:
@@ -260,7 +264,9 @@ class BrokerRegistration:
             log.warning("broker %s is registered again, with %d topics", self._name, len(self._topics))
 
     def _restore(self) -> None:
-        """Register again if znodes are missing or changed, unless another process has the broker's own znode."""
+        """Create the broker's znodes again if some of them are missing or changed, unless the broker's own znode
+        belongs to another process.
+        """
         session_id, own = self._session_id, self._own_path()
         wanted = self._registered_nodes()
         nodes = dict(zip(wanted, self._nodes.get_many(list(wanted)), strict=True))
@@ -308,12 +314,12 @@ class BrokerRegistration:
         self._intact, self._deposed = True, False
 
     def _checksum_node(self) -> dict[str, bytes]:
-        """Return the path of the checksum's znode and its payload."""
+        """Return a dict with the path and the payload of the checksum's znode."""
         return {self._paths.master_config_checksum(self.address.broker_id): format_checksum(self._checksum)}
 
     def _zone_node(self, session_id: int) -> dict[str, bytes]:
-        """Return the path of the zone's znode and its payload. If this broker has no zone, return nothing, and remove
-        the zone that a former leader of the set may have registered.
+        """Return a dict with the path and the payload of the zone's znode. If this broker has no zone, return an empty
+        dict, and delete the zone that a former leader of the set may have registered.
         """
         path = self._paths.broker_zone(self.address.broker_id)
         if self._zone:
@@ -326,7 +332,7 @@ class BrokerRegistration:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _changed(self, path: str, children: list[str]) -> None:
-        """React to a znode below the broker's id that was created, deleted or replaced."""
+        """Start a check of the broker's znodes after a znode below the broker's id was created, deleted or replaced."""
         if self._own_path() not in [child_of(path, name) for name in children]:
             self._intact = False
         if not self._look_is_due:
@@ -351,7 +357,9 @@ class BrokerRegistration:
         return self._paths.master(broker_id) if slave_id is None else self._paths.slave(broker_id, slave_id)
 
     def _leads(self, session_id: int) -> bool:
-        """Return whether the own znode belongs to this session, because this node has won the election."""
+        """Return whether the broker's own znode belongs to this session, which means that this node has won the
+        election.
+        """
         leads, led = self._nodes.get(self._own_path()) == (self._url, session_id), not self._deposed
         if self._registered and led and not leads:
             log.warning("broker %s no longer leads its set: it registers nothing until it is elected again", self._name)
@@ -360,15 +368,16 @@ class BrokerRegistration:
         return leads
 
     def _require_election(self, session_id: int) -> None:
-        """Raise CoordinationError if this elected broker does not lead now, so that a former leader does not take the
-        topics from the present leader.
+        """Raise CoordinationError if this broker is a node of a broker set and does not lead the set now. This prevents
+        that a former leader takes the topics from the present leader.
         """
         if self._elected and not self._leads(session_id):
             raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
-        """Create the broker's own znode; return None on success, otherwise the error. A znode with our URL that belongs
-        to another session was left by an earlier process of this broker, and is replaced.
+        """Create the broker's own znode. Return None on success, otherwise the error. If the znode already exists with
+        this broker's URL but belongs to another session, an earlier process of this broker has left it behind; then it
+        is replaced.
         """
         creation = create_ephemeral(path, self._url)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
@@ -386,7 +395,7 @@ class BrokerRegistration:
         return CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
 
     def _other_user(self, path: str, node: Znode) -> ConfigError:
-        """Return the error that names the process that has the broker's own znode."""
+        """Return an error that names the other process to which the broker's own znode belongs."""
         url = parse_broker_url(path, node.data)
         user = f"{url[0]}:{url[1]}" if url else "another process"
         remedy = "stop that broker or choose another id"
@@ -397,7 +406,9 @@ class BrokerRegistration:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def _topic_nodes(self, topic: TopicRegistration) -> dict[str, bytes | None]:
-        """Return the payloads of the topic's znodes by path. None means that this broker must not have this znode."""
+        """Return the payloads of the topic's znodes, by path. The payload None means that this broker must not have the
+        znode.
+        """
         published = topic.partitions
         readable = published if topic.readable is None else topic.readable
         return {
@@ -411,7 +422,7 @@ class BrokerRegistration:
         }
 
     def _registered_nodes(self) -> dict[str, bytes]:
-        """Return the payloads of all znodes of this process by path; the own znode comes first."""
+        """Return the payloads of all znodes of this process, by path. The broker's own znode comes first."""
         master = self.address.slave_id is None
         checksum = self._checksum_node() if master else {}
         zone = {self._paths.broker_zone(self.address.broker_id): format_zone(self._zone)} if self._zone else {}
@@ -424,7 +435,7 @@ class BrokerRegistration:
         return {self._own_path(): self._url, **checksum, **(zone if master else {}), **offered}
 
     def _register_topics(self, session_id: int, topics: Sequence[TopicRegistration]) -> None:
-        """Register topics. The number of round trips does not depend on the number of topics."""
+        """Register these topics in ZooKeeper. The number of round trips does not depend on the number of topics."""
         self._ensure_parents(topics)
         wanted = {path: data for topic in topics for path, data in self._topic_nodes(topic).items()}
         unwanted = [delete(path) for path, data in wanted.items() if data is None]
@@ -447,11 +458,12 @@ class BrokerRegistration:
         self._nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create these znodes. If a znode exists with another payload or session, delete it and create it anew.
+        """Create the znodes in `wanted`, which gives the payload by path. If a znode exists with another payload, or
+        belongs to another session, delete it and create it again.
 
-        The data is not just set, because clients notice a changed partition count only if the child was replaced
-        (zookeeper.md §5). Deletion and creation are in one transaction, so that no client sees the topic without its
-        broker in between.
+        Setting the new data would not be enough, because clients notice a changed number of partitions only if the
+        child znode was replaced (zookeeper.md §5). Deletion and creation are in one transaction, so that no client sees
+        a moment at which the broker does not offer the topic.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
         failures = self._nodes.write(session_id, creations, NodeExistsError)
@@ -476,8 +488,8 @@ class BrokerRegistration:
         log.warning("broker %s: its successor has not registered the topics within %g s", self._name, SUCCESSOR_SECONDS)
 
     def _unregister_all(self) -> None:
-        """Remove all znodes, the broker's own znode last, so that no client sees a topic without its broker in
-        between.
+        """Remove all znodes of this broker. The broker's own znode is removed last, so that no client sees a topic
+        without its broker.
         """
         session_id, own = self._session.session_id, self._own_path()
         if self._elected:
@@ -489,7 +501,9 @@ class BrokerRegistration:
             self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
-        """Delete the persistent znode of the broker id. If slaves are registered below it, only delete its data."""
+        """Delete the persistent znode of the broker id. If slaves are registered below this znode, delete only its
+        data.
+        """
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
             self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)

@@ -1,8 +1,8 @@
 """Assign partitions to the consumers of a group. The functions are pure.
 
-All members of a group must use the same strategy. ZooKeeper does not record the two strategies of 1.x; their results
-are the same as those of the Java classes (golden/assignment.json). Members that assign by zones record this in
-ZooKeeper together with their zone.
+All members of a group must use the same strategy. Two strategies come from 1.x. They give the same results as the Java
+classes (golden/assignment.json), and their members do not record the strategy in ZooKeeper. Members that assign by
+zones record this strategy in ZooKeeper together with their zone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = [
 ]
 
 Strategy = Callable[[str, Sequence[str], Sequence[str]], list[str]]
-"""Function (my consumer id, all consumer ids, all partitions "b-p") -> my partitions. The order of the ids and of the
-partitions does not matter.
+"""A function that returns the partitions of one consumer. Its arguments are the consumer's id, the ids of all consumers
+of the group, and the names `<broker>-<partition>` of all partitions. The order of the ids and of the partitions does
+not matter.
 """
 
 _VIRTUAL_NODES = 40
@@ -33,10 +34,12 @@ _RING_POINTS = struct.Struct("<4I")
 
 
 def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """1.x's strategy DEFAULT: each consumer gets a contiguous share of the string-sorted partitions. If they cannot be
-    divided evenly, the first consumers get one partition more.
+    """Assign partitions by the strategy that 1.x calls DEFAULT. Each consumer gets a contiguous share of the
+    partitions, which are sorted as strings. If the partitions cannot be divided evenly, the first consumers get one
+    partition more.
 
-    A consumer that is not in the list gets nothing. Source: DefaultLoadBalanceStrategy, metaq 1.4.6.2.
+    A consumer that is not in `consumers` gets nothing. The rules are those of the class DefaultLoadBalanceStrategy in
+    metaq 1.4.6.2.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -49,11 +52,11 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
 
 
 def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """1.x's strategy CONSIST: a hash ring with 160 points per consumer, so that a change of the consumers moves few
-    partitions. The result is sorted as strings.
+    """Assign partitions by the strategy that 1.x calls CONSIST. It uses a hash ring with 160 points per consumer, so
+    that few partitions change their owner when a consumer comes or goes. The result is sorted as strings.
 
-    If two consumers have the same point, the later consumer in sorted order gets it. Source: ConsisHashStrategy, metaq
-    1.4.6.2.
+    If two consumers have the same point on the ring, the consumer that is later in sorted order gets this point. The
+    rules are those of the class ConsisHashStrategy in metaq 1.4.6.2.
     """
     ring = {
         point: member
@@ -84,9 +87,9 @@ def zone_assignment(
 
     The consumers of a zone share the zone's partitions as in range_assignment(). A partition whose broker has no zone,
     or whose zone has no consumers, goes to a consumer with the fewest partitions. consumer_zones: the zones of all
-    `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. The model is
-    RocketMQ's AllocateMachineRoomNearby. But when RocketMQ assigns the remaining partitions, it ignores how many
-    partitions the consumers already have.
+    `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. This strategy
+    follows the class AllocateMachineRoomNearby of RocketMQ, with one difference: when RocketMQ assigns the remaining
+    partitions, it ignores how many partitions the consumers already have.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -113,8 +116,9 @@ def zone_assignment(
 
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
-    """Distribute `count` further partitions: each goes to the member that has the fewest partitions at that moment, and
-    among equals to the first. sizes: how many partitions each member has before. Return how many each member gets.
+    """Distribute `count` further partitions among the members. Each partition goes to the member that has the fewest
+    partitions at that moment; if several members have the fewest, it goes to the first of them. sizes: number of
+    partitions that each member has already. Return the number of further partitions that each member gets.
     """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))

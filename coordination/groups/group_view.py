@@ -1,8 +1,8 @@
 """A member's view of its group: the group's consumers, the member's topics, and the brokers.
 
-ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the changes: the names of children
-come with the watches, and only the data of new znodes is read, all in one request. The znodes of a consumer never
-change while the consumer lives.
+ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the number of changes: the watches
+deliver the names of children, and only the data of new znodes is read, all in one request. This is sufficient because
+the data of a consumer's znodes never changes.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ _SMALL_GROUP = 16
 
 
 def settle_seconds(members: int) -> float:
-    """Return for how many seconds the members of a group with `members` members must stay unchanged before a change is
-    processed. Small groups do not wait.
+    """Return the number of seconds for which no member may come or go before a change of the members is processed.
+    members: number of members of the group. For small groups the result is 0.
 
-    Each processed change costs requests in proportion to the number of members, and many consumers usually come or go
-    at the same time.
+    The reason for waiting is that many consumers usually come or go at the same time, and each processed change costs
+    requests in proportion to the number of members.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupZones:
-    """The zones in a group whose members assign by zones.
+    """The zones of members and brokers for a group whose members assign partitions by zones.
 
-    members: zones by consumer id, regardless of the consumer's topics; members with another strategy are missing.
-    agreed: by broker id, the zones of brokers with which the group plans its assignment. version: the version of the
-    znode that holds the agreed zones, for compare-and-set; -1 if there is no such znode. brokers: by broker id, the
-    zones that brokers register now; brokers without a zone are missing.
+    members: the zone of each member by consumer id, regardless of the member's topics; members with another assignment
+    strategy are missing. agreed: the zone of each broker, by broker id, on which the group has agreed for its
+    assignment. version: the version of the znode that contains the agreed zones, for compare-and-set; -1 if there is no
+    such znode. brokers: the zone that each broker has registered now, by broker id; brokers without a zone are missing.
     """
 
     members: Mapping[str, str]
@@ -66,12 +66,13 @@ class GroupZones:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The data on which a rebalance is based, as the watches have shown it. Every list is in Java's string order.
+    """The data on which a rebalance is based, as the watches have shown it. Every list is sorted in Java's string
+    order.
 
     consumers: for each of this member's topics, the ids of the live consumers. partitions: for each topic, the names
-    `<broker>-<partition>` of partitions of masters and slaves. brokers: the live processes by broker id. zones: None
-    unless zones were requested. filters: each consumer's filter, by consumer id and topic; consumers that take all
-    messages, or do not register a filter, are missing.
+    `<broker>-<partition>` of partitions of masters and slaves. brokers: the live broker processes by broker id. zones:
+    the zones of members and brokers, None if the group view was made without zones. filters: each consumer's filter, by
+    consumer id and topic; consumers that take all messages, or do not register a filter, are missing.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
@@ -83,21 +84,21 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The children of the group's node at one moment."""
+    """The list of the members' znodes of a group at one moment, which are the children of one parent znode."""
 
     names: frozenset[str]
     born: int
-    """The zxid of the parent's creation."""
+    """The zxid of the transaction that created the parent znode."""
     changes: int
-    """How many children were created and deleted under this parent so far, together."""
+    """Number of creations plus deletions of children under the parent znode so far."""
 
     @classmethod
     def of(cls, names: Iterable[str], stat: ZnodeStat | None) -> _Listing:
         return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
-        """Return the names that stand for the same znode in both listings. Return no name if a znode may have been
-        deleted and created again in between.
+        """Return the names that mean the same znode in this listing and in `former`. Return no name at all if any znode
+        may have been deleted and created again between the two listings.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -111,8 +112,8 @@ class GroupView:
     close().
 
     on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
-    methods, except that the event thread must not call wait(). `_lock` protects the state that watches and snapshot()
-    share. `_reading` ensures that only one thread reads at a time.
+    methods, except that the event thread must not call wait(). `_lock` protects the state that the watches and
+    snapshot() share. `_reading` ensures that only one thread at a time reads the changes from ZooKeeper.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class GroupView:
         self._broker_zones: dict[int, str] = {}
 
     def start(self) -> None:
-        """Begin to watch. Idempotent."""
+        """Begin to watch the group. Further calls do nothing."""
         self._watchers.watch(self._ids, self._members_changed, settle_seconds)
         for path in self._topics_at:
             self._watchers.watch(path, self._data_changed)
@@ -167,8 +168,8 @@ class GroupView:
             self._watchers.watch(self._zones_of_brokers, self._data_changed)
 
     def add_topic(self, topic: str) -> None:
-        """Follow one more topic. When the answer to the topic's watch has come, on_change is called, and snapshots have
-        the topic's partitions.
+        """Watch the partitions of one more topic. When ZooKeeper's first answer about the topic has come, on_change is
+        called, and snapshots contain the topic's partitions.
         """
         path = self._paths.topic_sub(topic)
         with self._reading:
@@ -180,7 +181,9 @@ class GroupView:
         self._watchers.watch(path, self._data_changed)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything has been seen once. Return False if this takes longer than `seconds`."""
+        """Wait until the first answer for each watched znode has come. Return False if this takes longer than
+        `seconds`.
+        """
         return self._all_seen.wait(seconds)
 
     def close(self) -> None:
@@ -195,16 +198,16 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Note that the children of this znode must be read again. Even children whose names are the same may have been
-        replaced, and have other data.
+        """Record that the data of this znode's children must be read again. Even a child with the same name as before
+        may have been replaced, and may have other data.
         """
         with self._lock:
             self._unread[path] = names
         self._seen(path)
 
     def _brokers_changed(self, path: str, names: list[str]) -> None:
-        """Watch each broker id. The znodes of broker ids are persistent; the znodes below each id show which brokers
-        live.
+        """Watch the znode of each broker id. The znode of a broker id is persistent; its children show which broker
+        processes live.
         """
         for name in names:
             if name.isdecimal():
@@ -228,8 +231,8 @@ class GroupView:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Return a snapshot of the group. This makes at most one request, and none if nothing has changed since the
-        last snapshot. Raises CoordinationUnavailable.
+        """Return a snapshot of the group. This method makes at most one request to ZooKeeper, and none if nothing has
+        changed since the last snapshot. Raises CoordinationUnavailable.
         """
         with self._reading:
             self._read_changes()
@@ -261,9 +264,10 @@ class GroupView:
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """Keep the newest agreement. The watch and look_at_zones() read on two threads, so the result of the later read
-        may arrive first. Only results of the same connection are compared: before another connection, ZooKeeper may
-        have been restored from an older copy.
+        """Store the agreed zones in `data`, unless a newer agreement is stored already. The watch and look_at_zones()
+        read on two threads, so the result of the later read may arrive first. Results are compared only if they were
+        read on the same connection, because ZooKeeper may have been restored from an older copy before a new
+        connection.
         """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections

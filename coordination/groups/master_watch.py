@@ -1,4 +1,6 @@
-"""An asynchronous slave's view of its master, and the slave's registration as a consumer (zookeeper.md §6)."""
+"""Watch the master of an asynchronous slave, and register the slave as a consumer of the master's topics (zookeeper.md
+§6).
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,15 @@ from .membership import new_consumer_id
 __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
-"""Interval in seconds at which the checksum of the master's server.ini is read. It must be polled, because its data can
-change although no znode comes or goes.
+"""Interval in seconds at which the registered checksum of the master's server.ini is read. The checksum must be polled,
+because it can change although no znode is created or deleted.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
-    """The master of one broker id at one moment. address: the master's address, None while it is not registered.
+    """The state of the master of one broker id at one moment. address: the master's address, None while the master is
+    not registered.
 
     topics: the topics that the master offers to consumers, with their numbers of partitions. checksum: the checksum of
     the master's server.ini, None if unknown.
@@ -42,9 +45,10 @@ class MasterView:
 class MasterWatch:
     """Follows the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
 
-    1.x reads the topics once. Here every change is seen, so that new topics are copied without a restart. As in 1.x,
-    the consumer owns no partitions and commits no offsets. on_view: called with the first view and after every change,
-    on a thread of its own; it must not block. Any thread may call the methods. Only close() blocks on ZooKeeper.
+    In 1.x a slave reads the topics only once. This class notices every change of the topics, so that new topics are
+    copied without a restart of the slave. As in 1.x, the slave owns no partitions and commits no offsets as a consumer.
+    on_view: called with the first view and after every change, always on the same separate thread; it must not block.
+    Any thread may call the methods. Only close() blocks on ZooKeeper.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class MasterWatch:
             self._poll()
 
     def close(self) -> None:
-        """Stop watching, and remove the consumer's znode."""
+        """Stop watching the master, and remove the znode by which the slave is registered as a consumer."""
         self._watchers.close()
         self._presence.stop()
         path = self._paths.consumer(self.group, self.consumer_id)
@@ -123,7 +127,9 @@ class MasterWatch:
         return MasterView(address, topics, checksum.data.decode() if checksum and checksum.data else None)
 
     def _present(self, topics: Iterable[str]) -> None:
-        """Register as a consumer of `topics` on the current session, unless this registration exists already."""
+        """Register the slave as a consumer of `topics` on the current session, unless this registration exists
+        already.
+        """
         session_id = self._session.session_id
         path, data = self._paths.consumer(self.group, self.consumer_id), format_topics(sorted(topics))
         node = self._nodes.get(path)

@@ -1,9 +1,10 @@
-"""A consumer's membership in its group: the basic steps that client/consumer/rebalance.py uses.
+"""A consumer's membership in its group. client/consumer/rebalance.py uses the methods of this module as its basic
+steps.
 
-Each function returns a plain value or takes one step; the client decides which steps to take, and when.
-membership_state.py, a core without I/O, knows what the consumer has registered and claimed; this module reads and
-writes ZooKeeper. Every write is fenced to the session under which the consumer joined (session/fencing.py). So after
-the session has expired, no old decision reaches ZooKeeper.
+Each function returns a plain value or takes one step. The client decides which steps to take, and when.
+membership_state.py keeps track of the consumer's registration and claims, without I/O; this module reads and writes
+ZooKeeper. Every write is executed only on the session on which the consumer joined (session/fencing.py). So after this
+session has expired, no write that was decided before reaches ZooKeeper.
 """
 
 from __future__ import annotations
@@ -63,14 +64,15 @@ def broadcast_group(group: str, address: str | None = None) -> str:
 class GroupMembership:
     """The membership of one consumer in one group, from join() to leave(), even if its ZooKeeper session expires.
 
-    consumer_id: 1.x's `consumerId`; the znode's name is then `<group>_<consumerId>`. None makes a new id. topics: all
-    topics of the consumer, at least one. on_change: called on the session's event thread when a new rebalance may be
-    due. This is the case after these events: a consumer, a partition or a broker came or went; a partition that could
-    not be claimed is free; the session expired; the consumer has joined again on a new session. on_change must not
-    block for long; several changes at the same time lead to one call. zone: the zone in which the consumer runs, if it
-    assigns by zones; then the zone is registered for the group, and the snapshots have the zones of the other members.
-    takes: a filter for messages of the consumer's topics, None for all messages; the filter is registered for the
-    group. The methods block on ZooKeeper. Any thread except kazoo's may call them.
+    consumer_id: the configured id, called `consumerId` in 1.x; the znode's name is then `<group>_<consumerId>`. None
+    makes a new id. topics: all topics of the consumer, at least one. on_change: called on the session's event thread
+    when a new rebalance may be due. This is the case after these events: a consumer, a partition or a broker came or
+    went; a partition that could not be claimed is free; the session expired; the consumer has joined again on a new
+    session. on_change must not block for long; several changes at the same time lead to one call. zone: the zone in
+    which the consumer runs, if it assigns partitions by zones. Then the zone is registered in the group, and the
+    snapshots contain the zones of the other members. takes: a filter for the messages of the consumer's topics, None
+    for all messages. The filter is registered in the group. The methods block on ZooKeeper. Any thread except kazoo's
+    may call them.
     """
 
     def __init__(
@@ -107,13 +109,13 @@ class GroupMembership:
     # --- membership -------------------------------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Register the consumer, and read the group for the first time; then on_change is called. If the session is
-        replaced later, the consumer joins again by itself.
+        """Register the consumer in the group, and read the group for the first time; then on_change is called. If the
+        session is replaced later, the consumer is registered again automatically.
 
-        If another session holds the znode of a configured consumer id, this method waits as long as a dead session can
-        last. Then it raises ConfigError, because the id is in use. (1.x continues with the other consumer's znode, so
-        that two consumers own the same partitions.) Do not call this on the session's event thread. Raises
-        CoordinationUnavailable, SessionLost.
+        If the znode of a configured consumer id belongs to another session, this method waits as long as a dead session
+        can last. If the znode still exists then, the method raises ConfigError, because the id is in use. (1.x
+        continues with the other consumer's znode, so that two consumers own the same partitions.) Do not call this on
+        the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -125,10 +127,10 @@ class GroupMembership:
                 )
 
     def leave(self) -> None:
-        """Give up all claimed partitions, and then the membership. Idempotent.
+        """Give up all claimed partitions, and then leave the group. Further calls do nothing.
 
-        Without a connection or the session, this method only logs, because the znodes are ephemeral and end with the
-        session.
+        If there is no connection or the session has ended, this method only logs a warning, because the znodes are
+        ephemeral and end with the session.
         """
         self._presence.stop()
         self._view.close()
@@ -143,18 +145,19 @@ class GroupMembership:
 
     @property
     def session_id(self) -> int:
-        """The session that holds the consumer's znodes; 0 while the consumer is not registered on the current session.
+        """Id of the session that has created the consumer's znodes; 0 while the consumer is not registered on the
+        current session.
 
-        It is the `fence` argument of OffsetStore.commit. Read it before a claim, and keep it with the claimed
-        partitions.
+        This id is used as the `fence` argument of OffsetStore.commit. Read the id before claiming partitions, and keep
+        it together with the claimed partitions.
         """
         joined = self._state.session_id
         return joined if joined is not None and self._session.is_current(joined) else 0
 
     @property
     def session_timeout(self) -> float:
-        """The same as in ZkSession. The properties last_session_id, set_backs, connections and seen_zxid are also those
-        of ZkSession.
+        """The session timeout in seconds, as in ZkSession. The properties last_session_id, set_backs, connections and
+        seen_zxid also have the values of ZkSession.
         """
         return self._session.session_timeout
 
@@ -172,7 +175,9 @@ class GroupMembership:
 
     @property
     def connection(self) -> int | None:
-        """The number of the current connection; None while there is no connection."""
+        """The number of the current connection to ZooKeeper, counted from the beginning of the session object; None
+        while there is no connection.
+        """
         return self._session.connections if self._session.connected else None
 
     @property
@@ -181,12 +186,12 @@ class GroupMembership:
 
     def subscribe(self, topic: str) -> None:
         """Subscribe to one more topic, until the membership ends. The topic need not exist yet. on_change is called
-        afterwards.
+        after the subscription.
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
         So every reader sees the znode with either the former topics or the new topics. Raises the errors of join(),
-        InvalidName, ConfigError. Then call this again: the subscription may be half done, or may be completed when the
-        consumer registers the next time.
+        InvalidName, ConfigError. After an error call this method again: the subscription may be incomplete, or may be
+        completed only when the consumer registers the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
         if not is_unfinished:
@@ -209,16 +214,18 @@ class GroupMembership:
             ) from failure
 
     def rejoin(self) -> None:
-        """Register on the current session now. Call this after step_out(), or to avoid waiting until the membership
-        registers by itself. Raises the errors of join().
+        """Register the consumer on the current session now. Call this method after step_out(), or to avoid waiting for
+        the automatic registration on a new session. Raises the errors of join().
         """
         self._state.is_out = False
         self._register()
 
     def step_out(self) -> None:
-        """Give up all claimed partitions and the membership until rejoin(), but keep following the group.
+        """Give up all claimed partitions, and stay out of the group until rejoin(). Meanwhile the group is still
+        watched.
 
-        Raises CoordinationUnavailable; then the consumer may still be in the group, and this may be called again.
+        If CoordinationUnavailable is raised, the consumer may still be in the group, and this method may be called
+        again.
         """
         session_id, held = self._state.step_out()
         if session_id is not None:
@@ -237,7 +244,7 @@ class GroupMembership:
             self._replace_own_node(session_id)
 
     def _ensure_topics(self) -> None:
-        """Create the znodes that members of the group watch, and the parents of owner znodes."""
+        """Create missing znodes that members of the group watch, and the missing parents of owner znodes."""
         topics = self.topics
         self._nodes.ensure(
             [
@@ -251,8 +258,8 @@ class GroupMembership:
         return {self._path: format_topics(self.topics), **self._other_nodes}
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
-        """Create all znodes of the consumer in one transaction. If a member saw the consumer without its zone or its
-        filter, it would assume that the consumer has another strategy or no filter.
+        """Create all znodes of the consumer in one transaction. If another member saw the consumer without its zone or
+        its filter, that member would assume that the consumer has another assignment strategy or no filter.
         """
         nodes = self._own_nodes()
         missing = list(nodes)
@@ -280,7 +287,8 @@ class GroupMembership:
     # --- what the group looks like ----------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Return the group, its partitions and brokers, as the watches have shown them. Call this after join().
+        """Return the members, partitions and brokers of the group, as the watches have shown them. Call this method
+        after join().
 
         Raises SessionLost if this member is not registered, CoordinationUnavailable.
         """
@@ -296,9 +304,10 @@ class GroupMembership:
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
     def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
-        """Make the group plan its assignment with these zones of brokers, given by broker id, unless the group has
-        agreed on other zones since `version` of GroupZones. The next snapshot shows the agreed zones, and on_change of
-        all members is called.
+        """Make the members of the group use these zones of brokers for the assignment of partitions. zones: the zone of
+        each broker, by broker id. version: the `version` of GroupZones on which the caller's decision is based; nothing
+        is written if the group has agreed on other zones since. The next snapshot shows the agreed zones, and on_change
+        of all members is called.
 
         Raises SessionLost, CoordinationUnavailable.
         """
@@ -319,15 +328,17 @@ class GroupMembership:
 
     @property
     def held(self) -> frozenset[Partition]:
-        """Partitions whose owner znode may belong to this consumer: the claim succeeded, or its answer did not come."""
+        """The partitions whose owner znode may belong to this consumer, because the claim has succeeded, or because the
+        answer to the claim did not come.
+        """
         return self._state.held
 
     def claim(self, topic: str, partition: str) -> bool:
         """Claim the partition `<broker>-<partition>` of `topic`. Return False while another consumer, or an earlier
         session of this consumer, owns it.
 
-        Raises SessionLost, CoordinationUnavailable. Then this consumer may own the partition (see `held`): claim or
-        release it again.
+        Raises SessionLost, CoordinationUnavailable. After such an error this consumer may own the partition (see
+        `held`), so the caller must claim or release the partition again.
         """
         return (topic, partition) in self.claim_many([(topic, partition)])
 
@@ -350,15 +361,17 @@ class GroupMembership:
         return granted
 
     def _create_owners(self, session_id: int, paths: Sequence[str]) -> set[str]:
-        """Create the owner znodes at these paths. Return the paths of the znodes that belong to this session."""
+        """Create the owner znodes at these paths where they do not exist. Return the paths of the znodes that belong to
+        this session.
+        """
         data = format_consumer_id(self.consumer_id)
         failures = self._nodes.write(session_id, [create_ephemeral(path, data) for path in paths], NodeExistsError)
         existing = [path for path, failure in zip(paths, failures, strict=True) if failure is not None]
         return set(paths).difference(existing).union(self._nodes.owned(session_id, existing))
 
     def _await_end(self, paths: Iterable[str]) -> None:
-        """Call on_change when one of these owner znodes is deleted. After a reconnection, on_change is called
-        anyway.
+        """Set watches so that on_change is called when one of these owner znodes is deleted. After a reconnection,
+        on_change is called in any case.
         """
         for path in self._state.await_end(paths):
             answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
@@ -367,8 +380,9 @@ class GroupMembership:
     def hold_again(self, partitions: Sequence[Partition]) -> None:
         """Read the owner znode of each of these partitions once. Add the partitions that this session owns to `held`.
 
-        If ZooKeeper was restored from an older copy, it may have owner znodes that were deleted before, and nobody else
-        could claim these partitions. Raises SessionLost, CoordinationUnavailable.
+        If ZooKeeper was restored from an older copy, it may again contain owner znodes that this consumer had deleted.
+        If this consumer did not notice this, nobody could claim these partitions. Raises SessionLost,
+        CoordinationUnavailable.
         """
         owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
         self._state.hold(each for each in partitions if self._paths.owner(self.group, *each) in owned)
@@ -380,7 +394,7 @@ class GroupMembership:
         self.release_many([(topic, partition)])
 
     def release_many(self, partitions: Iterable[Partition]) -> None:
-        """Give up several partitions, as release() does; the requests are pipelined."""
+        """Give up several partitions, as release() does. The requests are sent without waiting for each answer."""
         given_up = list(partitions)
         self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
         self._state.drop(given_up)
@@ -395,7 +409,8 @@ class GroupMembership:
         """Ask ZooKeeper whether the session `session_id` is alive and owns all of these partitions. This takes one
         round trip.
 
-        Raises SessionLost if this is not the case; CoordinationUnavailable.
+        Raises SessionLost if the session has ended or does not own all of these partitions, and CoordinationUnavailable
+        if ZooKeeper does not answer.
         """
         paths = [self._paths.owner(self.group, *each) for each in partitions]
         lost = set(paths).difference(self._nodes.owned(session_id, paths))
@@ -459,12 +474,12 @@ class GroupMembership:
 
 
 def remove_group(session: ZkSession, group: str) -> None:
-    """Delete the group's znode and all znodes below it, which 1.x keeps for ever. This blocks; any thread except
-    kazoo's may call it.
+    """Delete the group's znode and all znodes below it. (1.x keeps them for ever.) This function blocks on ZooKeeper;
+    any thread except kazoo's may call it.
 
-    Up to a thousand znodes are deleted in one transaction. If there are more, a member that joins meanwhile may find
-    some of the offsets. Raises ClientError if the group has members or partition owners; SessionLost,
-    CoordinationUnavailable.
+    Up to a thousand znodes are deleted in one transaction. If there are more znodes, several transactions are needed,
+    and a member that joins meanwhile may find some of the offsets. Raises ClientError if the group has members or
+    partition owners. Also raises SessionLost, CoordinationUnavailable.
     """
     nodes, paths = session.nodes, session.paths
     levels = [[child_of(paths.groups(), group)]]

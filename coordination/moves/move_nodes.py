@@ -21,9 +21,9 @@ CANCELLABLE = (MoveState.ASKED, MoveState.COPYING, MoveState.CLOSING)
 
 
 class FoundMove(NamedTuple):
-    """A move as it was read. version: version of the znode's data. zxid: ZooKeeper's number of the znode's last change;
-    it increases even if the znode was deleted and created again. changed_ms: time of the last change by ZooKeeper's
-    clock, in milliseconds since 1970.
+    """A move as it was read from its znode. version: version of the znode's data. zxid: ZooKeeper's transaction number
+    of the znode's last change; the number increases even if the znode was deleted and created again. changed_ms: time
+    of the last change by ZooKeeper's clock, in milliseconds since 1970.
     """
 
     move: Move
@@ -33,10 +33,11 @@ class FoundMove(NamedTuple):
 
 
 class Moves:
-    """The moves of a cluster. Any thread except kazoo's may call the methods; each call makes requests to ZooKeeper.
+    """Reads and changes the moves of partitions between the brokers of a cluster. Any thread except kazoo's may call
+    the methods. Each call makes requests to ZooKeeper.
 
-    The methods may raise CoordinationUnavailable and SessionLost. Then it is unknown whether a change was made; read()
-    shows it.
+    The methods may raise CoordinationUnavailable and SessionLost. Then it is unknown whether a requested change was
+    made; a later read() shows whether it was.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -48,8 +49,8 @@ class Moves:
         """Return all moves, sorted by topic, source and partition. The result includes all writes that were made before
         the call.
 
-        Raises CoordinationError for a damaged entry, because without this entry it is unknown which partitions a broker
-        has.
+        Raises CoordinationError if a move's znode is damaged, because without this move it is unknown which partitions
+        a broker has.
         """
         self._nodes.sync(self._paths.moves())
         topics = sorted(self._nodes.children(self._paths.moves()))
@@ -75,8 +76,8 @@ class Moves:
         return found
 
     def begin(self, move: Move, instead_of: FoundMove | None = None) -> bool:
-        """Write a new move. If there was a former move with the same name (`instead_of`), replace it. Return False if
-        another caller has changed the znode meanwhile.
+        """Write a new move. If there was a former move with the same name (`instead_of`), replace it. Return False, and
+        write nothing, if somebody else has changed the znode meanwhile.
         """
         path = self._paths.move(move.topic, move.name)
         self._session.ensure_chroot()
@@ -86,9 +87,9 @@ class Moves:
         return self._write(path, [write])
 
     def change(self, found: FoundMove, move: Move, obsolete: Sequence[FoundMove] = ()) -> bool:
-        """Replace the found move by `move` and delete the obsolete moves, in one transaction.
+        """Replace the move `found` by `move`, and delete the moves in `obsolete`, in one transaction.
 
-        Return False, and change nothing, if one of them has changed since it was read.
+        Return False, and change nothing, if one of these moves has changed since it was read.
         """
         path = self._paths.move(move.topic, move.name)
         gone = [delete(self._paths.move(each.move.topic, each.move.name), each.version) for each in obsolete]

@@ -1,7 +1,9 @@
-"""When partitions move, hand the consumer groups' offsets over from the source's partitions to the target's partitions.
+"""Hand over the offsets of consumer groups when partitions move from a source broker to a target broker. The offset of
+a source's partition becomes the offset of the corresponding partition of the target.
 
-Meanwhile the partition must have no owner, and no member with an old view of the cluster may claim it. So the process
-that hands over claims the partition in each group with an owner znode of its own.
+During the hand-over no member may own the source's partition, and no member with an old view of the cluster may claim
+it. So the process that hands over the offsets first claims the partition in each group: it creates the partition's
+owner znode itself.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
 
 
 class OffsetHandOver:
-    """The hand-over of offsets for one move. The methods block; any thread except kazoo's may call them, but only one
-    at a time. Every method may raise CoordinationError.
+    """Hands over the offsets of all groups for one move. The methods block on ZooKeeper. Any thread except kazoo's may
+    call them, but only one thread at a time. Every method may raise CoordinationError.
 
-    Another session may begin the hand-over again at any time, because each offset is moved in one transaction that also
-    deletes it at the source.
+    Another process may repeat the hand-over at any time, because each offset is written for the target and deleted for
+    the source in the same transaction.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -41,8 +43,8 @@ class OffsetHandOver:
         self._claimed: set[str] = set()
 
     def step(self) -> list[str]:
-        """Hand over all offsets that can be handed over now. Return the remaining obstacles in words; the list is empty
-        when the offsets of all groups have been handed over.
+        """Hand over all offsets that can be handed over now. Return a text for each offset that cannot be handed over
+        yet. The list is empty when the offsets of all groups have been handed over.
         """
         waiting = []
         for group in self._view.groups():
@@ -52,12 +54,12 @@ class OffsetHandOver:
         return waiting
 
     def finish(self) -> None:
-        """Give up the claimed partitions."""
+        """Delete the owner znodes by which this object has claimed partitions."""
         self._nodes.delete_owned(self._session.session_id, sorted(self._claimed))
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Yield the source's partitions in this move that the group uses."""
+        """Yield the numbers of those moving partitions of the source that the group uses."""
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):
@@ -69,8 +71,8 @@ class OffsetHandOver:
         yield from sorted(mine[name] for name in mine.keys() & {*offsets, *owners})
 
     def _hand_over(self, group: str, partition: int) -> str | None:
-        """Claim one partition in the group, and hand over the group's offset. Return the obstacle, or None if the
-        offset has been handed over or there is no offset.
+        """Claim one of the source's partitions in the group, and hand over the group's offset. Return None if the
+        offset has been handed over or there is no offset, otherwise a text that names the obstacle.
         """
         move, session_id = self._move, self._session.session_id
         name = partition_name(move.source, partition)

@@ -1,8 +1,10 @@
-"""Marks of the work that members of a group have begun. If a member dies, its successor reads them (decision 108).
+"""Store marks in ZooKeeper that tell which messages the members of a group have begun to process. If a member dies, the
+next owner of its partitions reads the marks (decision 108).
 
-Marks are kept by members whose run() sends failed messages back to the broker. There is one persistent znode for each
-partition that such a member owns, or owned when it died. The znode is removed when the partition is given up properly.
-It is stored beside the offsets in ZooKeeper, even if the offsets are kept elsewhere.
+Marks are written by members whose run() sends failed messages back to the broker. Each partition that such a member
+owns, or owned when it died, has one persistent znode with a mark. The znode is removed when its member gives up the
+partition in the normal way. The znode is stored in ZooKeeper beside the znodes for offsets, even if the offsets are
+kept elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ __all__ = ["BegunMarks"]
 
 
 class BegunMarks:
-    """The marks of one group. Any thread except kazoo's may call the methods. fence: as in OffsetStore.commit.
+    """Reads and writes the marks of one group. Any thread except kazoo's may call the methods. A `fence` is the id of
+    the ZooKeeper session that holds the owner znodes, as in OffsetStore.commit.
 
     The methods raise SessionLost, CoordinationUnavailable, and CoordinationError for damaged data.
     """
@@ -31,22 +34,24 @@ class BegunMarks:
         self._group = group
 
     def load(self, partitions: Sequence[TopicPartitionName]) -> list[Begun | None]:
-        """Return the mark of each partition, in order. The mark is None if the partition's last owner gave it up
-        properly, or keeps no marks.
+        """Return the mark of each partition, in order. The mark is None if the partition's last owner gave up the
+        partition in the normal way, or writes no marks.
         """
         paths = [self._path(each) for each in partitions]
         nodes = self._nodes.get_many(paths)
         return [node and parse_begun(path, node.data) for path, node in zip(paths, nodes, strict=True)]
 
     def make(self, partitions: Iterable[TopicPartitionName], fence: int) -> None:
-        """Record that the owner works on these partitions from now on. An existing mark stays unchanged."""
+        """Create the marks of these partitions, because their owner processes their messages from now on. A mark that
+        exists already stays unchanged.
+        """
         partitions = list(partitions)
         self._nodes.ensure({self._paths.begun_of_topic(self._group, topic) for topic, _ in partitions})
         data = format_begun(Begun())
         self._nodes.write(fence, [create_persistent(self._path(each), data) for each in partitions], NodeExistsError)
 
     def write(self, partition: TopicPartitionName, begun: Begun, fence: int) -> None:
-        """Record that the owner begins a message of the partition next."""
+        """Write to the partition's mark that the owner begins to process the message `begun` next."""
         path, data = self._path(partition), format_begun(begun)
         (failure,) = self._nodes.write(fence, [set_data(path, data)], NoNodeError)
         if failure is not None:  # somebody has deleted it
@@ -54,7 +59,9 @@ class BegunMarks:
             self._nodes.write(fence, [create_persistent(path, data)])
 
     def remove(self, partitions: Mapping[TopicPartitionName, int]) -> None:
-        """Remove the marks of partitions that are given up properly. partitions: the fence of each partition."""
+        """Remove the marks of partitions that their owner gives up in the normal way. partitions: the fence of each
+        partition, by partition.
+        """
         for fence in set(partitions.values()):
             given = [each for each, of in partitions.items() if of == fence]
             self._nodes.write(fence, [delete(self._path(each)) for each in given], NoNodeError)

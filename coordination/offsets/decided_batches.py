@@ -1,5 +1,5 @@
-"""The last decided batch of each Spark query. Each query has one znode, which is replaced only if it still has the
-version that was read.
+"""Keep the last decided batch of each Spark query in ZooKeeper. Each query has one znode. Its data is replaced only if
+the znode still has the version that was read.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..session.znodes import FencedWrite, create_persistent, delete, set_data
 __all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
 
 _MAX_NODE_BYTES = 1_000_000
-"""Largest payload in bytes: ZooKeeper's default limit (jute.maxbuffer, 1 MiB), minus room for the rest of the
-request.
+"""Largest size of a znode's data in bytes. ZooKeeper's default limit for a request is 1 MiB (jute.maxbuffer); the
+difference is left for the rest of the request.
 """
 
 
@@ -30,8 +30,8 @@ class Versioned(NamedTuple):
 
 
 class DecidedBatches:
-    """The decided batches in ZooKeeper. Any thread may call the methods. They raise CoordinationUnavailable if
-    ZooKeeper does not answer, and CoordinationError for damaged data.
+    """Reads and writes the decided batches in ZooKeeper. Any thread may call the methods. They raise
+    CoordinationUnavailable if ZooKeeper does not answer, and CoordinationError for damaged data.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -49,11 +49,11 @@ class DecidedBatches:
         return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
 
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
-        """Replace `found` by `decided` if the znode still contains `found`. Return the new content, or None if somebody
-        else has changed the znode.
+        """Replace the content of the query's znode by `decided`, if the znode still contains `found`. Return the new
+        content, or None if somebody else has changed the znode.
 
-        After CoordinationUnavailable, `decided` may have been written, or may still be written later unless somebody
-        else replaces `found` first.
+        If this method raises CoordinationUnavailable, `decided` may have been written already. It may also be written
+        later, unless somebody else replaces `found` first.
         """
         path = self._paths.spark_write(query_id)
         data = format_decided_batch(decided)
@@ -69,7 +69,7 @@ class DecidedBatches:
         return Versioned(decided, found.version + 1) if written else None
 
     def remove(self, query_id: str) -> None:
-        """Forget the query."""
+        """Delete the znode of the query."""
         self._write(delete(self._paths.spark_write(query_id)))
 
     def _write(self, write: FencedWrite) -> bool:

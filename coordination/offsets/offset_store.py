@@ -1,6 +1,4 @@
-"""The committed offsets of consumer groups. They are stored in ZooKeeper or, for broadcast consumers, in a local
-file.
-"""
+"""Store the committed offsets of consumer groups in ZooKeeper or, for broadcast consumers, in a local file."""
 
 from __future__ import annotations
 
@@ -28,10 +26,10 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""For more znodes than this number, it is cheaper to ask first which of them exist."""
+"""If more offset znodes than this number are to be read, it is cheaper to list first which of them exist."""
 
 TopicPartitionName = tuple[str, str]
-"""(topic, `<broker>-<partition>`)."""
+"""A partition as a pair of texts: the topic's name and `<broker>-<partition>`."""
 
 
 class OffsetStore(Protocol):
@@ -51,16 +49,16 @@ class OffsetStore(Protocol):
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
         """Store the offsets. Each offset is stored independently of the others.
 
-        fence: the ZooKeeper session that holds the owner znodes (GroupMembership.session_id at the claim). If it is no
-        longer the current session, SessionLost is raised and nothing is written on the later session, so that the
-        offsets of a new owner stay. None means the current session; it is for tools that change a group without
-        members.
+        fence: id of the ZooKeeper session that holds the owner znodes of the partitions, which is
+        GroupMembership.session_id at the time of the claim. If this session is not the current session any more,
+        SessionLost is raised and nothing is written, so that the offsets of a new owner are not overwritten. None means
+        the current session; it is used by tools that change the offsets of a group without members.
         """
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
-        """Return for each partition whether the transaction that wrote its committed offset is newer than `zxid`; False
-        if none was ever committed. Return True for offsets that are kept outside ZooKeeper, because they do not go back
-        if ZooKeeper is restored from an older copy.
+        """Return for each partition whether its committed offset was written by a later ZooKeeper transaction than
+        `zxid`. The result is False for a partition without a committed offset. A store outside of ZooKeeper returns
+        True, because its offsets do not go back if ZooKeeper is restored from an older copy.
         """
         return [True] * len(partitions)
 
@@ -69,8 +67,8 @@ class ZooKeeperOffsetStore(OffsetStore):
     """Keeps offsets in ZooKeeper as 1.x does: one persistent znode per partition, with the data `msgId-offset`
     (zookeeper.md §2).
 
-    Reads are pipelined, and many writes are sent in one transaction. A failed commit may have stored some of the
-    offsets. It is always safe to commit again.
+    Reads are pipelined, and many writes are sent in one transaction. If a commit fails, some of its offsets may have
+    been stored. It is always safe to repeat the commit.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -132,18 +130,21 @@ class ZooKeeperOffsetStore(OffsetStore):
         wanted: Mapping[str, bytes],
         expected: type[KazooException],
     ) -> dict[str, bytes]:
-        """Write the data. Return the paths and data of the writes that failed with the error `expected`."""
+        """Write the data of each path in `wanted`. Return the paths and data of the writes that failed with the error
+        `expected`.
+        """
         failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
         return {path: data for (path, data), failure in zip(wanted.items(), failures, strict=True) if failure}
 
 
 class LocalOffsetStore(OffsetStore):
-    """Keeps offsets in the file of 1.x's broadcast consumers, `~/.meta_offsets` (storage.md §8). The processes of one
-    user share this file.
+    """Keeps offsets in the file `~/.meta_offsets`, which broadcast consumers of 1.x also use (storage.md §8). All
+    processes of one user share this file.
 
-    Java rewrites the whole file from memory, so that processes lose each other's groups. Here a commit changes only its
-    own entries while it holds a lock file beside the file. It replaces the file by a rename after fsync. `fence` is
-    ignored, because the file belongs to this host, as the partitions of a broadcast group do.
+    Java clients rewrite the whole file from memory, so that processes overwrite the entries of each other's groups.
+    This class changes only the entries of the commit, while it holds a lock file beside the offset file. It writes a
+    new file, calls fsync, and replaces the offset file by a rename. `fence` is ignored: only this host uses the file,
+    and only this host has members of the broadcast group.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -227,15 +228,16 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
 
 
 class OwnerCheckedStore(OffsetStore):
-    """Wraps an OffsetStore that does not use ZooKeeper (a file, a database), and checks ownership before each commit.
-    Any thread may call the methods.
+    """Wraps an OffsetStore that does not use ZooKeeper (a file, a database). Before each commit it checks that the
+    committing member owns the partitions. Any thread may call the methods.
 
     Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
     partitions. The check and the write are two steps, while ZooKeeperOffsetStore needs only one step. So if a member's
     session ends exactly between the two steps, the member can still overwrite a commit that the next owner makes at
-    that moment. This may repeat messages but loses none, because all messages before the written offset were consumed,
-    or the group had not begun. There is one exception: if both owners begin at "latest" at that moment, and nothing is
-    committed afterwards, the messages between the two start offsets are skipped.
+    that moment. Then messages may be delivered again, but no message is lost, because all messages before the written
+    offset were consumed, or the group had not begun to consume. There is one exception: if both owners begin at
+    "latest" at that moment, and nothing is committed afterwards, the messages between the two start offsets are
+    skipped.
     """
 
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:

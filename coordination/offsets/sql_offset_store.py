@@ -1,7 +1,7 @@
-"""Keep the offsets of consumer groups in a table of an SQL database. The table is that of metaq 1.x's
-MysqlOffsetStorage (storage.md §8).
+"""Keep the offsets of consumer groups in a table of an SQL database. The table has the same form as the table of
+MysqlOffsetStorage in metaq 1.x (storage.md §8).
 
-This module works with any DB-API 2.0 driver (PEP 249), and imports none.
+This module works with any DB-API 2.0 driver (PEP 249), and imports no driver itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .offset_store import OffsetStore, TopicPartitionName
 __all__ = ["DEFAULT_TABLE", "SqlOffsetStore"]
 
 DEFAULT_TABLE = "meta_topic_partition_group_offset"
-"""The table's name in 1.x."""
+"""The default name of the table, which is its name in metaq 1.x."""
 
 _MARKS: dict[str, Callable[[int], str]] = {
     "qmark": lambda _: "?",
@@ -34,12 +34,12 @@ _TABLE_NAME = re.compile(r"\w+(\.\w+)?")
 
 
 class SqlOffsetStore(OffsetStore):
-    """An OffsetStore in an SQL database. Any thread may call the methods. Each call is one transaction on a connection
-    of its own, which the call closes.
+    """An OffsetStore in an SQL database. Any thread may call the methods. Each call opens a database connection,
+    executes one transaction on it, and closes the connection.
 
-    A group's first commit for a partition inserts a row. As in 1.x, this commit states where the group begins in the
-    partition. Later commits update the row. The store does not use ZooKeeper, so a consumer wraps it in
-    OwnerCheckedStore.
+    A group's first commit for a partition inserts a row. As in 1.x, this first commit states the offset at which the
+    group begins in the partition. Later commits update the row. The store does not use ZooKeeper, so a consumer wraps
+    the store in an OwnerCheckedStore.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class SqlOffsetStore(OffsetStore):
     ) -> None:
         """connect: a function that returns an open DB-API connection, new or from a pool. paramstyle: the value of the
         driver module's attribute `paramstyle`. quote: the quotation mark around column names, '"', or '`' for MySQL and
-        MariaDB. It is needed because `offset` and `partition` are reserved words in some databases. Raises ConfigError.
+        MariaDB. The names are quoted because `offset` and `partition` are reserved words in some databases. Raises
+        ConfigError for an invalid argument.
         """
         if paramstyle not in _MARKS:
             raise ConfigError("paramstyle", paramstyle, f"choose the driver's own, one of {', '.join(_MARKS)}")
@@ -76,7 +77,7 @@ class SqlOffsetStore(OffsetStore):
         )
 
     def create_table(self) -> None:
-        """Create the table if it is missing. Raises CoordinationUnavailable."""
+        """Create the table if it is missing. Raises CoordinationUnavailable if the database cannot be used."""
         with self._transaction() as cursor:
             cursor.execute(self._create)
 
@@ -104,13 +105,13 @@ class SqlOffsetStore(OffsetStore):
         }
 
     def _bound(self, *values: object) -> object:
-        """Return the values in the form of the driver's paramstyle."""
+        """Return the parameter values of an SQL statement in the form that the driver's paramstyle requires."""
         return {f"p{number}": value for number, value in enumerate(values, 1)} if self._by_name else values
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """Yield a cursor of a new transaction. At the end the transaction is committed; after an error, closing the
-        connection rolls it back (PEP 249).
+        """Yield a cursor of a new transaction. At the end of the `with` block the transaction is committed. After an
+        error the connection is closed, which rolls the transaction back (PEP 249).
         """
         try:
             with closing(self._connect()) as connection:

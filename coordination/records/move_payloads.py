@@ -1,6 +1,7 @@
-"""The znode payload of a move of partitions from one broker to another. The functions are pure.
+"""Format and parse the payload of a znode that describes a move of partitions from one broker to another. The functions
+are pure.
 
-payloads.py has the functions that all payloads use.
+payloads.py contains the helper functions for all kinds of payloads.
 """
 
 from __future__ import annotations
@@ -23,25 +24,32 @@ _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 class MoveState(Enum):
-    """The states of a move, in order; CANCELLED comes after ASKED, COPYING or CLOSING."""
+    """The states of a move, in the order in which a move goes through them. CANCELLED may follow only ASKED, COPYING or
+    CLOSING.
+    """
 
     ASKED = "asked"
-    """The target has not read the move yet."""
+    """The move was requested, but the target broker has not read it yet."""
     COPYING = "copying"
-    """The target copies data while the source still accepts messages."""
+    """The target broker copies the partitions' data from the source broker, which still accepts messages."""
     CLOSING = "closing"
-    """The source accepts no more messages, and the target copies the remaining data."""
+    """The source broker accepts no more messages for the partitions, and the target broker copies the remaining
+    data.
+    """
     PUBLISHING = "publishing"
-    """The target has all data, and producers switch to the target."""
+    """The target broker has all data, and producers begin to send to the target broker."""
     HANDING_OVER = "handing-over"
-    """Consumers leave the source, and their offsets are handed over to the target."""
+    """Consumers stop reading from the source broker. The groups' offsets are handed over to the partitions at the
+    target broker.
+    """
     DONE = "done"
     CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Partitions of a topic that move from one broker to another with their offsets.
+    """A move of partitions of a topic from one broker (the source) to another broker (the target). The offsets of the
+    messages stay the same.
 
     The source's partitions `first` … `first + count - 1` become partitions of the target from the number `target_first`
     on; `target_first` is -1 until the target has chosen it. rate: copying speed in bytes per second, from 1 to
@@ -67,11 +75,13 @@ class Move:
 
     @property
     def name(self) -> str:
-        """The name of the move's znode: the first partition that leaves the source, as `<broker>-<partition>`."""
+        """The name of the move's znode. It is the name of the first moved partition at the source,
+        `<broker>-<partition>`.
+        """
         return f"{self.source}-{self.first}"
 
     def of_target(self, partition: int) -> int:
-        """Return the number that one of the source's moving partitions has at the target."""
+        """Return the number that a moved partition gets at the target. partition: its number at the source."""
         return partition - self.first + self.target_first
 
     def __str__(self) -> str:
@@ -81,8 +91,8 @@ class Move:
 
 
 def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
-    """Return the target's partition for each of the source's moving partitions. The result is meaningless until the
-    target has chosen `target_first`.
+    """Return a mapping from each moved partition at the source to the same partition at the target. The result is
+    meaningless until the target has chosen `target_first`.
     """
     return {
         TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
@@ -91,14 +101,16 @@ def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
 
 
 def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
-    """For each partition that a completed move has moved, return its partition at the target."""
+    """Return a mapping for all completed moves, from each moved partition at its source to the same partition at its
+    target.
+    """
     done = [places_of(move) for move in moves if move.state is MoveState.DONE]
     return {source: target for places in done for source, target in places.items()}
 
 
 def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
-    """Return the partition that has this partition's messages now. moved: the result of `moved_places`; several moves
-    are followed one after the other.
+    """Return the partition that contains the messages of `partition` now. moved: the result of `moved_places`. If the
+    messages were moved several times, all moves are followed.
     """
     now, passed = partition, {partition}
     while (after := moved.get(now)) is not None and after not in passed:
@@ -121,7 +133,9 @@ def format_move(move: Move) -> bytes:
 
 
 def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
-    """Parse the payload of the znode `name` of `topic`, and return its move. Unknown fields are ignored."""
+    """Parse the payload of the move's znode `name` below the topic `topic`, and return the move. Unknown fields are
+    ignored.
+    """
     text = payload_text(path, data)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Every znode path of metaq, and the names of znodes. No other file builds a path with "/". zk_paths.md documents each
+"""Build the paths and names of all znodes of metaq. No other file builds a path with "/". zk_paths.md documents each
 path.
 """
 
@@ -20,18 +20,22 @@ __all__ = [
 ]
 
 ROOT = "/"
-"""The path of the chroot's own znode, or without a chroot of the root of the tree."""
+"""The path of the topmost znode that this client sees. With a chroot it is the chroot's own znode, otherwise the root
+of ZooKeeper's tree.
+"""
 
 DEFAULT_ROOT = "/meta"
-"""zk.zkRoot of metaq 1.x (zookeeper.md §1)."""
+"""The default path below which metaq keeps its znodes. It is the default of zk.zkRoot in metaq 1.x (zookeeper.md
+§1).
+"""
 
 
 class Paths:
     """Builds paths below one root. The methods are pure. zk_paths.md describes the znode of each method.
 
-    root: like zk.zkRoot of 1.x. A missing "/" at the beginning is added, and a "/" at the end is removed; "" and "/"
-    mean the chroot. Names come from users and from the wire, so a name that would lead to another place in the tree
-    raises InvalidName.
+    root: the path below which metaq keeps its znodes, as zk.zkRoot in 1.x. A missing "/" at the beginning is added, and
+    a "/" at the end is removed; "" and "/" mean the chroot. The names of topics, groups and the like come from users
+    and from the network. A name that would lead to another place in the tree raises InvalidName.
     """
 
     def __init__(self, root: str = DEFAULT_ROOT) -> None:
@@ -184,7 +188,9 @@ def partition_name(broker_id: int, partition: int) -> str:
 
 
 def child_of(path: str, name: str) -> str:
-    """Return the path of the child `name` of `path`; `name` comes from a list of children."""
+    """Return the path of the child `name` of the znode `path`. `name` must come from ZooKeeper's list of the children,
+    because it is not checked.
+    """
     return _join(path, name)
 
 
@@ -200,7 +206,9 @@ def ancestors(path: str) -> list[str]:
 
 
 def split_connect_string(connect: str) -> tuple[str, str]:
-    """Split `host:port,host:port/chroot` into the hosts and the chroot ("" when there is none)."""
+    """Split a connect string such as `host:port,host:port/chroot` into the part with the hosts and the chroot. The
+    chroot is "" if the string has none.
+    """
     hosts, slash, chroot = connect.partition("/")
     chroot = chroot.strip("/")
     return hosts, slash + chroot if chroot else ""

@@ -1,9 +1,10 @@
-"""Format and parse the payloads of znodes. The payloads of broker sets are in set_payloads.py, the payloads of moves in
-move_payloads.py, and all others here. No other file formats or parses payloads. The functions are pure.
+"""Format and parse the payloads of znodes. set_payloads.py handles the payloads of broker sets, move_payloads.py the
+payloads of moves, and this module all other payloads. No other file formats or parses payloads. The functions are pure.
 
-zookeeper.md §2 describes the formats. Payloads are UTF-8. Null, empty and blank payloads all mean "nothing" and are
-parsed to None, because 1.x creates intermediate znodes with null and other tools create them with empty data. Any other
-payload that does not follow its format raises CoordinationError with the path and the data.
+zookeeper.md §2 describes the formats. Payloads are UTF-8. Null, empty and blank payloads all mean that the znode has no
+content, and are parsed to None. The reason is that 1.x creates intermediate znodes with null, and other tools create
+them with empty data. Any other payload that does not follow its format raises CoordinationError with the path and the
+data.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ __all__ = [
 ]
 
 MAX_PARTITIONS = 1 << 20
-"""Largest number of partitions in one entry. A larger number counts as damage, because it would fill the memory of
-every client.
+"""Largest number of partitions of a topic that one payload may state. A larger number counts as a damaged payload,
+because so many partitions would fill the memory of every client.
 """
 
 UNKNOWN_MESSAGE_ID = -1
-"""The message id of an offset that was not reached by processing a message."""
+"""The message id in an Offset if the offset was not reached by processing a message."""
 
 _INT = re.compile(r"[+-]?[0-9]+\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
@@ -89,7 +90,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
-    """The last batch of a Spark query whose rows are in the query's topics, or will certainly get there.
+    """The last batch of a Spark query whose rows are in the query's topics, or will certainly be written there.
 
     pending: names of the batch's transactions that may not be committed yet. topic: one of the topics to which the
     batch was written.
@@ -112,7 +113,7 @@ def payload_text(path: str, data: bytes | None) -> str | None:
 
 
 def damaged(path: str, data: bytes | str | None, expected: str) -> CoordinationError:
-    """Return the error for a payload that does not follow its format."""
+    """Return the error to raise for a payload that does not follow its format. expected: the format."""
     return CoordinationError(f"ZooKeeper node {path} holds {data!r} instead of {expected}: correct or delete the node")
 
 
@@ -149,12 +150,14 @@ def parse_broker_url(path: str, data: bytes | None) -> tuple[str, int] | None:
 
 
 def format_checksum(crc32: int) -> bytes:
-    """Return the CRC-32 of the bytes of server.ini as an unsigned decimal number."""
+    """Return the payload for the checksum of server.ini: the CRC-32 of the file's bytes as an unsigned decimal
+    number.
+    """
     return str(crc32 & 0xFFFFFFFF).encode()
 
 
 def parse_checksum(path: str, data: bytes | None) -> int | None:
-    """Parse the output of format_checksum()."""
+    """Parse a payload that format_checksum() has made."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -164,8 +167,8 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 
 def parse_broker_id(path: str, name: str) -> int:
-    """Parse the name of a child of broker_ids as a broker id. Raises CoordinationError for another name, which would
-    also break every rebalance of 1.x clients.
+    """Parse the name of a child of the znode broker_ids as a broker id. Raises CoordinationError if the name is not a
+    broker id. Such a child would also break every rebalance of 1.x clients.
     """
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
@@ -173,7 +176,7 @@ def parse_broker_id(path: str, name: str) -> int:
 
 
 def parse_slave_name(name: str) -> int | None:
-    """Return the slave id of a broker's child `slave<n>`; None for other children."""
+    """Return the slave id `n` if the name of a broker's child znode is `slave<n>`; None for other names."""
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
 
@@ -184,7 +187,7 @@ def format_zone(zone: str) -> bytes:
 
 
 def parse_zone(path: str, data: bytes | None) -> str:
-    """Parse the output of format_zone(). Return "" if there is no zone."""
+    """Parse a payload that format_zone() has made. Return "" if there is no zone."""
     return payload_text(path, data) or ""
 
 
@@ -192,13 +195,15 @@ def parse_zone(path: str, data: bytes | None) -> str:
 
 
 def format_plain_count(partitions: int) -> bytes:
-    """Return the payload of znodes below topics/: the number of partitions. Clients older than 1.4.3 read it."""
+    """Return the payload of a znode below topics/: the number of partitions as plain text. Clients older than 1.4.3
+    read these znodes.
+    """
     return str(partitions).encode()
 
 
 def format_partition_count(partitions: int, replica: str) -> bytes:
-    """Return the payload of znodes below topics-pub/ and topics-sub/, byte for byte as 1.x writes it. Java refuses JSON
-    with any other key.
+    """Return the payload of a znode below topics-pub/ or topics-sub/, byte for byte as 1.x writes it. Java clients
+    refuse the JSON object if it has any other key.
     """
     return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
 
@@ -207,8 +212,8 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if it is
     empty or JSON null.
 
-    Raises CoordinationError whenever Java skips the entry (unknown key, no number), because all members of a group must
-    see the same partitions.
+    Raises CoordinationError for every payload that Java clients skip (unknown key, no number), because all members of a
+    group must see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -231,8 +236,8 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
 
 
 def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
-    """Parse the name `0-m` or `0-s1` of a topic's child. Return the broker id, and the slave id or None for the
-    master.
+    """Parse the name of a child of a topic's znode, for example `0-m` or `0-s1`. Return the broker id, and the slave id
+    or None for the master.
     """
     found = _REPLICA.match(name)
     if not found:
@@ -246,22 +251,22 @@ def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
 
 
 def format_topics(topics: Iterable[str]) -> bytes:
-    """Return the payload of a consumer: its topics joined by commas. (1.x writes them in hash order, so readers must
-    ignore the order.)
+    """Return the payload of a consumer's znode: the consumer's topics, joined by commas. (1.x writes the topics in hash
+    order, so readers must ignore the order.)
     """
     return ",".join(topics).encode()
 
 
 def parse_topics(path: str, data: bytes | None) -> list[str]:
-    """Return a consumer's topics in the order in which they were written. Empty entries are dropped, as Java's split
-    does.
+    """Return the topics in the payload of a consumer's znode, in their written order. Empty names are dropped, as
+    Java's split does.
     """
     text = payload_text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
 
 
 def format_consumer_zone(zone: str) -> bytes:
-    """Return a JSON object with the strategy, which is always `zone`, and the consumer's zone."""
+    """Return a JSON object with the consumer's assignment strategy, which is always `zone`, and the consumer's zone."""
     return json.dumps({"strategy": _ZONE_STRATEGY, "zone": zone}, separators=(",", ":")).encode()
 
 
@@ -284,8 +289,8 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
 
 
 class ConsumerFilter(NamedTuple):
-    """A consumer's filter for a topic. tags: messages with one of these tags match; sorted, () for any tag. where: the
-    content filter as it was written, "" for none.
+    """A consumer's filter for the messages of a topic. tags: the filter accepts messages with one of these tags;
+    sorted; () accepts any tag. where: the text of the content filter as the user wrote it, "" for none.
     """
 
     tags: tuple[str, ...] = ()
@@ -302,7 +307,7 @@ def format_consumer_filter(filters: Mapping[str, ConsumerFilter]) -> bytes:
 
 
 def parse_consumer_filter(path: str, data: bytes | None) -> dict[str, ConsumerFilter]:
-    """Parse the output of format_consumer_filter(). Unknown fields are ignored."""
+    """Parse a payload that format_consumer_filter() has made. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return {}
@@ -320,9 +325,9 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 
 
 class Begun(NamedTuple):
-    """The work that the owner of a partition has begun. offset: the offset of the message, written before its
-    processing begins; -1 if the owner handles messages without writing their offsets. alone: how many successive owners
-    have begun this message while they processed no other message, and did not finish it.
+    """The message that the owner of a partition has begun to process. offset: the message's offset, written before the
+    processing begins; -1 if the owner handles messages without writing their offsets. alone: number of successive
+    owners that have begun this message while they processed no other message, and have not finished it.
     """
 
     offset: int = -1
@@ -330,12 +335,12 @@ class Begun(NamedTuple):
 
 
 def format_begun(begun: Begun) -> bytes:
-    """Return a JSON object with `offset` and `alone`. It is empty if there is no offset."""
+    """Return a JSON object with `offset` and `alone`. The object is empty if `offset` is -1."""
     return json.dumps(begun._asdict() if begun.offset >= 0 else {}, separators=(",", ":")).encode()
 
 
 def parse_begun(path: str, data: bytes | None) -> Begun:
-    """Parse the output of format_begun(). Unknown fields are ignored."""
+    """Parse a payload that format_begun() has made. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return Begun()
@@ -355,7 +360,7 @@ def format_group_zones(zones: Mapping[int, str]) -> bytes:
 
 
 def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
-    """Parse the output of format_group_zones(). Return an empty dict for an empty payload."""
+    """Parse a payload that format_group_zones() has made. Return an empty dict for an empty payload."""
     text = payload_text(path, data)
     if text is None:
         return {}
@@ -369,7 +374,7 @@ def parse_group_zones(path: str, data: bytes | None) -> dict[int, str]:
 
 
 def format_consumer_id(consumer_id: str) -> bytes:
-    """Return the payload of an owner znode."""
+    """Return the payload of an owner znode, which is the consumer id."""
     return consumer_id.encode()
 
 
@@ -379,13 +384,13 @@ def parse_consumer_id(path: str, data: bytes | None) -> str | None:
 
 
 def format_offset(offset: Offset) -> bytes:
-    """Return `msgId-offset`."""
+    """Return the payload of a group's offset, in the form `msgId-offset`."""
     return f"{offset.message_id}-{offset.offset}".encode()
 
 
 def parse_offset(path: str, data: bytes | None) -> Offset | None:
-    """Parse `msgId-offset`. It is split at the last `-`, because message ids may be negative. A payload without `-` is
-    the plain offset of clients before 1.4.
+    """Parse a payload of the form `msgId-offset`. The text is split at the last `-`, because message ids may be
+    negative. A payload without `-` contains only an offset; clients before 1.4 write this form.
     """
     text = payload_text(path, data)
     if text is None:
@@ -407,7 +412,7 @@ def format_decided_batch(decided: DecidedBatch) -> bytes:
 
 
 def parse_decided_batch(path: str, data: bytes | None) -> DecidedBatch | None:
-    """Parse the output of format_decided_batch(). Unknown fields are ignored."""
+    """Parse a payload that format_decided_batch() has made. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None

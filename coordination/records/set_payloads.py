@@ -1,6 +1,7 @@
-"""The payloads of a broker set's znodes, which hold what its nodes have agreed on. The functions are pure.
+"""Format and parse the payloads of a broker set's znodes. They contain the state on which the nodes of the set have
+agreed, and data of each node. The functions are pure.
 
-payloads.py has the functions that all payloads use.
+payloads.py contains the helper functions for all kinds of payloads.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ _STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
 
 @dataclass(frozen=True, slots=True)
 class SetState:
-    """The agreed state of a broker set.
+    """The state of a broker set on which its nodes have agreed.
 
-    epoch: number of the leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the nodes
-    that may be elected: their names, sorted, and the instances of their data. A node with the same name but other data
-    (a new directory or a copy) is not in sync. preferred: name of the node that should lead, or "". members: names of
-    the nodes that the set should have, sorted. These are all nodes that have ever been in sync, except nodes that an
-    operator has removed. chosen: the highest epoch that was known when an operator last chose a node (`elect
-    --unclean`); 0 for never. Data of this and older epochs that only other nodes have is given up.
+    epoch: number of the current leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
+    nodes that may be elected. The key is the node's name; the value is the instance of its data; sorted by name. A node
+    with the same name but other data (a new directory or a copy) is not in sync. preferred: name of the node that
+    should lead, or "". members: names of the nodes that the set should have, sorted. These are all nodes that have ever
+    been in sync, except nodes that an operator has removed. chosen: the highest epoch that was known when an operator
+    last chose a leader by `elect --unclean`; 0 for never. Data of this epoch and older epochs that only other nodes
+    have is given up.
 
-    A state without in-sync nodes means that ZooKeeper was set back to an older state, and that a node that had seen a
-    newer state has revoked it (see `revoked`). Then no node may be elected before an operator has chosen one.
+    If a state has no in-sync nodes, ZooKeeper was set back to an older state, and a node that had seen a newer state
+    has revoked the older state (see `revoked`). Then no node may be elected until an operator has chosen one.
     """
 
     epoch: int
@@ -51,8 +53,9 @@ class SetState:
         object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
 
     def revoked(self) -> SetState:
-        """Return this state, revoked. Every node acts correctly on it, even a node of an older version that does not
-        know revoking: no node is in sync, so no node stands for election, and no node leads, so no node follows.
+        """Return a copy of this state without a leader and without in-sync nodes, which is called a revoked state.
+        Since no node is in sync, no node stands for election. Since no node leads, no node follows. So even a node with
+        an older version of metaq, which does not know revoked states, does the right thing.
         """
         return replace(self, leader="", in_sync={})
 
@@ -61,8 +64,8 @@ class SetState:
         return not self.in_sync
 
     def has_in_sync(self, name: str, instance: str) -> bool:
-        """Return whether the node `name` may be elected with the data `instance`. Before the first epoch there is no
-        data to lose, so only the name is compared.
+        """Return whether the node `name`, whose data has the instance `instance`, is in sync and so may be elected. In
+        epoch 0, before the first leadership, there is no data to lose, so only the name is compared.
         """
         known = self.in_sync.get(name)
         return known is not None and (self.epoch == 0 or known == instance)
@@ -70,11 +73,12 @@ class SetState:
 
 @dataclass(frozen=True, slots=True)
 class SetNode:
-    """One process of a broker set.
+    """The data that one node of a broker set publishes about itself.
 
-    name: unique in its set. url: `meta://host:port`. zone: "" for none. instance: identifies the node's data; it is
-    chosen at random and kept in the data directory, and a copy of the directory gets another instance. forgetful: true
-    if the node's machine has restarted since the node was last known to have all data.
+    name: the node's name, which is unique in its set. url: the node's address, `meta://host:port`. zone: the node's
+    zone, "" for none. instance: an identifier of the node's data. It is chosen at random and kept in the data
+    directory; a copy of the directory gets another instance. forgetful: true if the node's machine has restarted since
+    the time when the node was last known to have all data.
     """
 
     name: str
@@ -89,7 +93,9 @@ class SetNode:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host (an IPv6 address without brackets) and port. Raises CoordinationError for an invalid URL."""
+        """Host and port of the node; an IPv6 host has no brackets. Raises CoordinationError if the node's URL is
+        invalid.
+        """
         address = parse_broker_url(self.name, self.url.encode())
         if address is None:
             raise damaged(self.name, self.url, "meta://host:port")
@@ -100,8 +106,9 @@ def may_revoke(state: SetState, newest: SetState) -> bool:
     """Return whether a node that has seen the state `newest` may revoke the older `state`, to which ZooKeeper was set
     back.
 
-    It may not if a node has been elected since, or if an operator has chosen a node. Then all present nodes may follow
-    that node, and a node that comes late is no reason to stop them. The late node does not truncate its own newer data.
+    The result is False if a node has been elected since, or if an operator has chosen a node. Then the present nodes
+    may already follow that node, and must not be stopped because a node with newer knowledge comes late. The late node
+    does not truncate its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 
@@ -121,7 +128,7 @@ def format_set_state(state: SetState) -> bytes:
 
 
 def parse_set_state(path: str, data: bytes | None) -> SetState | None:
-    """Parse the output of format_set_state(). Unknown fields are ignored."""
+    """Parse a payload that format_set_state() has made. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None
@@ -146,8 +153,8 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """Return a JSON object with the fields of SetNode. The name is omitted, because it is the znode's name. `forgetful`
-    is included only if it is true, and `epoch` only if it is not 0.
+    """Return a JSON object with the fields of SetNode. The node's name is omitted, because the znode has the same name.
+    `forgetful` is included only if it is true, and `epoch` only if it is not 0.
     """
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:
@@ -158,7 +165,7 @@ def format_set_node(node: SetNode) -> bytes:
 
 
 def parse_set_node(path: str, name: str, data: bytes | None) -> SetNode | None:
-    """Parse the payload of the znode `name`, and return the node of the set. Unknown fields are ignored."""
+    """Parse the payload of the znode of the node `name`, and return a SetNode. Unknown fields are ignored."""
     text = payload_text(path, data)
     if text is None:
         return None

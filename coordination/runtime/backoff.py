@@ -1,5 +1,5 @@
-"""Pauses between tries. They grow exponentially and have jitter, so that many processes do not try again at the same
-time.
+"""Compute the pauses between repeated attempts. The pauses grow exponentially and are partly random, so that many
+processes do not repeat their attempts at the same time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """A series of growing pauses. Pause n, counted from 0, lies in (½, 1] × min(max, min × 2ⁿ) seconds. Not
-    thread-safe: only one owner may use it.
+    """A series of growing pauses. Pause n, counted from 0, is a random number of seconds between ½ and 1 times min(max,
+    min × 2ⁿ). The class is not thread-safe: only one thread at a time may use an object.
     """
 
     __slots__ = ("_high", "_low", "_random", "tries")
@@ -24,12 +24,12 @@ class Backoff:
         self.tries = 0
 
     def next(self) -> float:
-        """Return the seconds to wait before the next try."""
+        """Return the number of seconds to wait before the next attempt."""
         # The shortest pause times 2**40 exceeds every maximum, so the exponent is limited to 40.
         pause = min(self._high, self._low * 2.0 ** min(self.tries, 40))
         self.tries += 1
         return pause * (1.0 - self._random() / 2)
 
     def reset(self) -> None:
-        """Begin again with the shortest pause. Call this after a success."""
+        """Begin again with the shortest pause. Call this method after a successful attempt."""
         self.tries = 0

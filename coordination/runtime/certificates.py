@@ -1,5 +1,5 @@
-"""Certificates in PEM files, and the TLS contexts that are made from them. `ssl` is imported when the first context is
-made, so that a program without TLS starts faster.
+"""Make TLS contexts from certificates in PEM files. The module `ssl` is imported only when the first context is made,
+so that a program without TLS starts faster.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _HANDSHAKE_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Paths of PEM files. ca: the CA certificates that sign the other side's certificates. certificate, key: this
-    side's certificate and key; give both or none. Intermediate certificates follow this side's certificate in the same
-    file. option: the option's name in errors.
+    """Paths of PEM files. ca: the file of the CA certificates that have signed the other side's certificate.
+    certificate, key: the files of this side's certificate and private key; give both or none. Intermediate certificates
+    follow this side's certificate in the same file. option: the option's name in errors.
     """
 
     ca: str = ""
@@ -36,9 +36,9 @@ class CertificateFiles:
     option: str = "tls"
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the TLS context for connections to brokers. It requires TLS 1.2 or newer. The server's certificate
-        must be signed by `ca`, or without `ca` by a CA that the system trusts, and must contain the host's name. Raises
-        ConfigError.
+        """Return the TLS context for connections to brokers. It requires TLS 1.2 or newer. The broker's certificate
+        must contain the host's name. It must be signed by one of the CAs in `ca`, or by a CA that the system trusts if
+        `ca` is not given. Raises ConfigError if a file cannot be used.
         """
         import ssl
 
@@ -48,8 +48,8 @@ class CertificateFiles:
         return context
 
     def server_context(self, client_certificates: str) -> ssl.SSLContext:
-        """Return the TLS context for connections from clients. client_certificates: "none", "optional" or "required".
-        Raises ConfigError.
+        """Return the TLS context for connections from clients. client_certificates: whether clients must show a
+        certificate, which is "none", "optional" or "required". Raises ConfigError if a file cannot be used.
         """
         import ssl
 
@@ -111,7 +111,9 @@ class CertificateFiles:
 
 
 def check_secret(option: str, path: str) -> None:
-    """Raise ConfigError if a file with a secret cannot be read, or if anybody except its owner may access it."""
+    """Raise ConfigError if a file that contains a secret cannot be read, or if anybody except the file's owner may
+    access it.
+    """
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -121,7 +123,9 @@ def check_secret(option: str, path: str) -> None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key. Without this function, OpenSSL would ask for the password on the terminal."""
+    """Refuse an encrypted private key by raising an error. OpenSSL calls this function to get the password. Without the
+    function, OpenSSL would ask for the password on the terminal.
+    """
     raise ValueError(
         "the key is encrypted: metaq reads keys without a password, and checks that only you can read them"
     )

@@ -2,8 +2,8 @@
 
 kazoo calls state listeners on its connection thread, and watches on its callback thread. A ZooKeeper call on these
 threads would wait for an answer that the same thread has to read. So listeners and watches only post calls to the event
-thread. This file uses Conditions, so none of its functions may be called on a thread that an interrupt may reach
-(interrupts.py). ZkSession ensures this.
+thread. This module uses threading.Condition, so its functions must not be called on a thread that an interrupt may
+reach (interrupts.py). ZkSession ensures this.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ log = get_log(__name__)
 
 
 class EventThread:
-    """Runs posted calls in order on one daemon thread. Any thread may post calls. The calls may block on ZooKeeper.
+    """Runs posted calls in order on one daemon thread. Any thread may post calls. The posted calls may block on
+    ZooKeeper.
 
-    An exception of a call is a bug in the code that posted it. The exception is logged with its traceback, and the
-    thread continues.
+    If a posted call raises an exception, this is a bug in the code that posted the call. The exception is logged with
+    its traceback, and the thread continues.
     """
 
     def __init__(self, name: str) -> None:
@@ -45,7 +46,7 @@ class EventThread:
         self._thread.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run `call` soon. After close(), the call is dropped."""
+        """Run `call` soon on the event thread. After close(), the call is dropped."""
         with self._changed:
             if not self._closed:
                 self._calls.append(call)
@@ -60,15 +61,15 @@ class EventThread:
                 self._changed.notify()
 
     def post_later(self, seconds: float, call: Callable[[], object]) -> None:
-        """Run `call` once after `seconds`."""
+        """Run `call` once on the event thread, after `seconds`."""
         with self._changed:
             if not self._closed:
                 heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), call))
                 self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Drop the waiting calls, and end the thread. A running call gets `timeout` seconds to end. The thread itself
-        may call this.
+        """Drop the waiting calls, and end the thread. If a call is running, wait at most `timeout` seconds for its end.
+        The event thread itself may call this method, too.
         """
         with self._changed:
             self._closed = True
@@ -109,12 +110,13 @@ class EventThread:
 
 
 class PersistentTask:
-    """Repeats `attempt` on a thread of its own until it succeeds, with jittered backoff and without a limit.
+    """Calls `attempt` on a separate thread until a call succeeds. The pauses between the calls grow and are partly
+    random. The number of calls is not limited.
 
-    trigger() requests one successful attempt from now on. A trigger during an attempt leads to another attempt. A
-    CoordinationError is logged on one line with the pause. Any other exception is a bug: it is logged with its
-    traceback, and the attempt is also repeated, because a broker or consumer that stops silently would be worse. The
-    thread ends when there is nothing to try.
+    trigger() requests that `attempt` is called until it has succeeded once. A trigger during an attempt leads to
+    another attempt. A CoordinationError is logged on one line with the pause. Any other exception is a bug: it is
+    logged with its traceback, and the attempt is also repeated, because a broker or consumer that stops silently would
+    be worse. The thread ends when no attempt is requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -127,7 +129,7 @@ class PersistentTask:
         self._thread: threading.Thread | None = None
 
     def trigger(self) -> None:
-        """Make an attempt soon. Any thread may call this; it never blocks."""
+        """Call `attempt` soon, and repeat it until it succeeds. Any thread may call this method. It never blocks."""
         with self._changed:
             self._wanted = not self._closed
             if self._wanted and self._thread is None:
@@ -136,7 +138,7 @@ class PersistentTask:
             self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Make no more attempts; a running attempt gets `timeout` seconds to end."""
+        """Make no more attempts. If an attempt is running, wait at most `timeout` seconds for its end."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -151,7 +153,9 @@ class PersistentTask:
                 self._wait_to_retry(pause)
 
     def _take_wish(self) -> bool:
-        """Return whether an attempt is wanted. If not, this thread ends, and the next trigger starts another thread."""
+        """Return whether an attempt is requested, and mark the request as taken. If no attempt is requested, this
+        thread must end, and the next trigger starts another thread.
+        """
         with self._changed:
             wanted, self._wanted = self._wanted and not self._closed, False
             if not wanted:
@@ -159,7 +163,9 @@ class PersistentTask:
             return wanted
 
     def _wait_to_retry(self, pause: float) -> None:
-        """Wait before the next attempt. A trigger ends the wait early, because the obstacle may be gone."""
+        """Wait for `pause` seconds before the next attempt. A trigger ends the wait early, because the cause of the
+        failure may be gone.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._closed, pause)
             self._wanted = True

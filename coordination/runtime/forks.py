@@ -2,9 +2,9 @@
 process.
 
 The child has copies of the sockets, sessions and locks, but none of the threads that use them. If the child sent bytes
-on such a socket, they would mix with the parent's bytes. A lock may be held by a thread that the child does not have.
-So each owner of such objects has a ForkGuard, and checks it before it takes a lock. In the child, the owner only raises
-errors.
+on such a socket, these bytes would mix with the parent's bytes. A lock may be held for ever, because the child does not
+have the thread that holds it. So each class with such objects has a ForkGuard, and checks it before it takes a lock. In
+the child process, the methods of such a class only raise errors.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""Number of forks between the first process that imported this module and this process. Reading it costs less than
-os.getpid().
+"""Number of forks from the process that imported this module to the current process. Reading this number costs less
+than os.getpid().
 """
 
 
 class ForkGuard:
-    """Remembers the process that made it. what: the name of the guard's owner in errors, such as "Producer"."""
+    """Remembers the process in which the guard was made. what: the name of the guarded object in errors, such as
+    "Producer".
+    """
 
     __slots__ = ("_generation", "_process", "_what")
 
@@ -33,11 +35,11 @@ class ForkGuard:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process is a forked child of the process that made the guard."""
+        """Whether the current process is a forked child of the process that made the guard."""
         return self._generation != _generation
 
     def check(self) -> None:
-        """Raise ClientError if this process is a forked child."""
+        """Raise ClientError if the current process is a forked child of the process that made the guard."""
         if self._generation != _generation:
             raise ClientError(
                 f"this {self._what} belongs to process {self._process}, and process {os.getpid()} was forked off it: "
@@ -46,7 +48,7 @@ class ForkGuard:
 
 
 def keep_for_ever(thing: object) -> None:
-    """Prevent that `thing` is ever freed, even when the interpreter ends."""
+    """Ensure that `thing` is never freed, not even when the interpreter ends."""
     import ctypes  # only local stores need it
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

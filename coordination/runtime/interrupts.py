@@ -1,9 +1,9 @@
 """Handle interrupts: exceptions that may come at any line of a user's thread. These are KeyboardInterrupt, and
 exceptions raised by a signal handler.
 
-CPython calls signal handlers on the main thread: after a call of a C function, at the beginning of a function, and at
-each new iteration of a loop. So a C function is never interrupted in the middle, and neither are statements without a
-call.
+CPython calls signal handlers on the main thread, and only at certain points: after a call of a C function, at the
+beginning of a function, and at each new iteration of a loop. So neither a C function nor a statement without a call is
+ever interrupted in the middle.
 """
 
 from __future__ import annotations
@@ -47,31 +47,33 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _begin_thread(action: Callable[..., object], *args: object) -> None:
-    """Start a thread through `threading`. In a thread that it does not know, `threading` makes a dummy entry, which
-    stays in its list permanently.
+    """Run `action` on a new thread that is started through `threading`. `threading` does not know the thread that calls
+    this function. If the action ran on that thread, `threading` would make a dummy entry for the thread, which would
+    stay in its list of threads permanently.
     """
     threading.Thread(target=action, args=args, name="metaq-interrupted", daemon=True).start()
 
 
 begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new_thread, _begin_thread)
-"""`begin_elsewhere((action, argument, …))` runs `action`, which must follow an interrupt, on a thread that no other
-interrupt reaches.
+"""`begin_elsewhere((action, argument, …))` runs `action` on a new thread that no interrupt reaches. Use it for an
+action that must be executed after an interrupt.
 
-The call consists of C functions only. So it is certain to be made if it is the first call after `except`. Raises
-RuntimeError if no thread can be started.
+The call executes C functions only, so no further interrupt can prevent it if it is the first call after `except`.
+Raises RuntimeError if no thread can be started.
 """
 
 
 def may_be_interrupted() -> bool:
-    """Return whether signal handlers run on this thread. If so, work that affects other threads must be done on another
-    thread.
+    """Return whether signal handlers run on the calling thread. If they do, work that affects other threads must be
+    done on another thread.
     """
     return threading.get_ident() == _main
 
 
 class Bell:
-    """Wakes one waiting thread, now or when it begins to wait. If the bell is rung several times before, the thread is
-    woken once. Any thread may call the methods.
+    """Wakes one waiting thread. If no thread is waiting when the bell is rung, the next thread that begins to wait is
+    woken at once. If the bell is rung several times before that, it still wakes only one wait. Any thread may call the
+    methods.
 
     This class does not use an Event, because an Event's lock may stay locked after an interrupted wait. It does not use
     a SimpleQueue either: in CPython 3.11, `get(timeout=…)` never returns if a signal whose handler raises nothing, such
@@ -85,7 +87,7 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> bool:
-        """Ring the bell. Return False if it was already rung and no wait has returned since."""
+        """Wake the waiting thread. Return False if the bell was rung before, and no wait has returned since."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -102,31 +104,33 @@ class Bell:
 
 
 class Ending:
-    """An event that happens once: the end of something. Any thread may wait for it."""
+    """Lets threads wait for an event that happens once, such as the end of an action. Any number of threads may
+    wait.
+    """
 
     def __init__(self) -> None:
         self._is_over = False
         self._bell = Bell()
 
     def tell(self) -> None:
-        """Record the end. May be called again."""
+        """Record that the event has happened, and wake the waiting threads. Further calls do nothing."""
         self._is_over = True
         self._bell.ring()
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the end. Return whether the end was recorded."""
+        """Wait at most `seconds` for the event. Return whether the event was recorded."""
         if not self._is_over and self._bell.wait(seconds):
             self._bell.ring()  # wakes the next waiting thread
         return self._is_over
 
 
 class BackgroundThread:
-    """A daemon thread that runs `action` soon. No signal handler runs on it. Raises RuntimeError if the interpreter is
-    about to exit.
+    """A daemon thread that runs `action` soon. No signal handler runs on this thread. The constructor raises
+    RuntimeError if the interpreter is about to exit.
 
-    An interrupt during Thread.start() may leave a thread that ends at once. So another thread calls Thread.start(), and
-    that thread is started by one call of a C function. If the constructor is interrupted after this call, the action
-    runs although nobody has this object.
+    If Thread.start() is interrupted, the new thread may end at once without running the action. So another thread calls
+    Thread.start(), and that thread is started by one call of a C function. If the constructor is interrupted after this
+    call, the action runs although the caller has not got this object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -143,12 +147,12 @@ class BackgroundThread:
 
     @property
     def ident(self) -> int | None:
-        """The thread's threading.get_ident(); None before the thread has begun."""
+        """The thread's identifier as threading.get_ident() returns it; None before the thread has begun."""
         return self._thread.ident
 
     def join(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the thread's end. Return whether it has ended. Any thread except this
-        thread may call it.
+        """Wait at most `timeout` seconds for the thread's end. Return whether the thread has ended. Any other thread
+        may call this method, but not the thread itself.
         """
         return self._ending.wait(timeout)
 
@@ -160,8 +164,8 @@ class BackgroundThread:
 
 
 class Aside:
-    """Runs actions on threads that no interrupt reaches: on another thread if the caller's thread may be interrupted,
-    otherwise on the caller's thread.
+    """Runs actions on threads that no interrupt reaches. An action runs on another thread if the caller's thread may be
+    interrupted, otherwise on the caller's thread.
 
     An interrupt ends only the caller's wait, not the action, because the action may hold locks and may have steps that
     belong together. Actions run in order; the action of an interrupted call runs before later actions. name: the name
@@ -181,13 +185,13 @@ class Aside:
 
     @property
     def is_behind(self) -> bool:
-        """Whether some queued action is not finished yet."""
+        """Whether there are actions that are still queued or running."""
         # The order matters, because an action is taken from the queue and run while the lock is held.
         return not self._todo.empty() or self._lock.locked()
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
-        """Run `action`, and return its result or raise its exception. seconds: if the action is not done after this
-        time, raise Empty; the action continues.
+        """Run `action`, and return its result or raise its exception. seconds: longest time to wait for the action. If
+        the action is not done by then, this method raises Empty, and the action continues.
         """
         if not may_be_interrupted():
             return action(*args)
@@ -246,7 +250,9 @@ class Aside:
                 self._lock.release()
 
     def _next(self) -> Callable[[], None]:
-        """Return the next action; wait for it if the thread lingers. Raises Empty if there is none."""
+        """Return the next queued action. If the queue is empty, wait up to `lingers` seconds for an action. Raises
+        Empty if there is still none.
+        """
         with suppress(Empty):
             return self._todo.get_nowait()
         self._more.wait(self._lingers)
@@ -256,17 +262,17 @@ class Aside:
 class Bells:
     """Wakes threads that wait for a change. Any thread may call the methods.
 
-    It replaces a Condition. Python code takes a Condition's lock, so the lock may stay locked for ever if the thread is
-    interrupted.
+    This class is used instead of threading.Condition. Python code takes a Condition's lock, so the lock may stay locked
+    for ever if the thread is interrupted.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Bell] = []
-        """The bells of the waiting threads. Whether it is empty can be read without a call."""
+        """The bells of the waiting threads. A caller can check without a function call whether this list is empty."""
 
     def ring(self, most: int | None = None) -> None:
-        """Make the waiting threads check their conditions again. most: wake only this number of threads, not counting
-        threads that will check anyway.
+        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; threads
+        that were woken before and have not checked yet are not counted.
         """
         for bell in list(self.waiting):
             if most is not None and most <= 0:
@@ -275,10 +281,11 @@ class Bells:
                 most -= 1
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
-        """Wait until `holds` returns true, and return True. Return False if `seconds` returns that no time is left
-        before that.
+        """Wait until `holds` returns a true value, and then return True. Return False if the time is over before that.
+        seconds: a function that returns the remaining number of seconds; 0 or less means that the time is over.
 
-        The condition is checked on this thread now and after each ring. A ring during a check leads to another check.
+        The calling thread checks the condition at once, and again after each ring. If ring() is called during a check,
+        the condition is checked once more.
         """
         bell = Bell()
         try:
@@ -293,8 +300,8 @@ class Bells:
 
 
 def interrupted_frames() -> list[FrameType]:
-    """Return the frames that the running signal handler has interrupted, the innermost first. Return [] outside of a
-    handler.
+    """Return the stack frames that the running signal handler has interrupted, the innermost first. Return [] if no
+    signal handler is running.
     """
     if not may_be_interrupted():
         return []
@@ -309,8 +316,9 @@ def interrupted_frames() -> list[FrameType]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether the error is an interrupt and not an error of the code itself. This is so if it is no Exception,
-    or if a signal handler has raised it, for example the TimeoutError or the soft time limit of a web worker.
+    """Return whether the error came from an interrupt, and not from the code that was running. An error is an interrupt
+    if it is not an Exception (for example KeyboardInterrupt), or if a signal handler has raised it. A signal handler
+    may raise, for example, TimeoutError or the soft time limit of a web worker.
     """
     if not isinstance(error, Exception):
         return True

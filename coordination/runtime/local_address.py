@@ -13,8 +13,8 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
 def local_address() -> str:
-    """Return the first non-loopback IPv4 address of a network interface. If there is none, return such an address of
-    the host's name, or 127.0.0.1.
+    """Return the first IPv4 address of a network interface that is not a loopback address. If there is none, return the
+    first address of the host's name that is not a loopback address. If there is none either, return 127.0.0.1.
     """
     return _first(_candidates())
 
@@ -22,8 +22,8 @@ def local_address() -> str:
 def address_in_java() -> str:
     """Return an address as local_address() does, but look at the interfaces in Java's order: by descending index.
 
-    On a host with Docker this is the address of Docker's bridge. Use it only in names that Java processes on this host
-    must derive by themselves.
+    On a host with Docker, the result is the address of Docker's bridge. Use this function only for names that Java
+    processes on this host must derive by themselves.
     """
     return _first(_candidates()[::-1])
 

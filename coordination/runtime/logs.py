@@ -1,8 +1,8 @@
-"""Loggers for code that may run on a user's thread. An interrupt (interrupts.py) cannot come while a log line is
-written.
+"""Loggers for code that may run on a user's thread. They prevent that an interrupt (interrupts.py) comes while a log
+line is written.
 
-`logging` locks its handlers in Python code. An interrupt after that leaves the lock held. Then every thread that writes
-to the log hangs for ever, including the threads that fetch, rebalance and commit.
+The module `logging` locks a log handler by Python code. If an interrupt comes after the locking, the lock stays held.
+Then every thread that writes to the log hangs for ever, including the threads that fetch, rebalance and commit.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from .interrupts import Aside, may_be_interrupted
 __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
-"""Longest time in seconds for which a caller waits until its line is written. If a log handler itself sends with metaq,
-the waiting caller may hold the handler's lock; then the line is written when the lock is free again.
+"""Longest time in seconds for which a caller waits until another thread has written the caller's log line. The wait is
+limited because of log handlers that themselves send messages with metaq. There, the waiting caller may hold the
+handler's lock; then its line is written when the lock is free again.
 """
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """Writes log lines as the logger does, with the caller's code line. If the caller's thread may be interrupted,
-    another thread writes the line.
+    """Writes log lines to a logger, with the file and line of the calling code. If the caller's thread may be
+    interrupted, another thread writes the line.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log as logging.Logger.log does, with exc_info as the only keyword argument. Raises a handler's exceptions."""
+        """Write a log line as logging.Logger.log does. exc_info is the only allowed keyword argument. An exception that
+        a log handler raises is passed on to the caller.
+        """
         if not may_be_interrupted():
             self.logger.log(level, msg, *args, stacklevel=2, **kwargs)
             return
@@ -64,5 +67,5 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def get_log(name: str) -> Log:
-    """Return the log for a module's __name__."""
+    """Return the Log object of the module whose __name__ is `name`."""
     return Log(logging.getLogger(name), {})

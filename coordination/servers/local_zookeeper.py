@@ -1,5 +1,5 @@
-"""The common code of all ZooKeeper servers that metaq starts on this machine for development and tests: directory,
-port, start and stop.
+"""The base classes of the ZooKeeper servers that metaq starts on this machine for development and tests. They manage
+the server's directory and port, and start and stop the server.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from ..records.payloads import host_and_port
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
 APACHE_DIRECTORY = "data/version-2"
-"""Directory of the files of Apache's server, below `data_dir`."""
+"""The directory in which Apache's ZooKeeper server keeps its files, below `data_dir`."""
 
 STANDALONE_DIRECTORY = "standalone"
-"""Directory of the files of the Python server, below `data_dir`."""
+"""The directory in which metaq's own ZooKeeper server in Python keeps its files, below `data_dir`."""
 
 _POLL = 0.03
 
 
 class LocalZooKeeper(ABC):
-    """A ZooKeeper server with `start` and `stop`. Only one thread at a time may use it.
+    """A ZooKeeper server on this machine that can be started and stopped. Only one thread at a time may use an object
+    of this class.
 
-    data_dir: the server's directory, created if it is missing. port: 0 chooses a free port, which stays the same when
-    this object starts the server again. tick_time_ms, max_session_timeout_ms: the server grants sessions a timeout of
-    at least 2 ticks and at most max_session_timeout_ms, whatever they request.
+    data_dir: the server's directory, created if it is missing. port: the server's port; 0 chooses a free port, which
+    stays the same when this object starts the server again. tick_time_ms, max_session_timeout_ms: both in milliseconds.
+    Whatever session timeout a client requests, the server grants at least 2 ticks and at most max_session_timeout_ms.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class LocalZooKeeper(ABC):
 
     @property
     def connect_string(self) -> str:
-        """`host:port`; the port is known after start()."""
+        """The connect string for clients of this server, `host:port`. If the port was chosen freely, it is known only
+        after start().
+        """
         return host_and_port(self.host, self.port)
 
     @property
     def log(self) -> Path:
-        """The path of the log file of a server process."""
+        """The path of the file to which a server in a child process writes its log."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
@@ -85,8 +88,9 @@ class LocalZooKeeper(ABC):
         """Stop the server. Do nothing if it does not run."""
 
     def _take_directory(self) -> None:
-        """Lock the directory, because two servers with the same directory would destroy each other's log. Raises
-        ConfigError, DirectoryInUse.
+        """Lock the server's directory, because two servers with the same directory would destroy each other's
+        transaction log. Raises ConfigError if the directory cannot be written, DirectoryInUse if another server has
+        locked it.
         """
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -105,12 +109,14 @@ class LocalZooKeeper(ABC):
         self._lock_file = lock
 
     def _refuse_apache(self) -> None:
-        """Raise ConfigError if Apache's server has files here. The standalone server calls this."""
+        """Raise ConfigError if `data_dir` contains files of Apache's ZooKeeper server. The standalone server calls this
+        method.
+        """
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raise ConfigError if there are files of another kind of server, because this server would ignore them and
-        start empty.
+        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. This
+        server would ignore these files and start without data.
         """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
@@ -124,13 +130,15 @@ class LocalZooKeeper(ABC):
 
 
 class ZooKeeperProcess(LocalZooKeeper):
-    """A server in a child process. The child ends when this process ends, on Linux even if this process is killed."""
+    """A ZooKeeper server in a child process. The child process ends when this process ends, on Linux even if this
+    process is killed.
+    """
 
     _process: subprocess.Popen[bytes] | None = None
 
     @property
     def running(self) -> bool:
-        """Whether the server process runs."""
+        """Whether the server process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -147,11 +155,12 @@ class ZooKeeperProcess(LocalZooKeeper):
 
     @abstractmethod
     def launch(self) -> None:
-        """Start the server, and return without waiting until it serves clients."""
+        """Start the server process, and return without waiting until the server serves clients."""
 
     def wait_until_serving(self, timeout: float = 30.0) -> None:
-        """Wait after `launch` until the server serves clients. Raises CoordinationUnavailable if the server ends, or
-        does not serve within `timeout` seconds; then the server is stopped.
+        """Wait until the server that `launch` has started serves clients. Raises CoordinationUnavailable if the server
+        process ends, or if the server does not serve clients within `timeout` seconds. In both cases the server is
+        stopped.
         """
         deadline = time.monotonic() + timeout
         try:
@@ -168,8 +177,8 @@ class ZooKeeperProcess(LocalZooKeeper):
             raise
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Stop the server by SIGTERM, and by SIGKILL if it runs for `timeout` seconds more. Do nothing if the server
-        does not run.
+        """Stop the server process by SIGTERM. If it is still running after `timeout` seconds, stop it by SIGKILL. Do
+        nothing if the server is not running.
         """
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
@@ -199,8 +208,8 @@ def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) ->
 
 
 def _serves(host: str, port: int) -> bool:
-    """Return whether the server answers with its statistics. Before its database is loaded, it answers that it does not
-    serve.
+    """Return whether the server serves clients, which is so if it answers a request for its statistics. As long as its
+    database is not loaded, it answers only that it does not serve.
     """
     try:
         return "Mode:" in four_letter_word(host, port, b"srvr")
@@ -211,8 +220,8 @@ def _serves(host: str, port: int) -> bool:
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` as a process that ends when this process ends. Its output is appended to `log`.
 
-    The kernel ends the child when the thread that started it ends. So it is started by a thread that waits for the
-    child's end.
+    The kernel ends a child process as soon as the thread that started it ends. So the child is started by a separate
+    thread, which then waits for the child's end.
     """
     run_bound = str(Path(__file__).with_name("run_bound.py"))
     bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]

@@ -1,7 +1,8 @@
-"""Find out why a ZooKeeper session cannot be opened. Each server of a connect string is sent `srvr`, ZooKeeper's
-request for statistics, and the answer is examined.
+"""Find out why a ZooKeeper session cannot be opened. This module sends `srvr`, ZooKeeper's request for statistics, to
+each server of a connect string, and examines the answers.
 
-Every ZooKeeper server answers this request even while it does not serve, or answers that it is not allowed to answer.
+Every ZooKeeper server answers this request, even while it does not serve clients. If its configuration forbids the
+request, it answers that the request is not allowed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from ..records.payloads import host_and_port
 __all__ = ["ServerFinding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
-"""A ZooKeeper server reads only the four letters. The line end is for other servers that listen there by mistake,
-because most of them, including metaq's brokers, answer only whole lines.
+"""ZooKeeper's request for statistics. A ZooKeeper server reads only the four letters. The line end is for the case that
+another kind of server listens at the port by mistake. Most other servers, including metaq's brokers, answer only
+complete lines.
 """
 _BROKER_REQUEST = b"version 1\r\n"
-"""Every metaq broker answers this request. To an unknown request, it only closes the connection."""
+"""A request that every metaq broker answers. If a broker gets an unknown request, it only closes the connection."""
 _LONGEST_ANSWER = 4096
 
 _ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
@@ -33,12 +35,13 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: true if waiting does not help, unless somebody starts the server or corrects
-    its name.
+    """The state of one server. certain: true if it is certain that waiting does not help, unless somebody starts the
+    server or corrects its name or port.
 
     waits: true if it is a ZooKeeper server that serves nobody until its ensemble has a majority. zxid: zxid of the
     server's last transaction, None if the server does not report it. decides: true if the server is the leader or has
-    no ensemble. serves: true if the server answers that it serves sessions, or that it is not allowed to answer.
+    no ensemble. serves: true if the server reports that it serves sessions, or that it is not allowed to report its
+    state.
     """
 
     text: str
@@ -50,8 +53,8 @@ class ServerFinding:
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
-    """Return the state of each server in `host:port,host:port…`. All servers are asked at the same time; this takes
-    about `seconds` at most.
+    """Return the state of each server in `host:port,host:port…`. All servers are asked at the same time, so the call
+    takes about `seconds` at most.
     """
     servers, _ = collect_hosts(hosts)
     found: dict[int, ServerFinding] = {}

@@ -1,12 +1,13 @@
-"""Writes that are executed only on one certain ZooKeeper session.
+"""Send writes that ZooKeeper executes only on one certain session.
 
-If a request is made while kazoo reconnects, kazoo queues it and sends it later, on the session that it has then. If the
-caller checked the session id, the session could still expire and be replaced before the request is sent. So
-`serialize()` checks the session id. kazoo's connection thread, the only thread that changes the session, calls
-`serialize()` right before it writes the bytes to the socket of that session. If the session has been replaced,
-`serialize()` returns a transaction that the server must refuse.
+If a request is made while kazoo reconnects, kazoo queues the request and sends it later, on the session that kazoo has
+then. A check of the session id by the caller would not help, because the session could still expire and be replaced
+before the request is sent. So the request's `serialize()` checks the session id. kazoo's connection thread, the only
+thread that changes the session, calls `serialize()` right before it writes the bytes to the socket of that session. If
+the session has been replaced, `serialize()` returns a transaction that the server must refuse.
 
-A version check cannot replace the session check, because a re-created owner znode starts at version 0 again.
+A check of the znode's version cannot replace the check of the session, because an owner znode that was deleted and
+created again starts at version 0 again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from kazoo.protocol.serialization import CheckVersion, Transaction
 __all__ = ["FencedTransaction", "Refusal"]
 
 _NO_VERSION = -(1 << 31)
-"""A version that no znode has. ZooKeeper refuses an operation that requires it (-1 would mean "any version")."""
+"""A version number that no znode has. ZooKeeper refuses an operation that requires this version. (-1 cannot be used,
+because it would mean "any version".)
+"""
 
 
 class Refusal(Enum):
-    """The reasons why a transaction was replaced by a transaction that the server refuses."""
+    """Why a transaction was replaced by a transaction that the server refuses."""
 
     SESSION = "its turn came on another session"
     DEADLINE = "its turn came too late"
@@ -34,8 +37,8 @@ class Refusal(Enum):
 class FencedTransaction:
     """Collects operations (create, set_data, delete and check of kazoo's TransactionRequest) for session `session_id`.
 
-    deadline: a time.monotonic() value. After this time nobody waits for the transaction, so the transaction is not sent
-    any more.
+    deadline: a value of time.monotonic(). After this time nobody waits for the transaction any more, so the transaction
+    is not sent.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:
@@ -47,8 +50,8 @@ class FencedTransaction:
     def send(self) -> Any:
         """Queue the transaction, and return kazoo's AsyncResult of the list of the operations' results.
 
-        In this list, each failed operation has an exception as its result. Look at `refusal` before you look at the
-        list. If the outcome is unknown, the AsyncResult raises kazoo's ConnectionLoss.
+        In this list, the result of a failed operation is an exception. Check `refusal` before you use the list. If it
+        is unknown whether the transaction was executed, the AsyncResult raises kazoo's ConnectionLoss.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline
@@ -59,14 +62,14 @@ class FencedTransaction:
 
     @property
     def refusal(self) -> Refusal | None:
-        """The reason why a transaction that changes nothing was sent instead; None if the transaction was sent
-        unchanged. Valid when the AsyncResult has fired.
+        """The reason why the transaction was replaced by a transaction that changes nothing; None if it was sent
+        unchanged. The value is valid when the AsyncResult of send() has its result.
         """
         return self._request.refusal
 
 
 class _Request(Transaction):  # type: ignore[misc]
-    """A kazoo Transaction whose content is decided at the last moment: when kazoo serializes it."""
+    """A kazoo Transaction whose content is decided only when kazoo serializes it, just before sending."""
 
     zk: KazooClient
     session_id: int

@@ -1,8 +1,8 @@
 """Decide when a client gives up its session because no server will accept it any more.
 
-A ZooKeeper server closes the connection of a client that has seen a later transaction than the server's own last
-transaction, so that the client asks a server that has caught up. If ZooKeeper came back empty or was restored from an
-older copy, there is no such server.
+If a client has seen a later transaction than a server's own last transaction, the server closes the connection, so that
+the client tries a server that has caught up. If ZooKeeper came back empty or was restored from an older copy, no server
+has caught up, and all servers refuse the session for ever.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from .diagnosis import ServerFinding
 __all__ = ["Refusals", "is_set_back"]
 
 Server = tuple[str, int]
-"""Host and port, as they are listed in the connect string."""
+"""Host and port of a server, as they are written in the connect string."""
 
 
 class Refusals:
-    """The servers that have refused the session since it was connected last: they accepted a connection, and closed it
-    without an answer to the session.
+    """Remembers which servers have refused the session since its last connection. A server refuses a session by
+    accepting a connection, and closing it without an answer to the request for this session.
 
-    clock: returns seconds; it must continue while the machine is suspended. Only one thread may use this.
+    clock: a function that returns seconds; the clock must continue while the machine is suspended. Only one thread may
+    use an object of this class.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -30,7 +31,9 @@ class Refusals:
         self._refusing: set[Server] = set()
 
     def connected(self) -> None:
-        """Record that the session continues, or that there is a new session."""
+        """Record that a server has accepted the session, or that a new session begins. All recorded refusals are
+        forgotten.
+        """
         self._since = None
         self._refusing.clear()
 
@@ -45,11 +48,13 @@ class Refusals:
         self._refusing.add(server)
 
     def lasted(self, seconds: float) -> bool:
-        """Return whether the failing tries to connect began at least `seconds` ago."""
+        """Return whether the session has been without a connection for at least `seconds`, counted from the first
+        failed attempt to connect.
+        """
         return self._since is not None and self._clock() - self._since >= seconds
 
     def by_all(self, servers: Collection[Server]) -> bool:
-        """Return whether each of these servers refused the session at the last try."""
+        """Return whether each of these servers refused the session when it was tried last."""
         return self._refusing.issuperset(servers)
 
     def _begin(self) -> None:
@@ -58,12 +63,12 @@ class Refusals:
 
 
 def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all: bool) -> bool:
-    """Return whether ZooKeeper was set back, so that it has lost the transaction `seen`, the zxid of the last
-    transaction that the client knows.
+    """Return whether ZooKeeper was set back, so that it has lost the last transaction that the client has seen. seen:
+    the zxid of this transaction. findings: the state of each server.
 
-    A lower zxid of the leader, or of a server without an ensemble, proves this, because such a server has all committed
-    transactions. Otherwise every server must have refused the session, and no server may report another reason: that it
-    waits for a majority, or that it has reached `seen`.
+    This is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`, because
+    such a server has all committed transactions. Otherwise every server must have refused the session. In both cases
+    the result is False if any server still waits for a majority, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

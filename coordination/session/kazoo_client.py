@@ -1,6 +1,7 @@
-"""kazoo's client with metaq's additions. It knows the granted session timeout, and makes many reads in one request. It
-limits each connection attempt, so that a session's time is enough for several attempts. It ends a session that no
-server accepts any more because ZooKeeper was set back. It has one callback thread instead of two.
+"""Extend kazoo's client for metaq. The extended client knows the granted session timeout, and can make many reads in
+one request. It limits the time of each connection attempt, so that several attempts can be made before the session
+times out. It ends a session that no server accepts any more because ZooKeeper was set back. It has one callback thread
+instead of two.
 """
 
 from __future__ import annotations
@@ -39,25 +40,29 @@ from .giving_up import Refusals, is_set_back
 __all__ = ["Client"]
 
 _LONGEST_ANSWER = 256 << 20
-"""Bytes."""
+"""Largest length in bytes that an answer may have. A longer answer does not come from a ZooKeeper server, so the
+connection is dropped.
+"""
 
 _ERROR = -1
-"""The type number of an error result in the answer to many reads."""
+"""The type number that marks an error result in the answer to a multiRead request."""
 
 _LOOK_SECONDS = 1.0
-"""Time in seconds that a server gets to report its last transaction."""
+"""Time in seconds that a server has for its answer when it is asked for its last transaction."""
 
 
 class Client(KazooClient):  # type: ignore[misc]
     """A KazooClient with additions; the arguments are those of KazooClient.
 
     granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
-    set_back_from: the last zxid that the session had seen. It is set when the session has ended because ZooKeeper was
-    set back, until kazoo's listener has read it; otherwise it is None.
+    set_back_from: the last zxid that a session had seen when it ended because ZooKeeper was set back. It is None in all
+    other cases, and again after the session's listener has read it.
     """
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
-        """clock: measures how long a session has been without a connection."""
+        """clock: a function that returns seconds. It is used to measure how long a session has been without a
+        connection.
+        """
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
         self.refusals = Refusals(clock)
@@ -65,28 +70,29 @@ class Client(KazooClient):  # type: ignore[misc]
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def get_many_async(self, paths: Sequence[str]) -> Any:
-        """Do what get_async does for each path, in one request. Each result is (data, stat), or the exception for this
-        path.
+        """Read the data of each path as get_async does, but all in one request. The result for each path is (data,
+        stat), or the exception for this path.
 
         On a server older than ZooKeeper 3.6, the whole request fails with UnimplementedError.
         """
         return self._read_many(GetData, paths)
 
     def get_children_many_async(self, paths: Sequence[str]) -> Any:
-        """Do what get_many_async does, for the names of the children."""
+        """Read the names of the children of each path in one request, as get_many_async does for the data."""
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
-        """End the connection, or a connection attempt that waits for an answer."""
+        """Shut down the connection to the server, even if a connection attempt waits for the server's answer on it."""
         self._connection.interrupt()
 
     def _attempt_seconds(self) -> float:
-        """Return the seconds that an attempt at one server may take, so that a session's time is enough to reach any
-        server that answers.
+        """Return the number of seconds that the attempt to connect to one server may take. With this limit, every
+        server can be tried before the session times out.
 
-        kazoo first tries the remaining servers of a round, and then all n servers in a new order. So it makes at most 2
-        n - 1 attempts until it has tried each server. kazoo's own limit for one attempt is the whole session timeout.
-        With that limit, one silent server (switched off, or it lost the request while it started) cost the session.
+        kazoo first tries the servers that it has not tried yet in the current round, and then all n servers in a new
+        order. So it makes at most 2 n - 1 attempts until it has tried each server. kazoo's own limit for one attempt is
+        the whole session timeout. With that limit, the session would be lost because of one silent server (one that is
+        switched off, or has lost the request while it started).
         """
         return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
 
@@ -121,8 +127,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         return seconds
 
     def _session_refused(self) -> None:
-        """Note that a server has refused the session. Raise SessionExpiredError if no server will ever accept the
-        session.
+        """Record that the server that was tried last has refused the session. Raise SessionExpiredError if no server
+        will ever accept the session again.
         """
         client = self.client
         self._refused = True
@@ -166,8 +172,9 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
-    """A handler with one callback thread. kazoo has two callback threads, for answers and for watches, so that a watch
-    can wait for an answer. metaq's watches never wait.
+    """A kazoo handler with only one callback thread. kazoo itself has two callback threads, one for answers and one for
+    watches, so that the callback of a watch can wait for an answer. metaq's watch callbacks never wait, so one thread
+    is enough.
     """
 
     _running: bool

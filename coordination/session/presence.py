@@ -1,5 +1,5 @@
-"""Keep a process's ephemeral znodes registered when its session is replaced: a broker's registration, or a consumer's
-membership.
+"""Create a process's ephemeral znodes again whenever its ZooKeeper session is replaced by a new session. The znodes are
+a broker's registration, or a consumer's membership.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Presence"]
 log = get_log(__name__)
 
 _STALE_MARGIN = 2.0
-"""Seconds beyond the session timeout that the server may need to remove the znodes of a dead session."""
+"""Number of seconds after the session timeout that the server may need to remove the znodes of a dead session."""
 
 _POLL = 0.2
 
@@ -29,7 +29,8 @@ _STOP_SECONDS = 5.0
 
 
 class Presence:
-    """Calls `appear` on a thread of its own after each new session begins, and repeats it until it succeeds.
+    """Calls `appear`, which creates the znodes, on a separate thread after each beginning of a new session. The call is
+    repeated until it succeeds.
 
     name: the name of the broker or consumer in errors and in the log. Any thread may call the methods, except that
     kazoo's threads must not call the blocking methods: take_over(), stop() and leave().
@@ -57,7 +58,9 @@ class Presence:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """React to new sessions from now on. If the `with` block raises an exception, stop reacting."""
+        """Call `appear` after the beginning of each new session from now on. If the `with` block raises an exception,
+        stop doing so.
+        """
         self._session.on_session(self._session_changed)
         try:
             yield
@@ -66,12 +69,13 @@ class Presence:
             raise
 
     def again(self) -> None:
-        """Call `appear` soon."""
+        """Call `appear` soon on the separate thread, and repeat it until it succeeds."""
         self._task.trigger()
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
-        """Repeat `take` until it returns None, as long as a dead session may keep the wanted znode. After this time,
-        raise the last error that `take` returned. Raises CoordinationError after stop().
+        """Call `take` again and again until it returns None. Try this for as long as the znode that `take` wants to
+        create may still belong to a dead session. After this time, raise the last error that `take` returned. Raises
+        CoordinationError if stop() is called meanwhile.
         """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False
@@ -85,14 +89,14 @@ class Presence:
                 raise CoordinationError(f"{self._name} left while it waited: {obstacle}")
 
     def stop(self) -> None:
-        """Make no more attempts to call `appear`. A running attempt gets 5 s to end."""
+        """Do not call `appear` any more. Wait at most 5 s for the end of a running call."""
         self._session.off_session(self._session_changed)
         self._stopping.set()
         self._task.close(_STOP_SECONDS)
 
     def leave(self, disappear: Callable[[], object]) -> None:
-        """Call `disappear`, which removes the znodes. Without a connection or the session, only log, because the znodes
-        are ephemeral and end with the session.
+        """Call `disappear`, which removes the znodes. If there is no connection or no session, only log a warning,
+        because the znodes are ephemeral and end with the session.
         """
         try:
             self._session.require_connection()

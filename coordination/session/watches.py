@@ -25,8 +25,8 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 _RETRY_SECONDS = 2.0
 
 _LONGEST_BURST = 10
-"""If changes follow one another for longer than this multiple of the required quiet time, they are reported in
-between.
+"""A change is usually reported when the znode has not changed for a certain quiet time. If changes go on for longer
+than this multiple of the quiet time, the latest value is reported although the changes continue.
 """
 
 
@@ -36,10 +36,11 @@ T = TypeVar("T")
 class NodeWatcher(Generic[T]):
     """Calls `on_change(path, value)` on the session's event thread: once after start(), then after every change.
 
-    It is also called after each reconnection, because kazoo drops all watches when the connection is lost. A burst of
-    changes may lead to one call, but the last state is always reported. A missing znode has the value `absent`; its
-    creation is noticed. If `on_change` raises CoordinationError, it is called again after 2 s. Any thread may call the
-    methods. Only the event thread uses the state.
+    It is also called after each reconnection, because kazoo drops all watches when the connection is lost. Several
+    changes in quick succession may lead to a single call, but the last value is always reported. For a missing znode
+    the value `absent` is reported, and the creation of the znode is noticed. If `on_change` raises CoordinationError,
+    the znode is read and `on_change` is called again after 2 s. Any thread may call the methods of this class. Its
+    private attributes are used on the event thread only.
 
     stat: the znode's ZooKeeper stat that belongs to the last reported value; None if the znode does not exist.
     """
@@ -76,8 +77,8 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Stop calling `on_change`; a call that runs now may still finish. A watch that is set at the server has no
-        effect any more.
+        """Stop calling `on_change`. A call of it that is running now may still finish. A watch that is still set at the
+        server has no effect any more.
         """
         self._closed = True
         self._session.off_session(self._session_changed)
@@ -109,7 +110,7 @@ class NodeWatcher(Generic[T]):
         self._request(self._question(), self._value_read)
 
     def _question(self) -> Callable[..., Any]:
-        """Return the kazoo request that reads the value and the stat of the znode, and that can set a watch."""
+        """Return the kazoo method that reads the value and the stat of the znode, and that can set a watch on it."""
         raise NotImplementedError
 
     def _value_read(self, result: Any) -> None:
@@ -141,7 +142,7 @@ class NodeWatcher(Generic[T]):
         self._tell(value, stat)
 
     def _wait(self, value: T, stat: ZnodeStat | None, pause: float) -> None:
-        """Report the value after `pause` seconds if nothing changes until then."""
+        """Report the value after `pause` seconds if the znode does not change until then."""
         if self._told_by is None:
             self._told_by = self._clock() + _LONGEST_BURST * pause
         self._changed_while_waiting |= self._changed_while_reading
@@ -205,8 +206,8 @@ class NodeWatcher(Generic[T]):
 class ChildrenWatcher(NodeWatcher[list[str]]):
     """Watches the names of a znode's children. A missing znode has no children.
 
-    If a child was replaced so fast that the names are the same as before, this is also reported, so that readers of the
-    child's data read it again.
+    If a child was deleted and created again so fast that the names are the same as before, this is also reported. Then
+    a reader of the child's data reads the data again.
 
     settle: returns the number of seconds for which a znode with this number of children must not change before a change
     is reported. During a burst of changes, the znode is read once in this time, and every tenth read of a long burst is
@@ -229,7 +230,7 @@ class ChildrenWatcher(NodeWatcher[list[str]]):
 
 
 class DataWatcher(NodeWatcher[bytes | None]):
-    """Watches the data of a znode. The data of a missing znode is None."""
+    """Watches the data of a znode. For a missing znode, None is reported."""
 
     def __init__(self, session: ZkSession, path: str, on_change: Callable[[str, bytes | None], None]) -> None:
         super().__init__(session, path, on_change, None, lambda _data: 0.0)
@@ -239,7 +240,9 @@ class DataWatcher(NodeWatcher[bytes | None]):
 
 
 class ChildrenWatchers:
-    """Several watched znodes, each with one ChildrenWatcher. Any thread may call the methods."""
+    """Watches the children of several znodes, with one ChildrenWatcher for each znode. Any thread may call the
+    methods.
+    """
 
     def __init__(self, session: ZkSession) -> None:
         self._session = session
@@ -258,7 +261,9 @@ class ChildrenWatchers:
         watcher.start()
 
     def stat(self, path: str) -> ZnodeStat | None:
-        """Return the ZooKeeper stat of a watched znode, as in NodeWatcher.stat."""
+        """Return the ZooKeeper stat of the watched znode `path` that belongs to the last reported children; None if the
+        znode does not exist.
+        """
         return self._watchers[path].stat
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Keep a ZooKeeper session of this process for as long as needed. After an expiry a new session begins; callers can
-distinguish the sessions by their ids.
+"""Keep a ZooKeeper session of this process for as long as needed. When a session has expired, a new session begins.
+Callers can distinguish the sessions by their ids.
 
 kazoo has two threads (connection, callbacks), which must never wait for ZooKeeper; they post their events to the event
 thread. Any thread may use a ZkSession. kazoo does not support exceptions raised by a signal handler: it takes them for
@@ -45,32 +45,34 @@ _kazoo_log = logging.getLogger("metaq.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())
 
 DEFAULT_SESSION_TIMEOUT = 30.0
-"""The default session timeout in seconds, as zk.zkSessionTimeoutMs in 1.x."""
+"""The default session timeout in seconds. It is the same as the default of zk.zkSessionTimeoutMs in metaq 1.x."""
 
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.5}
-"""kazoo's arguments for reconnecting. Its defaults let pauses grow to an hour, but a session lives only for seconds."""
+"""The arguments that tell kazoo how to reconnect. With kazoo's own defaults the pauses between attempts grow to an
+hour, but a session without a connection lives only for seconds.
+"""
 
 _CLOSE_TIMEOUT = 10.0
 
 _GIVE_UP_TIMEOUT = 0.5
-"""Longest time in seconds that close() takes if there never was a session to end."""
+"""Longest time in seconds for closing after a failed start, if no session has ever begun."""
 
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
-"""Seconds without a session until the reason is examined, and seconds until each further examination. If two
-examinations find no server that could open a session, the start gives up, because a restarting server is back by then
-or takes much longer.
+"""start() examines the servers if no session has begun after _FIRST_LOOK seconds, and again after every further
+_NEXT_LOOK seconds. If two successive examinations find that no server can open a session, start() gives up, because a
+restarting server is back by then or takes much longer.
 """
 
 _LOOK_SECONDS = 1.0
-"""Time in seconds that a server gets to identify itself."""
+"""Time in seconds that a server has for its answer when it is examined."""
 
 
 if sys.platform == "linux":
 
     def session_clock() -> float:
-        """Return the seconds since some fixed moment. They include the time while the machine was suspended, because
-        the servers count it, too.
+        """Return the number of seconds since some fixed moment. The time during which the machine was suspended counts,
+        because the ZooKeeper servers count this time, too.
         """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -80,7 +82,7 @@ else:
 
 class SessionEvent(Enum):
     CONNECTED = "connected"
-    """A new session has begun. No ephemeral znodes of an earlier session exist any more, and no watch is set."""
+    """A new session has begun. The ephemeral znodes of earlier sessions do not exist any more, and no watch is set."""
     SUSPENDED = "suspended"
     """The connection is lost. The session may expire after its timeout; the client learns this only when it
     reconnects.
@@ -103,12 +105,13 @@ def check_connect(connect: str) -> str:
 
 
 class ZkSession:
-    """A ZooKeeper client that connects, reconnects without a limit, and starts a new session when the old session has
-    expired.
+    """A ZooKeeper client that connects, reconnects as often as necessary, and starts a new session when the old session
+    has expired.
 
-    connect: `host:port[,host:port…][/chroot]`. root: zk.zkRoot of 1.x, below the chroot. session_timeout: the requested
-    timeout in seconds; a server without other limits grants 2 to 20 of its ticks. clock: the clock of
-    suspended_seconds. Raises ConfigError for an invalid connect string.
+    connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
+    chroot; it is called zk.zkRoot in metaq 1.x. session_timeout: the requested session timeout in seconds. A server
+    with default limits grants at least 2 and at most 20 of its ticks. clock: the clock that measures suspended_seconds.
+    Raises ConfigError for an invalid connect string.
     """
 
     def __init__(
@@ -139,12 +142,12 @@ class ZkSession:
         self._clock = clock
         self._suspended_at: float | None = None
         self.set_backs = 0
-        """Number of sessions that are known to have ended because ZooKeeper came back empty or was restored from an
-        older copy. It is increased before the EXPIRED event.
+        """Number of sessions of this object that ended because ZooKeeper came back empty or was restored from an older
+        copy. The number is increased before the EXPIRED event is reported.
         """
         self.connections = 0
-        """Number of times that a server was connected. After each new connection, this process's knowledge of ZooKeeper
-        may be out of date.
+        """Number of connections to a server that were made so far. After each new connection, this process's knowledge
+        of ZooKeeper's content may be out of date.
         """
         self.last_session_id = 0
         """Id of the session that ended last; 0 if none has ended yet."""
@@ -172,14 +175,15 @@ class ZkSession:
         self.close()
 
     def start(self, timeout: float = 15.0, *, wait_for_servers: bool = False, create_chroot: bool = False) -> None:
-        """Connect within `timeout` seconds. create_chroot: create a missing chroot, as brokers do; for other processes,
-        a missing chroot counts as a typing error.
+        """Connect to ZooKeeper within `timeout` seconds. create_chroot: whether to create a missing chroot. Brokers
+        create it; for other processes, a missing chroot counts as a typing error in the connect string.
 
-        This waits for a server that is slow, or whose ensemble elects a leader. If it is certain that no server can
-        open a session (unknown names, nothing listens, something else than ZooKeeper), this fails after about a second.
-        With wait_for_servers it continues to wait, because the servers may still be starting; the log then says what is
-        awaited. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot; then
-        the session is closed. A ZkSession can be started only once.
+        start() waits for a server that is slow, or whose ensemble is electing a leader. It fails after about a second
+        if it is certain that no server can open a session: the host name is unknown, nothing listens at the port, or
+        something else than ZooKeeper listens there. With wait_for_servers it continues to wait, because the servers may
+        still be starting; a log line then names the obstacles. Raises CoordinationUnavailable, which describes each
+        server, and ConfigError for a missing chroot. After such an error the session is closed. A ZkSession can be
+        started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -189,7 +193,7 @@ class ZkSession:
             raise
 
     def _give_up(self) -> None:
-        """Close after a failed start. This runs on a thread that no interrupt reaches."""
+        """Close the session after a failed start. This method runs on a thread that no interrupt reaches."""
         self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
         self._given_up.tell()
 
@@ -208,7 +212,9 @@ class ZkSession:
             self._create_chroot(timeout)
 
     def ensure_chroot(self) -> None:
-        """Create the chroot again if somebody has deleted it. Blocks. Raises CoordinationUnavailable."""
+        """Create the chroot again if somebody has deleted it. This method blocks on ZooKeeper. Raises
+        CoordinationUnavailable.
+        """
         if self._chroot and not self.nodes.exists_root():
             self._create_chroot(self.session_timeout)
 
@@ -233,10 +239,11 @@ class ZkSession:
                 log.warning("waiting up to %g s for ZooKeeper at %s: %s", timeout, self.connect, sentence(findings))
 
     def close(self, timeout: float = _CLOSE_TIMEOUT) -> None:
-        """End the session on the server, which removes its ephemeral nodes at once. Idempotent.
+        """End the session on the server, which then removes the session's ephemeral znodes at once. Further calls do
+        nothing.
 
-        This takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by
-        itself. In a forked child this does nothing, because the session belongs to the parent.
+        close() takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by
+        itself. In a forked child process close() does nothing, because the session belongs to the parent process.
         """
         if not self._guard.is_elsewhere:
             self._ending.do(self._close, timeout)
@@ -264,9 +271,10 @@ class ZkSession:
 
     @property
     def session_timeout(self) -> float:
-        """Seconds after which the server ends a silent session, as granted at the last connection.
+        """The session timeout in seconds that the server granted at the last connection. If the server hears nothing
+        from the client for this time, it ends the session.
 
-        Before the first connection, this is the timeout that will be requested.
+        Before the first connection, the value is the timeout that will be requested.
         """
         return self.zk.granted_timeout or self._asked_timeout
 
@@ -301,15 +309,16 @@ class ZkSession:
     def suspended_seconds(self) -> float:
         """Number of seconds for which there has been no connection; 0.0 while there is a connection.
 
-        It may take up to two thirds of the session timeout without an answer until the connection is given up and this
-        time begins. So from a third of the timeout on, others may own the former znodes of this session.
+        kazoo may take up to two thirds of the session timeout to notice a lost connection, and this number counts only
+        from then on. So as soon as the number reaches a third of the session timeout, the session may have ended, and
+        other processes may own its former znodes.
         """
         since = self._suspended_at
         return 0.0 if since is None else self._clock() - since
 
     def require_connection(self) -> None:
-        """Raise CoordinationUnavailable if no server is connected. Call this before steps for which waiting is not
-        worthwhile.
+        """Raise CoordinationUnavailable if no server is connected now. Call this method before a step that should not
+        wait for a connection.
         """
         if not self.connected:
             raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")
@@ -322,7 +331,9 @@ class ZkSession:
             self._listeners.append(callback)
 
     def off_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Undo on_session(). A call that runs now may still finish."""
+        """Stop calling `callback`, which was passed to on_session(). A call of it that is running now may still
+        finish.
+        """
         with self._lock:
             self._listeners = [each for each in self._listeners if each != callback]
 
@@ -383,8 +394,8 @@ class ZkSession:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _revive(self) -> None:
-        """Restart kazoo's connection thread, which ends permanently after an error that it does not know (a damaged
-        answer).
+        """Restart kazoo's connection thread. This thread ends permanently after an error that it does not know, for
+        example a damaged answer.
         """
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")
@@ -411,8 +422,8 @@ class ZkSession:
             log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
 
     def _create_chroot(self, timeout: float) -> None:
-        """Create the chroot and its parents by a client without a chroot, because kazoo's ensure_path() does not create
-        the parents.
+        """Create the chroot and its parent znodes. A separate client without a chroot does this, because kazoo's
+        ensure_path() does not create the parents of a chroot.
         """
         client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
         try:
@@ -427,15 +438,16 @@ class ZkSession:
 
 
 class SessionProof:
-    """Shows how certain it is that a session still lives, by the age of the last request that the server has answered
-    in this session.
+    """Measures how long ago this process last had a proof that its session was alive. The proof is a request that the
+    server has answered in this session.
 
-    kazoo reports a lost session only when its thread has run. After a hang (a stopped machine, a long pause of the
-    whole system), other threads of the process may run first, and would continue to use partitions that another member
-    now owns. The age is correct at once, because no thread needs to notice anything. It counts from the moment when the
-    request was sent, because from then on the server keeps the session for the whole timeout.
+    kazoo reports a lost session only after kazoo's own thread has run. After a hang (a stopped machine, a long pause of
+    the whole system), other threads of the process may run first, and would continue to use partitions that another
+    member now owns. The age in `age_seconds` is correct at once after a hang, because it does not depend on kazoo's
+    thread. The age counts from the moment when the answered request was sent, because from then on the server keeps the
+    session for the whole session timeout.
 
-    Thread-safe: any thread may call renew(); the answers come on kazoo's thread.
+    This class is thread-safe: any thread may call renew(). The answers are processed on kazoo's thread.
     """
 
     def __init__(self, session: ZkSession, clock: Callable[[], float] = session_clock) -> None:
@@ -445,13 +457,15 @@ class SessionProof:
 
     @property
     def age_seconds(self) -> float:
-        """Seconds since the last answered request was sent; before the first answer, seconds since this object was
-        made.
+        """Number of seconds since the last answered request was sent. Before the first answer, number of seconds since
+        this object was made.
         """
         return self._clock() - self._asked_at
 
     def renew(self) -> None:
-        """Send a request, without waiting for the answer. Do nothing while no server is connected."""
+        """Send a request that proves the session when it is answered, and do not wait for the answer. Do nothing while
+        no server is connected.
+        """
         if self._session.connected:
             asked_at = self._clock()
             self._session.zk.exists_async(ROOT).rawlink(lambda answer: self._answered(asked_at, answer))

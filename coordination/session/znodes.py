@@ -1,7 +1,8 @@
-"""Read and write many znodes at once. The calls block, have deadlines and raise metaq's errors.
+"""Read and write many znodes at once. The calls block until ZooKeeper has answered or a deadline has passed, and raise
+metaq's errors.
 
-Requests are pipelined: all are sent first, and then all answers are awaited. So a thousand znodes take little longer
-than one znode.
+Requests are pipelined: a call first sends all its requests, and then waits for all answers. So reading a thousand
+znodes takes little longer than reading one znode.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ __all__ = [
 ]
 
 ANY_VERSION = -1
-"""As a version in ZooKeeper: any version of the data."""
+"""The version number that means any version of a znode's data in a ZooKeeper request."""
 
 _WINDOW = 1_000
-"""Largest number of pending requests. It limits kazoo's queue, and the number of answers that are lost with a
-connection.
+"""Largest number of requests of one call that wait for an answer at the same time. It limits kazoo's queue, and the
+number of answers that are lost when a connection is lost.
 """
 
 ATOMIC_WRITES = 1_000
@@ -63,15 +64,18 @@ _READS = 500
 """Largest number of reads in one request. The server accepts 1 MB, and the longest path takes 0.5 KB."""
 
 _RETRY_PAUSE = 0.05
-"""Pause in seconds before requests that have lost the connection are repeated."""
+"""Pause in seconds before requests are repeated whose connection was lost before the answer came."""
 
 _LINGER_SECONDS = 0.05
-"""Time in seconds for which the thread that makes requests waits for more calls. It covers the pause between two reads
-of which the second reads znodes that the first has found.
+"""Time in seconds for which the thread that makes requests waits for the next call before it ends. A caller often reads
+znodes, and shortly afterwards reads other znodes that it has found by this. This time covers the pause between the two
+reads.
 """
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-"""In a failed transaction, the results of the operations before and after the operation that failed."""
+"""The results that ZooKeeper returns for the other operations of a failed transaction: those before and after the
+operation that failed.
+"""
 
 _TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
 
@@ -84,7 +88,7 @@ class Znode(NamedTuple):
 
 
 class FencedWrite(NamedTuple):
-    """One operation of a fenced write: `add` puts it into a transaction."""
+    """One write operation that is executed only on one certain session. `add` adds the operation to a transaction."""
 
     path: str
     add: Callable[[TransactionRequest], None]
@@ -99,14 +103,16 @@ def create_persistent(path: str, data: bytes) -> FencedWrite:
 
 
 def set_data(path: str, data: bytes, version: int = ANY_VERSION) -> FencedWrite:
-    """Return a write that replaces the data. version: the version of the data to replace. If the znode has another
-    version then, the write fails with BadVersionError.
+    """Return a write that replaces the data of a znode. version: the version of the data to replace. If the data has
+    another version when the write is executed, the write fails with BadVersionError.
     """
     return FencedWrite(path, lambda operations: operations.set_data(path, data, version))
 
 
 def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
-    """Return a write that deletes the znode. version: the version of the data, as for set_data()."""
+    """Return a write that deletes the znode. version: if the znode's data has another version when the write is
+    executed, the write fails with BadVersionError.
+    """
     return FencedWrite(path, lambda operations: operations.delete(path, version))
 
 
@@ -147,8 +153,8 @@ class Znodes:
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
     def sync(self, path: str) -> None:
-        """Make the server catch up with its ensemble, so that later reads see all writes that were made before this
-        call.
+        """Make the connected ZooKeeper server catch up with its ensemble. Then later reads see all writes that were
+        made before this call.
         """
         self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
 
@@ -195,11 +201,11 @@ class Znodes:
     ) -> list[KazooException | None]:
         """Execute `writes` in order, independently of each other, only on the session `session_id`.
 
-        Return for each write None, or its failure if this is one of the `expected` exceptions (NodeExistsError,
-        NoNodeError, …). Any other failure raises CoordinationError after all writes have been tried. Raises SessionLost
-        if another session was current when a write was sent (the server has refused the write); CoordinationUnavailable
-        if the outcome of a write is unknown. Up to ATOMIC_WRITES writes are sent as one transaction, which costs far
-        less; if the transaction fails, they are sent one by one.
+        Return one result for each write: None for a success, or the failure if it is one of the `expected` exceptions
+        (NodeExistsError, NoNodeError, …). Any other failure raises CoordinationError after all writes have been tried.
+        Raises SessionLost if another session was current when a write was sent; then the server has refused the write.
+        Raises CoordinationUnavailable if the outcome of a write is unknown. Up to ATOMIC_WRITES writes are sent as one
+        transaction, which costs far less than single writes. If the transaction fails, its writes are sent one by one.
         """
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
@@ -211,13 +217,13 @@ class Znodes:
         return failures
 
     def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Return the paths whose znode is an ephemeral znode of this session."""
+        """Return those of `paths` whose znode is an ephemeral znode of this session."""
         nodes = self.get_many(paths)
         return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
 
     def delete_owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Delete the znodes in `paths` that belong to the session, and return their paths. After an expiry, others may
-        have created the remaining znodes.
+        """Delete the znodes in `paths` that belong to the session `session_id`, and return their paths. The remaining
+        znodes are kept, because other processes may have created them after the session had expired.
         """
         owned = self.owned(session_id, paths)
         self.write(session_id, [delete(path) for path in owned], NoNodeError)  # one may have been removed just now
@@ -274,7 +280,9 @@ class Znodes:
     # --- many reads at once -----------------------------------------------------------------------------------------
 
     def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
-        """Return the results of the reads, in order; None for a znode that does not exist."""
+        """Return the result of reading each path, in order. The result is None for a znode that does not exist. one:
+        the kazoo request that reads one path. many: the kazoo request that reads many paths at once.
+        """
         if len(paths) > 1 and self._server_reads_many:
             try:
                 return self._read_together(paths, many)
@@ -293,8 +301,8 @@ class Znodes:
     # --- pipelining -------------------------------------------------------------------------------------------------
 
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
-        """Make all requests, and repeat the requests that have lost the connection. If a request fails with `absent`,
-        its result is None.
+        """Make all requests, and return their results in order. Repeat the requests whose connection was lost before
+        the answer came. If a request fails with the error `absent`, its result is None.
         """
         self._guard.check()
         return self._aside.do(self._repeat_here, requests, absent)

@@ -1,7 +1,7 @@
-"""One node's part in its broker set: its registration, its view of the other nodes, and its changes of the set's state.
+"""Represent one node in its broker set: register the node, watch the other nodes, and change the set's state.
 
-Other code decides which node may lead and when. This module writes a decision, or refuses it if another node has
-changed the state meanwhile.
+Other code decides which node may lead and when. This module writes such a decision to ZooKeeper, or refuses it if
+another node has changed the state meanwhile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ class BrokerSet:
 
     The methods block on ZooKeeper: call them on worker threads, never on a reactor or on kazoo's threads. on_view is
     called on the session's event thread and must not block. It gets the current set: first after start(), then at each
-    change, and after each reconnection even without a change. The views come in order: the state of a view is never
-    older than that of an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts as set back if a new
-    session shows an older state, because a majority of the servers creates a session. It also counts as set back if an
-    existing session shows an older state for as long as its timeout.
+    change, and after each reconnection even without a change. The views come in order: a view never has an older state
+    than an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts as set back if a new session shows an
+    older state, because a new session is created by a majority of ZooKeeper's servers. ZooKeeper also counts as set
+    back if an existing session continues to show an older state for the length of the session timeout.
 
-    Every change is made on the session that holds the node's own znode, and only if the state still has the version on
-    which the change is based. After CoordinationUnavailable or SessionLost, the change may or may not have happened;
-    read() shows it. SessionLost is also raised on a new session while the own znode does not exist there yet.
+    Every change is made on the ZooKeeper session that created the node's own znode, and only if the state still has the
+    version on which the change is based. If a method raises CoordinationUnavailable or SessionLost, its change may or
+    may not have happened; read() shows whether it has. SessionLost is also raised after the start of a new session,
+    until this session has created the node's own znode.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class BrokerSet:
         backoff: Backoff | None = None,
         clock: Callable[[], float] = session_clock,
     ) -> None:
-        """session: the caller's session. The caller starts it before start(), and closes it after close()."""
+        """session: a ZooKeeper session that belongs to the caller. The caller starts this session before calling
+        start(), and closes it after calling close().
+        """
         self.broker_id = broker_id
         self.node = node
         self._session = session
@@ -89,26 +92,28 @@ class BrokerSet:
 
     @property
     def session_id(self) -> int:
-        """The session on which this node's changes are made. A `master` znode belongs to this node if its owner is this
-        session.
+        """Id of the ZooKeeper session on which this node makes its changes. A `master` znode belongs to this node if
+        its owner is this session.
 
-        It is 0 before start(). After an expiry it is the id of the former session until the node is registered on a new
-        session.
+        The id is 0 before start(). After the session has expired, the property keeps the id of the expired session
+        until the node is registered on a new session.
         """
         return self._session_id
 
     @property
     def present(self) -> bool:
-        """Whether other nodes see this node, as far as this process knows. Reading it makes no request."""
+        """Whether other nodes see this node, as far as this process knows. Reading this property makes no request to
+        ZooKeeper.
+        """
         return self._session.is_current(self._session_id) and not self._deposed
 
     def start(self) -> None:
         """Register the node, and begin to watch the set.
 
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
-        process has a znode with the same name, this waits as long as that process's session may live without a
-        connection, and then raises ConfigError, which names both processes. Raises CoordinationUnavailable,
-        SessionLost; then the node is not kept registered, and start() may be called again.
+        process has a znode with the same name, start() waits as long as that process's session may live without a
+        connection. Then it raises ConfigError, which names both processes. Raises CoordinationUnavailable or
+        SessionLost if ZooKeeper cannot be used. Then the node is not kept registered, and start() may be called again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -120,14 +125,14 @@ class BrokerSet:
             watcher.start()
 
     def declare(self, node: SetNode) -> None:
-        """Replace the data of the node's own znode in the background. node: must have the same name and instance. Any
-        thread may call this.
+        """Replace the data of the node's own znode in the background. node: the new data; it must have the same name
+        and instance as before. Any thread may call this method.
         """
         self.node, self._payload = node, format_set_node(node)
         self._presence.again()
 
     def close(self) -> None:
-        """Stop watching, and remove the node's own znode. A leader calls release() first."""
+        """Stop watching the set, and remove the node's own znode. The leader of the set must call release() before."""
         for watcher in self._watchers:
             watcher.close()
         self._session.off_session(self._session_changed)
@@ -135,8 +140,8 @@ class BrokerSet:
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [self._own_path]))
 
     def read(self) -> SetView:
-        """Return the current set. It includes all writes that were made before the call. Raises CoordinationError for a
-        damaged state.
+        """Return the current state and nodes of the set. The result includes all writes that were made before the call.
+        Raises CoordinationError if the state is damaged.
         """
         era, older = self._era
         view = read_set(self._session, self.broker_id)
@@ -151,23 +156,23 @@ class BrokerSet:
         return self.change(state, found[1]) is not None
 
     def change(self, state: SetState, version: int) -> int | None:
-        """Replace the state with the version `version` by `state`. Return the new version, or None if the current state
-        has another version.
+        """Replace the set's state by `state`, if the version of the current state is `version`. Return the new version,
+        or None if the current state has another version.
         """
         return self._write([], state, version)
 
     def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
         """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
 
-        replacing: the master in the view with the version `version`; None if this view had no master, or if its master
-        must not be deleted. Return the new version. Return None if another node has changed the state meanwhile, or if
-        there is another master; then nothing has changed.
+        replacing: the master in the view whose version is `version`. It is None if this view had no master, or if this
+        master must not be deleted. Return the new version of the state. Return None, and change nothing, if another
+        node has changed the state meanwhile, or if there is another master.
 
         The master of a set is deleted only if it is the master in the view, because each master of a set was created
-        together with a new version of the state. Brokers outside a set do not change the state. Their master znode
-        differs from that of a set by its data version, which is 0 instead of 1. There is one gap: if two such brokers
-        replace each other between the view and this call, the second broker's master is taken for the first broker's
-        master.
+        together with a new version of the state. A broker outside of a set does not change the state. Its `master`
+        znode has the data version 0, while the `master` znode of a set has the data version 1. There is one gap. If one
+        broker outside of a set replaces another one between the view and this call, the second broker's `master` znode
+        is mistaken for the first broker's `master` znode, and is deleted.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -180,7 +185,8 @@ class BrokerSet:
     def release(self, state: SetState, version: int) -> int | None:
         """In one transaction: delete this node's `master`, and write `state` as change() does.
 
-        Return the new version. Return None if the master is not this node's, or if the state has another version.
+        Return the new version of the state. Return None, and change nothing, if the `master` znode does not belong to
+        this node, or if the current state has another version.
         """
         (master,) = self._nodes.get_with_stats([self._master_path])
         if master is None or master[1].ephemeralOwner != self._session_id:
@@ -209,8 +215,9 @@ class BrokerSet:
         self._nodes.ensure(self._parents)
 
     def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
-        """Create the node's own znode; return None on success, otherwise the error. A znode with this node's instance
-        that belongs to another session was left by an earlier process of this node, and is replaced.
+        """Create the node's own znode. Return None on success, otherwise the error. If the znode already exists with
+        this node's instance but belongs to another session, an earlier process of this node has left it behind; then it
+        is replaced.
         """
         creation = create_ephemeral(self._own_path, self._payload)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
@@ -257,7 +264,7 @@ class BrokerSet:
     # --- the task's thread ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Register the node if necessary, and report the current set."""
+        """Register the node if necessary, read the current set, and pass it to on_view."""
         session_id = self._session.session_id
         if session_id != self._looked_on:
             # This comes before others see this node, and before this node writes a state, which must not be taken for
@@ -291,12 +298,13 @@ class BrokerSet:
             self._lost = self._newest_state
 
     def _revoke_if_set_back(self, session_id: int) -> bool:
-        """If ZooKeeper was set back to an older state, revoke this state, so that no node is elected by it. Return
-        whether this was tried.
+        """If ZooKeeper was set back to an older state, revoke this older state, so that no node is elected on the basis
+        of it. Return whether a revocation was tried.
 
-        The in-sync nodes of an older state may be wrong. A node that was away does not know this, and would stand for
-        election. So the state itself must show it, because an election is based on the state. If an election or an
-        operator has changed the state meanwhile, its version has changed, and nothing is written.
+        The older state may name the wrong in-sync nodes. A node that was away does not know this, and would stand for
+        election. So the state itself must show that it is revoked, because an election is based on the state. If an
+        election or an operator has changed the state meanwhile, the state's version has changed, and this method writes
+        nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

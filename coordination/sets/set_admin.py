@@ -1,5 +1,5 @@
-"""Change the state of a broker set from outside of its nodes: an operator does this, or the first start of a
-cluster.
+"""Change the state of a broker set from a process that is not a node of the set. An operator's tool or the first start
+of a cluster does this.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ __all__ = ["forget_set", "write_state"]
 
 
 def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetView) -> bool:
-    """Replace the state in `view` by `state`. Return False, and change nothing, if the set has another state by now.
+    """Replace the set's state by `state`. Return False, and change nothing, if the set's present state is not the state
+    in `view`.
 
-    If the view has no state, the set must have none. This blocks; any thread except kazoo's may call it. Raises
-    SessionLost or CoordinationUnavailable if it is unknown whether the state was written; read_set() shows it.
+    If `view` has no state, the set must have no state now. This function blocks on ZooKeeper; any thread except kazoo's
+    may call it. Raises SessionLost or CoordinationUnavailable if it is unknown whether the state was written. A later
+    read_set() shows whether it was.
     """
     path = session.paths.broker_set(broker_id)
     version = view.version
@@ -37,10 +39,10 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
 
 
 def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
-    """Remove the znodes of a set whose `view` shows no node.
+    """Remove the znodes of a broker set that has no node according to `view`.
 
-    Return False, and change nothing, if a node has come or the set has another state by now. This blocks and raises
-    errors as write_state() does.
+    Return False, and change nothing, if a node has registered since, or if the set's present state is not the state in
+    `view`. This function blocks on ZooKeeper, and raises the same errors as write_state().
     """
     path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
     present = [nodes] if session.nodes.get(nodes) is not None else []

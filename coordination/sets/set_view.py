@@ -32,10 +32,11 @@ class SetMaster:
 
 @dataclass(frozen=True, slots=True)
 class SetView:
-    """A broker set at one moment.
+    """The state and the nodes of a broker set at one moment.
 
-    state: None before the first leadership. version: the version of the state's znode, for compare-and-set; -1 if the
-    znode is missing. nodes: the nodes that are present, by name. master: None if no process has the broker id.
+    state: the agreed state, None if no node has ever led the set. version: the version of the znode that holds the
+    state, for compare-and-set; -1 if the znode is missing. nodes: the nodes that are present, by name. master: the
+    set's `master` znode, None if no process has the broker id.
     """
 
     state: SetState | None
@@ -43,19 +44,21 @@ class SetView:
     nodes: Mapping[str, SetNode] = field(default_factory=dict)
     master: SetMaster | None = None
     zxid: int = 0
-    """ZooKeeper's number of the state's last change. It increases even if the znode was deleted and created again."""
+    """ZooKeeper's transaction number (zxid) of the last change of the state. It increases even if the state's znode was
+    deleted and created again.
+    """
     era: int = 0
-    """How often ZooKeeper had come back without the newest state that the reader had seen, before this view was
-    read.
+    """Number of times that ZooKeeper was set back before this view was read: it came back without the newest state that
+    the reader had seen.
     """
     set_back: bool = False
-    """Whether the state is older than a state that the reader has seen, and has not been written since. Its in-sync
-    nodes may then lack messages that were acknowledged later.
+    """Whether ZooKeeper was set back to this state: the reader has seen a newer state, and nobody has written the state
+    since. Then the nodes that this state calls in-sync may lack messages that were acknowledged later.
     """
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key: of two views of one reader, the later view has a higher or the same order."""
+        """A sort key for the views of one reader. A later view has a higher or the same key."""
         return self.era, self.zxid
 
     def role(self, name: str) -> str:
@@ -76,8 +79,8 @@ class SetView:
 
 
 def read_set(session: ZkSession, broker_id: int) -> SetView:
-    """Return the set as it was at some moment after the beginning of the call. A damaged node entry is logged and left
-    out.
+    """Return the set as it was at some moment after the beginning of the call. A damaged entry of a node is logged and
+    left out.
 
     This blocks; any thread except kazoo's may call it. Raises CoordinationUnavailable, SessionLost, and
     CoordinationError for a damaged state.
@@ -114,14 +117,16 @@ def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
 
 
 def set_ids(session: ZkSession) -> list[int]:
-    """Return the ids of all broker sets that ever existed, sorted. This blocks and raises errors as read_set() does."""
+    """Return the ids of all broker sets that ever existed, sorted. This blocks on ZooKeeper, and raises the same errors
+    as read_set().
+    """
     parent = session.paths.broker_sets()
     ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
     return sorted(each for each in ids if each is not None)
 
 
 def read_sets(session: ZkSession) -> dict[int, SetView]:
-    """Return all broker sets by id, in order. Raises the errors of read_set()."""
+    """Return all broker sets by broker id, in the order of the ids. Raises the same errors as read_set()."""
     return {broker_id: read_set(session, broker_id) for broker_id in set_ids(session)}
 
 
@@ -129,9 +134,9 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
     reconnection. Close the returned watcher to end it.
 
-    This needs one ZooKeeper watch per set. When a node comes or goes, this is noticed only when the leader therefore
-    changes the in-sync set. That is sufficient for clients that read from in-sync nodes; BrokerSet notices everything
-    at once. A damaged state is logged, and read again every 2 s.
+    This function needs one ZooKeeper watch per set. A node that comes or goes is noticed only when the leader changes
+    the in-sync set because of it. That is sufficient for clients that read from in-sync nodes. BrokerSet notices such
+    changes at once. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(
         session,

@@ -1,6 +1,7 @@
 """Check access rights to znodes. The schemes are world, auth, digest and ip, as in ZooKeeper 3.9.5.
 
-Source: PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider, IPAuthenticationProvider.
+The rules are those of PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider and
+IPAuthenticationProvider in Apache's server.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ OPEN = (Acl(31, "world", "anyone"),)
 READ_ONLY = (Acl(READ, "world", "anyone"),)
 
 Identity = tuple[str, str]
-"""A scheme and a name that a connection has proved. It has ("ip", …) from its start, and gets ("digest", "user:…") by
-`auth`.
+"""An identity of a connection: a scheme, and a name that is proved for this scheme. A connection has the identity
+("ip", …) from its start, and gets the identity ("digest", "user:…") by an `auth` request.
 """
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
@@ -53,16 +54,17 @@ def digest(credentials: bytes) -> str:
 
 
 def user_of(identity: Identity) -> str:
-    """Return the name as whoAmI shows it, without the hash of a digest identity."""
+    """Return the name of an identity as the request whoAmI shows it: without the hash if it is a digest identity."""
     scheme, name = identity
     return name.partition(":")[0] if scheme == "digest" else name
 
 
 def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
-    """Return the ACLs of a request without repetitions. ACLs with the scheme "auth" are replaced by the identities of
-    the client.
+    """Return the ACLs of a request without duplicates. ACLs with the scheme "auth" are replaced by ACLs for the
+    identities of the client.
 
-    Raises Refused (INVALID_ACL); Malformed for an ACL without a name, which Java cannot handle.
+    Raises Refused (INVALID_ACL) for invalid ACLs, and Malformed for an ACL without a name, because Java cannot handle
+    it.
     """
     result: list[Acl] = []
     for each in dict.fromkeys(acls or ()):
@@ -95,7 +97,7 @@ def _is_valid(scheme: str, name: str | None) -> bool:
 
 
 def require(acls: Collection[Acl], permission: int, identities: Collection[Identity]) -> None:
-    """Raise Refused (NO_AUTH) unless `admits` returns True for these arguments."""
+    """Raise Refused (NO_AUTH) if the ACLs grant these identities none of the bits of `permission`."""
     if acls is not OPEN and not admits(acls, permission, identities):
         raise Refused(RefusalCode.NO_AUTH)
 
@@ -117,7 +119,9 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
 
 
 def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """Return the ACLs as they are shown to a client that may not change them: digest names without the hash."""
+    """Return the ACLs in the form for clients that may not change them. In this form, digest names have no password
+    hash.
+    """
     return tuple(
         each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each
         for each in acls
@@ -134,7 +138,9 @@ def _is_in(address: str, network: str) -> bool:
 
 @lru_cache(1024)
 def _network(name: str) -> tuple[bytes, int] | None:
-    """Parse "address" or "address/bits". Return the address bytes and the number of significant bits."""
+    """Parse the name of an ip ACL, which is "address" or "address/bits". Return the bytes of the address, and the
+    number of its leading bits that must match.
+    """
     text, slash, bits = name.partition("/")
     address = _address(text)
     if address is None:

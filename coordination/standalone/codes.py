@@ -1,11 +1,13 @@
-"""The numbers of ZooKeeper's protocol (ZooDefs, KeeperException.Code, Watcher.Event.EventType; ZooKeeper 3.9.5)."""
+"""The code numbers of ZooKeeper's protocol. They are those of ZooDefs, KeeperException.Code and Watcher.Event.EventType
+in ZooKeeper 3.9.5.
+"""
 
 from enum import IntEnum
 
 __all__ = ["PACKET_LIMIT", "EventKind", "OpCode", "RefusalCode", "Refused"]
 
 PACKET_LIMIT = 0xFFFFF
-"""Largest size of a request in bytes, without its length field (jute.maxbuffer)."""
+"""Largest size of a request in bytes, without its length field. ZooKeeper's name for this limit is jute.maxbuffer."""
 
 
 class OpCode(IntEnum):
@@ -44,7 +46,7 @@ class OpCode(IntEnum):
 
 
 class RefusalCode(IntEnum):
-    """Why a request is refused."""
+    """The error code that tells a client why its request is refused."""
 
     RUNTIME_INCONSISTENCY = -2
     MARSHALLING_ERROR = -5

@@ -1,4 +1,4 @@
-"""The connection of one client: its received bytes, and the bytes to send to it."""
+"""The connection of one client: the bytes received from the client, and the bytes to send to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class PeerConnection:
     """A client's connection. The server makes one for each client (`StandaloneServer.connected`) and adds bytes to
     `out`; the code that has the socket sends them.
 
-    ends: the connection will be closed after all bytes made for it so far are sent; bytes received later are ignored.
-    finished: the connection must be closed when `out` is sent.
+    ends: true if the connection will be closed after all bytes made for it so far are sent; bytes received later are
+    ignored. finished: true if the connection must be closed as soon as the bytes in `out` are sent.
     """
 
     __slots__ = (
@@ -39,10 +39,14 @@ class PeerConnection:
         self.closed = False
         self.in_line = False
         self.waits = False
-        """Whether the connection's requests wait until `out` is taken."""
+        """Whether the server processes no further request of this connection until enough of the bytes in `out` have
+        been taken for sending.
+        """
         self.out: list[bytes] = []
         self.unsent = 0
-        """Number of bytes that were made for this client and not taken yet (`StandaloneServer.take`)."""
+        """Number of bytes that were made for this client, and that `StandaloneServer.take` has not handed out for
+        sending yet.
+        """
         self.established_ms = unix_ms
         self.received = self.sent = 0
         self.last_operation = "NA"
@@ -57,7 +61,9 @@ class PeerConnection:
 
     @property
     def whole(self) -> bool:
-        """Whether an unprocessed request has been received that is whole, or that can never become valid."""
+        """Whether the next unprocessed request has been received completely, or has an invalid length and so can never
+        become valid.
+        """
         start = self._at + _LENGTH.size
         if start > len(self._buffer):
             return False
@@ -65,19 +71,19 @@ class PeerConnection:
         return not 0 <= length <= PACKET_LIMIT or start + length <= len(self._buffer)
 
     def append(self, data: bytes) -> None:
-        """Add received bytes."""
+        """Add bytes that were received from the client."""
         if self._at:
             del self._buffer[: self._at]
             self._at = 0
         self._buffer += data
 
     def word(self) -> bytes | None:
-        """Return the first four bytes, or None if they have not been received yet."""
+        """Return the first four received bytes, or None if fewer than four bytes have been received."""
         return bytes(self._buffer[:4]) if len(self._buffer) >= 4 else None
 
     def frame(self) -> bytes | None:
-        """Return the next request, or None if it has not been received whole. Raises Malformed if its length is
-        invalid.
+        """Return the next request without its length field, or None if the request has not been received completely.
+        Raises Malformed if the length is invalid.
         """
         start = self._at + 4
         if start > len(self._buffer):

@@ -1,6 +1,7 @@
-"""The state of the server: znodes and watches. A write is applied to them here, and its log entries are made.
+"""Hold the state of the server, which consists of znodes and watches. This module applies writes to the state, and
+makes the log entries of the writes.
 
-Source: DataTree, ZooKeeper 3.9.5.
+The behaviour is that of the class DataTree of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -28,26 +29,28 @@ _EVENT = struct.Struct("!iiqiii")
 
 
 def event(kind: EventKind, path: str, zxid: int) -> bytes:
-    """Return the bytes that a watcher gets for an event, including their length field."""
+    """Return the packet that a watching client gets for an event, including the packet's length field."""
     text = encode_text(path)
     return _EVENT.pack(_EVENT.size - 4 + len(text), _NOTIFICATION, zxid, 0, kind, _CONNECTED) + text
 
 
 class WatchEvent(NamedTuple):
-    """An event and its watchers. acl: the znode's ACL; watchers that may not read the znode do not get the event."""
+    """An event, and the connections of the clients that watch for it. acl: the znode's ACL. Clients that may not read
+    the znode do not get the event.
+    """
 
     message: bytes
     watchers: Sequence[PeerConnection]
     acl: Sequence[Acl]
 
     def told(self) -> Iterator[PeerConnection]:
-        """Yield the watchers that get the event."""
+        """Yield the connections of the clients that get the event."""
         return (watcher for watcher in self.watchers if admits(self.acl, READ, watcher.identities))
 
 
 class Database:
-    """The znodes and watches of a server. Only one thread may use it. entries: the list to which a write's log entries
-    are added (Outbox). events: the write's events that were not sent yet.
+    """The znodes and watches of a server. Only one thread may use it. entries: the list of the Outbox to which the log
+    entries of a write are added. events: the events of the running write that were not sent yet.
     """
 
     def __init__(self, entries: list[bytes]) -> None:
@@ -58,7 +61,9 @@ class Database:
         self.events: list[WatchEvent] = []
 
     def apply(self, outcome: WriteOutcome, zxid: int, unix_ms: int) -> TreeNode | None:
-        """Apply a write. Return the znode that the answer must describe, or None."""
+        """Apply a write. Return the znode that the answer to the client must describe, or None if the answer describes
+        no znode.
+        """
         match outcome:
             case Creation():
                 return self._create(outcome, zxid, unix_ms)
@@ -91,7 +96,7 @@ class Database:
         return node
 
     def delete(self, path: str, zxid: int) -> None:
-        """Delete a znode, and queue the events."""
+        """Delete a znode, and queue the events for the clients that watch it or its parent."""
         node, parent = self.tree.delete(path, zxid)
         parent_path = parent_of(path)
         self.entries += (gone_entry(path), parent_entry(parent_path, parent))
@@ -108,7 +113,9 @@ class Database:
         acl: Sequence[Acl],
         told: Collection[PeerConnection] = (),
     ) -> Collection[PeerConnection]:
-        """Queue the event for its watchers, except the watchers in `told`. Return all its watchers."""
+        """Queue an event for all connections that have a matching watch in `table`, except the connections in `told`.
+        Return all connections that have such a watch.
+        """
         watchers = table.triggered(path)
         if watchers:
             untold = [watcher for watcher in watchers if watcher not in told] if told else list(watchers)

@@ -1,7 +1,7 @@
 """Read and write Jute, ZooKeeper's encoding. Integers and lengths are in network byte order; the length −1 means null.
 
-Source: zookeeper.jute and BinaryInputArchive, ZooKeeper 3.9.5. As in Java, invalid UTF-8 is read as replacement
-characters.
+The encoding is defined by zookeeper.jute and the class BinaryInputArchive of Apache ZooKeeper 3.9.5. As in Java,
+invalid UTF-8 is read as replacement characters.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import NamedTuple
 __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
-"""Largest number of ACLs of a znode. Apache has no limit: there a request may contain thirty thousand ACLs, and each
-access to the znode checks all of them.
+"""Largest number of ACLs of a znode. Apache's server has no limit: a request to it may contain thirty thousand ACLs,
+and each access to the znode checks all of them.
 """
 
 _INT = struct.Struct("!i")
@@ -27,7 +27,7 @@ class Malformed(Exception):  # not a MetaqError: the peer gets a marshalling err
 
 
 class Acl(NamedTuple):
-    """One access right. permissions: a sum of `acls.READ` and the other constants of that kind."""
+    """One access right. permissions: a sum of permission bits such as `acls.READ`."""
 
     permissions: int
     scheme: str | None
@@ -35,7 +35,7 @@ class Acl(NamedTuple):
 
 
 class JuteReader:
-    """Reads one value after the other. Every method raises Malformed if the bytes end too early."""
+    """Reads one value after the other from a bytes object. Every method raises Malformed if the bytes end too early."""
 
     __slots__ = ("at", "data")
 
@@ -74,7 +74,7 @@ class JuteReader:
         return self.data[self.at - 1] != 0
 
     def buffer(self) -> bytes | None:
-        """Read a length, and then so many bytes."""
+        """Read a length, and then this number of bytes. Return None for null."""
         length = self.int32()
         if length == -1:
             return None

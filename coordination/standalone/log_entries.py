@@ -1,8 +1,8 @@
-"""The entries of logs and snapshots. They contain results, not operations, so that it does no harm to apply an entry
-twice, or late.
+"""Format and parse the entries of logs and snapshots. The entries contain the results of operations, not the operations
+themselves. So it does no harm to apply an entry twice, or late.
 
-An entry states the state of one znode or one session from now on. So a snapshot may be made while writes continue: the
-log entries of this time are applied after the snapshot.
+An entry contains the new state of one znode or one session. So a snapshot may be made while writes continue, if the log
+entries that are written meanwhile are applied after the snapshot.
 
     NODE     'N' path, data, acl, czxid, mzxid, ctime, mtime, version, cversion, aversion, owner, pzxid
     PARENT   'P' path, cversion, pzxid: of a node whose children changed
@@ -11,7 +11,7 @@ log entries of this time are applied after the snapshot.
     ENDED    'E' id
     LAST_ID  'I' the largest id that a session ever had
 
-Texts and numbers are encoded as in jute.
+Texts and numbers are encoded as in Jute, ZooKeeper's encoding (jute.py).
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Restored:
 
     def __init__(self) -> None:
         self.sessions: dict[int, int] = {}
-        """The time-outs of sessions in ms, by session id."""
+        """The time-out of each session in milliseconds, by session id."""
         self.last_session = 0
         self._nodes = initial_nodes()
 
     def apply(self, entries: bytes) -> None:
-        """Apply entries. Raises Malformed."""
+        """Apply these entries of a snapshot or log to the state. Raises Malformed if an entry is damaged."""
         reader = JuteReader(entries)
         while reader.left:
             kind = entries[reader.at]
@@ -99,7 +99,9 @@ class Restored:
             raise Malformed(f"an entry of kind {kind}")
 
     def tree(self) -> ZnodeTree:
-        """Return the tree of the znodes. Raises Malformed if a znode's parent is missing. Call this only once."""
+        """Return the tree of the restored znodes. Raises Malformed if a znode's parent is missing. Call this method
+        only once.
+        """
         try:
             return ZnodeTree(self._nodes)
         except KeyError as error:

@@ -1,8 +1,9 @@
-"""The operations that clients may request: a table with one row for each operation, and the actions of the operations.
+"""The table of the operations that clients may request, and the functions that execute these operations.
 
-An action processes its request at once, or lets the server process it aside (see server.py), or returns the steps of a
-long request. Each step has a cost, measured in simple requests. Source: FinalRequestProcessor, MultiResponse, ZooKeeper
-3.9.5.
+Such a function, called an action, processes its request in one of three ways. It processes the request at once; or it
+returns the steps of a long request; or it lets the server process the request in steps between the requests of other
+connections (aside, see server.py). The cost of a step is counted in simple requests. The behaviour is that of the
+classes FinalRequestProcessor and MultiResponse of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -47,20 +48,20 @@ _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 """The characters that Java's String.trim removes."""
 
 BYTES_PER_UNIT = 16_384
-"""Copying this number of bytes costs as much as a simple request."""
+"""Number of bytes that can be copied at the cost of one simple request."""
 
 _INT = struct.Struct("!i")
 _TOLD_AT_ONCE = 64
 _AT_ONCE_BYTES = 4096
-"""Largest size in bytes of a request that is prepared at once. The preparation of a longer request must not delay other
-requests.
+"""Largest size in bytes of a request that is read and checked at once. A longer request is read and checked in small
+steps, so that it does not delay other requests.
 """
 
 Steps = Iterator[int]
 
 
 class PeerRequest(NamedTuple):
-    """A request of a client. reader: its position is after the request's header."""
+    """A request of a client. reader: reads the request's bytes, beginning after the header."""
 
     connection: PeerConnection
     session: OpenSession
@@ -109,8 +110,8 @@ def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
-    """Return the bytes that Apache's server sends after the error code of a malformed multiRead. If all operations are
-    writes, this is an empty list of results; otherwise nothing.
+    """Return the bytes that Apache's server sends after the error code of a malformed multiRead request. If all
+    operations of the request are writes, these bytes are an empty list of results; otherwise there are no bytes.
     """
     try:
         for _ in read_multi(reader):
@@ -145,7 +146,9 @@ def _set_watches(groups: int, server: StandaloneServer, request: PeerRequest) ->
 
 
 def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
-    """Restore a client's watches. If the request is malformed anywhere, no watch is restored."""
+    """Restore the watches that a client lists in a setWatches request. If any part of the request is malformed, no
+    watch is restored.
+    """
     wanted: list[tuple[int, str]] = []
     try:
         seen = request.reader.int64()
@@ -167,7 +170,9 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
 
 
 def _texts(reader: JuteReader) -> Iterator[str]:
-    """Yield the texts of a vector. Raises Malformed, also for null, which Java cannot handle."""
+    """Yield the texts of a vector. Raises Malformed, also if the vector or a text is null, because Java cannot handle
+    this.
+    """
     count = reader.int32()
     if count == -1:
         raise Malformed("no vector")
@@ -219,7 +224,9 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """Send the events of the running write to their watchers, in steps."""
+    """Send the events that the running write has caused to the connections that watch for them. Each step sends 8
+    events.
+    """
     notices, server.database.events = server.database.events, []
     for notice in notices:
         for number, watcher in enumerate(notice.told()):
@@ -229,7 +236,7 @@ def tell(server: StandaloneServer) -> Steps:
 
 
 def _answer(outcome: WriteOutcome, node: TreeNode | None) -> bytes:
-    """Return the body of a write's answer."""
+    """Return the body of the answer to a write."""
     if node is None:
         return b""
     if not isinstance(outcome, Creation):
@@ -259,9 +266,9 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 class _Judged(NamedTuple):
-    """The result of checking a multi. outcomes: the changes of its writes, up to the first refused write. code: the
-    code of this refusal, otherwise 0. malformed: whether a write could not be checked. view: the view of the tree on
-    which the check is based.
+    """The result of checking the writes of a multi request. outcomes: the changes that these writes make, up to the
+    first refused write. code: the error code of the refused write, 0 if no write was refused. malformed: whether a
+    write could not be checked because it is malformed. view: the view of the znode tree on which the check is based.
     """
 
     view: AheadView
@@ -296,8 +303,8 @@ _Wanted = list[WriteRequest] | Malformed
 
 
 def _read_writes(server: StandaloneServer, request: PeerRequest) -> Generator[int, None, _Wanted | None]:
-    """Read the writes of a multi. Return them, or the Malformed error; return None if the request has been answered
-    already.
+    """Read the writes of a multi request. Return the list of writes, or the Malformed error if the request is
+    malformed. Return None if this function has already answered the request with an error.
     """
     wanted: list[WriteRequest] = []
     try:
@@ -331,8 +338,8 @@ def _judge_all(server: StandaloneServer, request: PeerRequest, wanted: _Wanted) 
 
 
 def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted, judged: _Judged | None) -> Steps:
-    """Apply a multi and answer it. judged: the result of an earlier check; it is used unless other writes have changed
-    the znodes on which it is based.
+    """Apply a multi request and answer it. judged: the result of an earlier check of the request, or None. The writes
+    are checked again if there was no check, or if other writes have changed the checked znodes since.
     """
     zxid = server.begin_write()
     if judged is None or not judged.view.holds():
@@ -356,8 +363,8 @@ def _apply_multi(server: StandaloneServer, request: PeerRequest, wanted: _Wanted
 
 
 def _failed_results(count: int, passed: int, code: int) -> list[bytes]:
-    """Return the results of a refused multi, or [] if no write was refused. The writes before the refused write have
-    the code 0; the writes after it were not tried.
+    """Return the results of a refused multi request, or [] if no write was refused. A write before the refused write
+    gets the code 0. A write after it was not tried, and gets the code RUNTIME_INCONSISTENCY.
     """
     codes = [0] * passed + [code] + [RefusalCode.RUNTIME_INCONSISTENCY] * (count - passed - 1) if code else []
     return [reads.MULTI_HEADER.pack(OpCode.ERROR, False, each) + _INT.pack(each) for each in codes]
@@ -380,7 +387,9 @@ def _result_type(request: WriteRequest) -> OpCode:
 
 
 class ClientOperation(NamedTuple):
-    """An operation: its name in the answer to `cons`, and its action."""
+    """An operation. name: the operation's name in the answer to the command `cons`. action: the function that executes
+    the operation.
+    """
 
     name: str
     action: Callable[[StandaloneServer, PeerRequest], Steps | None]
@@ -426,7 +435,7 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.SET_WATCHES2: ClientOperation("STW2", partial(_set_watches, 5)),
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
-"""The operations that clients may request, by number. Any other request is answered with UNIMPLEMENTED, and its
-connection is closed. This includes createSession and deleteContainer, which Apache's server up to 3.9.5 accepts from
-clients, and a check outside of a multi.
+"""The operations that clients may request, by the number of the operation in ZooKeeper's protocol. Any other request is
+answered with UNIMPLEMENTED, and its connection is closed. This includes createSession and deleteContainer, which
+Apache's server up to 3.9.5 accepts from clients. It also includes a check operation outside of a multi request.
 """

@@ -1,5 +1,5 @@
-"""The outgoing packets and the log. A packet that was made after a log record is sent only when this record is on the
-disk.
+"""Queue the outgoing packets and the log entries. A packet that was made after a log record is sent only when this
+record is on the disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .connections import PeerConnection
 __all__ = ["LogBatch", "Outbox"]
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Largest number of bytes that were made for a client and not taken yet. A client that lets so many events pile up is
+"""Largest number of bytes that may wait to be sent to one client. A client for which more bytes pile up is
 disconnected.
 """
 
@@ -22,8 +22,8 @@ _ENTRIES_IN_PART = 512
 
 
 class LogBatch(NamedTuple):
-    """The log entries of some whole writes, which the caller joins. last: zxid of the last write. position: the
-    argument for `Outbox.synced`.
+    """The log entries of one or more complete writes. The caller joins the entries to one log record. last: zxid of the
+    last write. position: the argument for `Outbox.synced` when these entries are on the disk.
     """
 
     entries: list[bytes]
@@ -34,14 +34,15 @@ class LogBatch(NamedTuple):
 class Outbox:
     """The outgoing packets of all connections. Only one thread may use it.
 
-    A position is the number of writes since the server's start. keeps: whether there is a log; without a log, no packet
-    waits. entries: the log entries of the running write that were not packed yet.
+    A position in the log is the number of writes since the server's start. keeps: whether the server keeps a log;
+    without a log, no packet waits for the disk. entries: the log entries of the running write that were not joined by
+    `pack` yet.
     """
 
     def __init__(self, keeps: bool) -> None:
         self.entries: list[bytes] = []
         self.sent = 0
-        """Number of packets that were sent."""
+        """Number of packets that were sent to clients since the server's start."""
         self._keeps = keeps
         self._position = 0
         self._taken = 0
@@ -54,17 +55,19 @@ class Outbox:
 
     @property
     def waiting(self) -> int:
-        """Number of packets that wait until a log record is on the disk."""
+        """Number of packets that are held back until a log record is on the disk."""
         return len(self._held)
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
-        """Begin a write. Packets that are made from now on wait until the write is on the disk."""
+        """Begin a write. Packets that are made from now on wait until the log entries of this write are on the disk."""
         self._position += self._keeps
 
     def pack(self) -> None:
-        """Join the entries of a long write in parts, because joining all of them at its end would take too long."""
+        """Join the log entries that the running write has made so far, if they are at least 512. Joining all entries
+        only at the end of a long write would take too long.
+        """
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
             self.entries.clear()
@@ -88,14 +91,14 @@ class Outbox:
         return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
-        """Record that all batches up to this position are on the disk, so that `release` can send the packets that
-        waited for them.
+        """Record that all log batches up to this position are on the disk. Then `release` can send the packets that
+        waited for these batches.
         """
         self._synced = position
 
     @property
     def releasable(self) -> bool:
-        """Whether a held packet can be sent now."""
+        """Whether a packet that waited for the disk can be sent now."""
         return bool(self._held) and self._held[0][0] <= self._synced
 
     def release(self, now_ms: int) -> tuple[int, list[int]]:
@@ -112,7 +115,9 @@ class Outbox:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def send(self, connection: PeerConnection, data: bytes | None, now_ms: int) -> None:
-        """Queue a packet. None means: close the connection after the queued packets."""
+        """Queue `data` as a packet for the connection. If `data` is None, close the connection after the queued
+        packets.
+        """
         if connection.closed or connection.finished:
             return
         if data is not None:

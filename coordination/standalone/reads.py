@@ -1,7 +1,7 @@
-"""The requests that do not change a znode. Each function returns the body of the answer, or raises Refused or
+"""Process the requests that do not change a znode. Each function returns the body of the answer, or raises Refused or
 Malformed.
 
-Source: FinalRequestProcessor, ZooKeeper 3.9.5.
+The behaviour is that of the class FinalRequestProcessor of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 _INT = struct.Struct("!i")
 MULTI_HEADER = struct.Struct("!i?i")
 MULTI_END = MULTI_HEADER.pack(-1, True, -1)
-"""The bytes after the last result of a multi."""
+"""The bytes that follow the last result in the answer to a multi request."""
 
 _ADDED_MODES = {0: WatchMode.PERSISTENT, 1: WatchMode.RECURSIVE}
 
@@ -127,7 +127,9 @@ def who_am_i(database: Database, connection: PeerConnection, reader: JuteReader)
 
 
 def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
-    """Yield the operations and paths of a multiRead. Its watch flags have no effect, as in Apache's server."""
+    """Yield the operation and the path of each read in a multiRead request. The watch flags in the request have no
+    effect, as in Apache's server.
+    """
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -139,7 +141,7 @@ def read_multi_reads(reader: JuteReader) -> Iterator[tuple[int, str | None]]:
 
 
 def multi_read(database: Database, connection: PeerConnection, operation: int, path: str | None) -> bytes:
-    """Return one result of a multiRead."""
+    """Execute one read of a multiRead request, and return its result in bytes."""
     if path is None:
         raise Malformed("no path")
     try:

@@ -1,5 +1,5 @@
-"""The server without I/O. Its input is received bytes and the time. Its output is bytes to send, connections to close,
-and log entries.
+"""The standalone ZooKeeper server without I/O. Its inputs are received bytes and the time. Its outputs are bytes to
+send, connections to close, and log entries.
 
     connected, received, lost    events of a connection
     tick                         time has passed
@@ -10,13 +10,13 @@ and log entries.
 Invariants:
 - Writes run one after the other, and so does every request that must see a consistent state. A long request is a job of
   many steps. Nothing else begins before the job has ended, so no client sees half of its effects.
-- Two kinds of work are done aside: the work of a large request before it changes anything (reading the request,
-  checking a multi), and work that affects only its own connection (setWatches). Meanwhile requests of other connections
-  are processed, and further requests of the same connection wait.
+- Two kinds of work are done aside, that is, while requests of other connections are processed: the work of a large
+  request before it changes anything (reading the request, checking a multi), and work that affects only its own
+  connection (setWatches). Further requests of the same connection wait meanwhile.
 - A session that owns many ephemeral znodes ends in several writes. The first write records the session's end, so that a
   restarted server deletes the remaining znodes.
-- Everything that is made after a log record, including answers to reads and events, is sent only when this record is on
-  the disk.
+- All answers and events that are made after a log record, including answers to reads, are sent only when this record is
+  on the disk.
 - Each write takes the next zxid, even if it is refused. The beginning and the end of a session also take a zxid.
 """
 
@@ -48,13 +48,13 @@ _CONNECT_REPLY = struct.Struct("!iiiq")
 _FRAMES_IN_TURN = 64
 _ASIDE_IN_TURN = 64
 _ENDED_IN_WRITE = 256
-"""Largest number of a session's ephemeral znodes that are deleted in one write when the session ends."""
+"""Maximum number of ephemeral znodes that are deleted in one write when their session ends."""
 _SNAPSHOT_STEP_BYTES = 32 * 1024
 _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""If more than this number of bytes were made for a client and not taken yet, the client's requests wait."""
+"""If more than this number of bytes wait to be sent to a client, no further requests of this client are processed."""
 
 
 class Moment(NamedTuple):
@@ -67,9 +67,9 @@ class Moment(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """The settings of one server. keeps: whether there is a log.
+    """The settings of one server. keeps: whether the server writes its changes to a log.
 
-    port, data_dir, environment: only for the four-letter words.
+    port, data_dir, environment: only for the answers to four-letter words.
     """
 
     tick_time_ms: int
@@ -107,7 +107,9 @@ class StandaloneServer:
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
-        """Continue with the state at the end of a log. Sessions get their full time-out again. Raises Malformed."""
+        """Continue with the znodes and sessions that were restored from a log. Each session gets its full time-out
+        again. Raises Malformed.
+        """
         self.database.tree = restored.tree()
         self.database.zxid = zxid
         for id_, timeout_ms in restored.sessions.items():
@@ -121,7 +123,7 @@ class StandaloneServer:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def connected(self, host: str, port: int, now: Moment) -> PeerConnection:
-        """Register a new connection from this address, and return it."""
+        """Register a new connection of a client with this address, and return it."""
         connection = PeerConnection(host, port, now.unix_ms)
         self.connections[connection] = None
         self._unopened[connection] = now.ms + _FIRST_FRAME_MS
@@ -158,13 +160,13 @@ class StandaloneServer:
         return taken
 
     def send(self, connection: PeerConnection, data: bytes | None) -> None:
-        """Queue data. None means: close the connection after the queued data."""
+        """Queue data for the client. None means: close the connection after the queued data is sent."""
         self.outbox.send(connection, data, self.now.ms)
 
     def reply(
         self, connection: PeerConnection, xid: int, code: int, body: bytes = b"", zxid: int | None = None
     ) -> None:
-        """Answer a request. zxid: the zxid in the answer, by default that of the last write."""
+        """Queue the answer to a request. zxid: the zxid in the answer, by default that of the last write."""
         zxid = self.database.zxid if zxid is None else zxid
         connection.last_zxid = zxid
         self.send(connection, _REPLY.pack(_REPLY.size - 4 + len(body), xid, zxid, code) + body)
@@ -192,7 +194,9 @@ class StandaloneServer:
             self._cleaning.append(self._find_unused())
 
     def _find_unused(self) -> Iterator[int]:
-        """Find containers that are empty again, and znodes whose time to live is over."""
+        """Find container znodes that are empty again, and znodes whose time to live is over, and queue their paths for
+        deletion.
+        """
         tree = self.database.tree
         for number, path in enumerate([*tree.containers, *tree.ttls]):
             node = tree.nodes.get(path)
@@ -208,7 +212,7 @@ class StandaloneServer:
         return node.cversion > 0 if ttl_ms is None else self.now.unix_ms - node.mtime > ttl_ms
 
     def _delete_unused(self, path: str) -> Iterator[int]:
-        """Delete the znode if it is still unused."""
+        """Delete a znode that was found to be unused, if it is still unused."""
         node = self.database.tree.nodes.get(path)
         if node is not None and self._is_unused(node):
             self.database.delete(path, self.begin_write())
@@ -234,7 +238,9 @@ class StandaloneServer:
         return True
 
     def _next(self, units: int) -> int:
-        """Do some work of one kind; the kinds take turns. Return the cost of the work, or 0 if there is no work."""
+        """Do some pending work of one kind, such as requests or jobs; the kinds take turns. Return the cost of the
+        work, or 0 if there is no work.
+        """
         for _ in range(len(self._kinds)):
             kind = self._kinds[0]
             self._kinds.rotate(-1)
@@ -261,8 +267,8 @@ class StandaloneServer:
         return self._clean(self._cleaning[0]) if self._cleaning else 0
 
     def _go_on_aside(self, _units: int) -> int:
-        """Continue the first request that is processed aside. The requests run one after the other, because each of
-        them takes memory for the part that it has read.
+        """Continue the first of the requests that are processed aside (see the module's docstring). They run one after
+        the other, because each of them takes memory for the part that it has read.
         """
         if not self._aside:
             return 0
@@ -278,19 +284,21 @@ class StandaloneServer:
         return cost
 
     def begin_aside(self, connection: PeerConnection, steps: Iterator[int]) -> None:
-        """Do these steps of a request while other connections are served. The next requests of the same connection wait
-        until the steps have ended.
+        """Begin to do these steps of a request aside, that is, while other connections are served. The next requests of
+        the same connection wait until the steps have ended.
         """
         connection.in_line = True
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Do these steps before anything else. Work that began aside ends with such a job."""
+        """Begin a job: its steps are done before any other work. Work that began aside makes its changes in such a job
+        at its end.
+        """
         self._job = steps
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running. Then the log entries do not contain all effects of the job yet."""
+        """Whether a job is running. While it runs, the log entries do not contain all of its effects yet."""
         return self._job is not None
 
     def _go_on(self, job: Iterator[int]) -> int:
@@ -307,20 +315,20 @@ class StandaloneServer:
         return 1
 
     def begin_write(self) -> int:
-        """Begin a write, and return its zxid."""
+        """Begin a write to the tree, and return its zxid."""
         self.database.zxid += 1
         self.outbox.begin_write()
         return self.database.zxid
 
     def commit(self) -> None:
-        """Complete the write."""
+        """Complete the current write, so that its log entry can be taken."""
         self.outbox.commit(self.database.zxid)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _serve(self, connection: PeerConnection, units: int) -> int:
-        """Process some requests of one connection, and return their cost. Afterwards the connection goes to the end of
-        the queue, if it may have more requests.
+        """Process some requests of one connection, and return their cost. If the connection may have more requests, it
+        goes to the end of the queue afterwards.
         """
         connection.in_line = False
         cost = 1
@@ -370,7 +378,9 @@ class StandaloneServer:
         self.counters.received += 1
 
     def _begin(self, connection: PeerConnection, frame: bytes) -> None:
-        """Begin to process a request. Raises Malformed if the connection must be closed because of it."""
+        """Begin to process a request. Raises Malformed if the request is so wrong that the connection must be
+        closed.
+        """
         self._count(connection)
         reader = JuteReader(frame)
         if not connection.opened:
@@ -481,8 +491,8 @@ class StandaloneServer:
     # --- snapshots ----------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Iterator[bytes]:
-        """Yield entries of all znodes and sessions. Each entry shows the state at the moment when it is made. Continue
-        the iteration only while the server is not `busy`.
+        """Yield log entries that describe all znodes and sessions. Each entry contains the state of a znode or session
+        at the moment when the entry is made. Continue the iteration only while the server is not `busy`.
         """
         part: list[bytes] = []
         size = 0
@@ -495,7 +505,7 @@ class StandaloneServer:
         yield b"".join(part)
 
     def snapshot_entries(self) -> Iterator[bytes]:
-        """Yield the entries of a snapshot one by one."""
+        """Yield the entries of a snapshot one by one; `snapshot` joins them to larger parts."""
         yield last_id_entry(self.sessions.last_id)
         for session in list(self.sessions.by_id.values()):
             if self.sessions.by_id.get(session.id) is session:
@@ -508,7 +518,7 @@ class StandaloneServer:
 
 
 def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes | None) -> Identity | None:
-    """Return the identity that a connection has proved by these credentials; None if it has proved none."""
+    """Return the identity that a connection proves by these credentials; None if the credentials prove no identity."""
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
     return ("ip", connection.host) if scheme == "ip" else None

@@ -18,7 +18,9 @@ __all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 PASSWORD_BYTES = 16
 _PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
-"""The upper eight bits of all session ids, for a server without a number."""
+"""The value of the upper eight bits of all session ids. It is the value for a server that has no number in an
+ensemble.
+"""
 
 
 def password_of(id_: int) -> bytes:
@@ -32,8 +34,8 @@ def password_of(id_: int) -> bytes:
 
 
 class OpenSession:
-    """One session. timeout_ms: the time-out that was granted last. It determines the expiry. Only the time-out that was
-    granted first is written to the log; a later change is not.
+    """One session. timeout_ms: the time-out that was granted last; it determines when the session expires. The log
+    contains only the time-out that was granted when the session began, not a later change.
     """
 
     __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")
@@ -47,8 +49,8 @@ class OpenSession:
 
 
 class Sessions:
-    """All sessions, in buckets by their expiry time; each bucket covers one tick. Times are in ms of a clock that never
-    goes back.
+    """All sessions. They are sorted into buckets by their expiry time; each bucket covers one tick. Times are in ms of
+    a clock that never goes back.
     """
 
     def __init__(self, tick_ms: int, longest_ms: int) -> None:
@@ -107,6 +109,6 @@ class Sessions:
         return found
 
     def buckets(self) -> Iterator[tuple[int, list[OpenSession]]]:
-        """Yield the expiry times in order, each with its sessions."""
+        """Yield the expiry times of the buckets in order, each with the sessions of its bucket."""
         for expiry_ms in sorted(self._buckets):
             yield expiry_ms, list(self._buckets[expiry_ms])

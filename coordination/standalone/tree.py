@@ -1,4 +1,4 @@
-"""The znodes in memory, with their statistics according to ZooKeeper's rules. This module has nothing to do with files,
+"""The znodes in memory, with their statistics (Stat), which follow ZooKeeper's rules. This module does not use files,
 clocks or watches.
 
 Source: DataTree and DataNode, ZooKeeper 3.9.5. Each znode takes about 500 bytes in addition to its data. Every
@@ -33,13 +33,13 @@ __all__ = [
 INT_MAX = 2**31 - 1
 
 CONTAINER_OWNER = -(2**63)
-"""The value of `owner` in a container znode. In an ephemeral znode, `owner` is the id of its session."""
+"""The value of TreeNode.owner that marks a container znode. In an ephemeral znode, `owner` is the id of its session."""
 
 TTL_LIMIT_MS = 2**40 - 1
 """The longest time to live that a znode can have, in ms."""
 
 _TTL_MARK = -(2**56)
-"""The value of `owner` in a znode with a time to live is this number, with the time to live (ms) in the lower 40
+"""The value of TreeNode.owner in a znode with a time to live is this number, with the time to live (ms) in its lower 40
 bits.
 """
 
@@ -49,8 +49,8 @@ SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
 _BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""Characters that a path must not contain. The last range contains the characters that Java represents by
-surrogates.
+"""Matches the characters that a path must not contain. The last range contains the characters that Java represents by
+surrogate pairs.
 """
 
 
@@ -66,14 +66,14 @@ def is_valid_path(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """Return the parent's path. For a child of the root this is "", which is the root's second key in
+    """Return the path of the parent. For a child of the root the result is ""; this is a second key of the root in
     `ZnodeTree.nodes`.
     """
     return path[: path.rfind("/")]
 
 
 def wrapped(value: int) -> int:
-    """Return the value as a Java int, with Java's overflow."""
+    """Return the value as a 32-bit int, which overflows as in Java."""
     return (value + 2**31) % 2**32 - 2**31
 
 
@@ -105,8 +105,8 @@ class TreeNode:
         self.ctime = self.mtime = time_ms
         self.version = self.cversion = self.aversion = 0
         self.children: dict[bytes, None] | None = None
-        """The children's names, encoded as in an answer. So one join builds the answer, even for a hundred thousand
-        children.
+        """The names of the children, each encoded as in an answer to a client; None before the first child is added. So
+        an answer is built by a single join, even for a hundred thousand children.
         """
 
     @property
@@ -115,8 +115,8 @@ class TreeNode:
 
 
 def stat_of(node: TreeNode) -> bytes:
-    """Return the znode's statistics, encoded as in an answer. The cversion in them also counts deletions, unlike
-    `cversion` of the TreeNode.
+    """Return the znode's statistics (Stat), encoded as in an answer to a client. The cversion in the Stat also counts
+    deletions of children, unlike `cversion` of the TreeNode.
     """
     children = node.child_count
     return _STAT.pack(
@@ -146,8 +146,8 @@ class ZnodeTree:
     """All znodes by path, and the paths of ephemeral znodes by their session. Only one thread may use it."""
 
     def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
-        """nodes: all znodes by path, with `children` unset; None means the znodes of a new server. Raises KeyError if
-        the parent of a znode is missing.
+        """nodes: all znodes by path, with `children` not set yet; None means the znodes of a new server. Raises
+        KeyError if the parent of a znode is missing.
         """
         self.nodes: dict[str, TreeNode] = {}
         self.ephemerals: dict[int, dict[str, None]] = {}
@@ -164,7 +164,7 @@ class ZnodeTree:
                 self._link(path)
 
     def _put(self, path: str, node: TreeNode) -> None:
-        """Add a znode without linking it to its parent (`_link` does this)."""
+        """Add a znode to the tables, but not to the children of its parent (`_link` does this)."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)

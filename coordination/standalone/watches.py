@@ -1,4 +1,5 @@
-"""The watches of clients. One table is for the data and the existence of znodes, the other one for their children.
+"""The watches that clients have set. One table has the watches of the data and the existence of znodes, the other table
+has the watches of their children.
 
 Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. The watchers of one event are notified in
 the order in which they set their watches.
@@ -18,7 +19,9 @@ _FORGOTTEN_AT_ONCE = 256
 
 
 class WatchMode(IntEnum):
-    """The modes of watches. Each mode is one bit, because a watcher may have watches of several modes at one path."""
+    """The modes of watches. Each mode is one bit, because a watcher may have watches of several modes at the same
+    path.
+    """
 
     ONCE = 1
     PERSISTENT = 2
@@ -36,7 +39,7 @@ class WatcherKind(IntEnum):
 
 
 class WatchTable(Generic[WatcherT]):
-    """A table of watches, by path and by watcher."""
+    """A table of watches, in which they are found by path and by watcher."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[WatcherT, int]] = {}
@@ -55,12 +58,14 @@ class WatchTable(Generic[WatcherT]):
             self._recursive += 1
 
     def has(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """Return whether there is such a watch. mode: None for any mode."""
+        """Return whether the watcher has a watch at this path. mode: the mode of the watch; None for any mode."""
         modes = self.by_path.get(path, {}).get(watcher, 0)
         return bool(modes if mode is None else modes & mode)
 
     def remove(self, path: str, watcher: WatcherT, mode: WatchMode | None) -> bool:
-        """Remove a watch. Return whether there was such a watch. mode: None for all modes."""
+        """Remove the watcher's watch at this path. Return whether there was one. mode: the mode of the watch; None for
+        the watches of all modes.
+        """
         modes = self.by_path.get(path, {}).get(watcher, 0)
         removed = modes if mode is None else modes & mode
         if removed:
@@ -77,7 +82,9 @@ class WatchTable(Generic[WatcherT]):
             yield len(step)
 
     def triggered(self, path: str) -> dict[WatcherT, None]:
-        """Return the watchers of an event at `path`, each once. Their watches of the mode ONCE are removed."""
+        """Return the watchers that must be notified of an event at `path`, each once. Remove their watches of the mode
+        ONCE at this path.
+        """
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):
             watchers.update(dict.fromkeys(at_path))

@@ -1,7 +1,8 @@
-"""The server's answers to four-letter words, which a client may send instead of a first request. Each function yields
-the parts of a text.
+"""The server's answers to four-letter words. A client may send such a word instead of its first request. Each function
+yields the answer as parts of a text.
 
-Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5; the lines that tools read are the same as there.
+Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5. The lines that monitoring tools read are the same as in
+Apache's answers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "Counters"]
 
 VERSION = "3.9.5-metaq-standalone"
-"""The version that the server reports. It contains the version of the protocol, and shows that this is not Apache's
-server.
+"""The version that the server reports. It names the ZooKeeper version whose protocol the server uses, and shows that
+this is not Apache's server.
 """
 
 

@@ -1,5 +1,5 @@
-"""The write requests, and all checks that are made before anything changes. The checks are made in the same order as in
-Apache's server.
+"""Decode the write requests of ZooKeeper clients, and make all checks before a request changes anything. The checks are
+made in the same order as in Apache's server.
 
 Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
 """
@@ -84,7 +84,7 @@ class SetAcl(NamedTuple):
 
 
 class CheckVersion(NamedTuple):
-    """The operation check, which is allowed only in a multi."""
+    """The operation check, which is allowed only in a multi (a request with several operations)."""
 
     path: str | None
     version: int
@@ -112,13 +112,13 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
 
 
 class NoAcl(Malformed):
-    """Raised if a create operation in a multi has no ACL. Java cannot even construct such an operation, so the multi
-    takes no zxid.
+    """A create operation in a multi has no ACL. Apache's server fails already when it constructs such an operation, so
+    the multi takes no zxid.
     """
 
 
 def read_multi(reader: JuteReader) -> Iterator[WriteRequest]:
-    """Yield the writes of a multi. Raises Malformed."""
+    """Yield the write requests in a multi. Raises Malformed."""
     while True:
         operation, done, _ = reader.int32(), reader.boolean(), reader.int32()
         if done:
@@ -140,8 +140,8 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 
 def _multi_create(request: CreateNode) -> CreateNode:
-    """Return the create operation of a multi, adapted to its mode: in a multi, the mode determines what kind of znode
-    is created. Raises Malformed, NoAcl.
+    """Return the request that a create operation in a multi stands for. In a multi, the mode of the operation alone
+    determines which kind of znode is created. Raises Malformed, NoAcl.
     """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
@@ -161,7 +161,7 @@ def _multi_create(request: CreateNode) -> CreateNode:
 
 
 class SeenNode(Protocol):
-    """A znode as the checks see it."""
+    """The attributes of a znode that the checks read."""
 
     @property
     def acl(self) -> Sequence[Acl]: ...
@@ -178,7 +178,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """The state that a znode will have after the earlier writes of a multi."""
+    """The state that a znode will have after the earlier writes of the same multi."""
 
     acl: Sequence[Acl]
     owner: int
@@ -196,7 +196,9 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """The tree as the writes of a multi see it: it includes the changes of the multi's earlier writes."""
+    """The znodes in the state in which the next write of a multi finds them. This state includes the changes of the
+    multi's earlier writes, although these are not made in the tree yet.
+    """
 
     def __init__(self, look: Look) -> None:
         self._look = look
@@ -217,13 +219,13 @@ class AheadView:
         return None if node is None else (node, _state_of(node))
 
     def holds(self) -> bool:
-        """Return whether all znodes that were read through this view are still unchanged. Writes to other znodes do not
-        matter.
+        """Return whether all znodes that were read through this view are still unchanged in the tree. Changes of other
+        znodes do not matter.
         """
         return self._holds and all(self._state(path) == seen for path, seen in self._seen.items())
 
     def expect(self, outcome: WriteOutcome) -> None:
-        """Include the changes of a write in the view."""
+        """Include the changes that a write will make in this view."""
         match outcome:
             case Creation():
                 parent = self._expected(parent_of(outcome.path))
@@ -254,7 +256,7 @@ class AheadView:
 
 
 class Creation(NamedTuple):
-    """A change: add a znode. cversion: the parent's new cversion."""
+    """The outcome of a create request: a znode is to be added. cversion: the parent's new cversion."""
 
     operation: int
     path: str
@@ -265,13 +267,13 @@ class Creation(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """A change: remove a znode."""
+    """The outcome of a delete request: a znode is to be removed."""
 
     path: str
 
 
 class NewData(NamedTuple):
-    """A change: set a znode's data. version: the new version of the data."""
+    """The outcome of a setData request: a znode's data is to be set. version: the new version of the data."""
 
     path: str
     data: bytes | None
@@ -279,7 +281,7 @@ class NewData(NamedTuple):
 
 
 class NewAcl(NamedTuple):
-    """A change: set a znode's ACL. version: the new version of the ACL."""
+    """The outcome of a setACL request: a znode's ACL is to be set. version: the new version of the ACL."""
 
     path: str
     acl: tuple[Acl, ...]
@@ -301,7 +303,7 @@ class Asker(NamedTuple):
 
 
 def judge(request: WriteRequest, asker: Asker, look: Look) -> WriteOutcome:
-    """Check a write, and return the change that it makes. Raises Refused, Malformed."""
+    """Check a write request, and return the change that it makes. Raises Refused, Malformed."""
     match request:
         case CreateNode():
             return _judge_create(request, asker, look)

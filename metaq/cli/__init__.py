@@ -1,4 +1,4 @@
-"""The command line `metaq`: one file per command, each loaded only when it is called."""
+"""The command line `metaq`. Each command has a file of its own, which is imported only when the command is called."""
 
 import gc
 from typing import NoReturn
@@ -7,7 +7,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Run the process's command line and exit with its code: the program `metaq`."""
+    """Run the program `metaq` with the command line of the process, and exit with its exit code."""
     # off until the command is loaded: imports make no garbage, and collections would take a tenth of a short command's
     # time
     gc.disable()

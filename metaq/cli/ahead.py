@@ -1,4 +1,6 @@
-"""Find groups that have read messages which their partition no longer has, and set the groups' offsets back."""
+"""Find groups that have read messages that their partition no longer has, and set the groups' committed offsets
+back.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 
 class Ahead(NamedTuple):
-    """A group that has committed the offset `committed` in a partition, and must continue at the offset `back` to miss
-    no message.
+    """An offset of a group that must be set back. committed: the offset that the group has committed in the partition.
+    back: the offset at which the group must continue, so that it misses no message.
 
-    owner: the member that reads the partition now, and would overwrite another program's commit; None: nobody reads it.
+    owner: the member of the group that reads the partition now; it would overwrite an offset that another program
+    commits. None: no member reads the partition.
     """
 
     group: str
@@ -43,7 +46,9 @@ class Ahead(NamedTuple):
 
 
 def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
-    """Return the visible end of each partition of a node, also of a node that does not lead."""
+    """Return the offset at which the readable bytes of each partition end at this node. The node need not lead its
+    broker set.
+    """
     found = {}
     for line in read_stats(connection, "offsets"):
         words = line.split(" ")
@@ -53,8 +58,9 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the groups whose committed offsets are after these ends of the broker's partitions. Makes no request to a
-    broker."""
+    """Return the committed offsets of groups that are after these ends of the broker's partitions. No request is sent
+    to a broker.
+    """
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
         for group, partition, offset, owner in _committed(cluster, broker_id)
@@ -63,11 +69,11 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the groups whose committed offset in a partition of this broker is after the partition's end, or after a
-    message that the partition does not have.
+    """Return the committed offsets of groups in the partitions of this broker that are after the partition's end, or
+    that follow a message that the partition does not have.
 
-    ends: the end of each partition before the first message that took the place of a lost one. A group that has read
-    past this end goes back to it, or to an earlier offset. Raises the errors of Cluster.ask.
+    ends: for each partition, its end before the first message that replaced a lost one. A group that has read past this
+    end must go back to it, or to an earlier offset. Raises the errors of Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -96,8 +102,8 @@ def _back(
 
 
 def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
-    """Set each group back to the offset where it must continue. Return the entries whose partition a member reads now:
-    these are not set back.
+    """Set each group's committed offset back to the offset at which the group must continue. Entries whose partition a
+    member reads now are not set back; return these entries.
     """
     by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
     for each in found:
@@ -109,7 +115,7 @@ def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
 
 
 def commanded(group: str, partition: TopicPartition, back: int) -> str:
-    """Return the command that sets a group back, once its members are stopped."""
+    """Return the command line with which a user can set a group back after its members were stopped."""
     return f"metaq groups seek {group} --topic {partition.topic} --partition {partition} --to {back}"
 
 

@@ -49,8 +49,9 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""Name and short help of each command. The module of the same name, with _ for -, holds the click command of that
-name."""
+"""The name and the short help of each command. The click command is in the module with the same name (with _ instead of
+-), and also has this name.
+"""
 
 _EXTRA_OF = {
     "pyspark": "spark",
@@ -66,8 +67,9 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class CommandTable(click.Group):
-    """Group that loads a command's module when the command is called, so that `metaq produce` never waits for the
-    broker's imports."""
+    """The group of all commands. It imports a command's module only when the command is called, so that, for example,
+    `metaq produce` does not import the broker.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -104,7 +106,9 @@ class CommandTable(click.Group):
 
 
 def _collect_garbage() -> None:
-    """Collect garbage from now on, except already loaded objects, if the program started with collection disabled."""
+    """If the program was started with garbage collection disabled, enable it now. Objects that exist already are exempt
+    from it.
+    """
     if not gc.isenabled():
         gc.freeze()
         gc.enable()
@@ -139,7 +143,9 @@ def cli(zk: str | None, zk_timeout: float) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line `args` (default: the process's) and exit with its code: the entry point."""
+    """Run the command line `args` (default: that of the process), and exit with its exit code. This is the entry point
+    of the program.
+    """
     _open_standard_streams()
     code = run(args)
     try:
@@ -150,7 +156,9 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run one command line; return the exit code. Errors of the user or the cluster become one line on stderr."""
+    """Run one command line; return the exit code. An error of the user or of the cluster is printed as one line on
+    stderr.
+    """
     try:
         result: Any = cli.main(args, prog_name="metaq", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as help_text:
@@ -178,7 +186,9 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the extra that contains the missing module; None if no extra does, so that the error has another cause."""
+    """Return the name of metaq's extra that installs the missing module; None if no extra does, so that the import
+    error has another cause.
+    """
     module = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(module)
     # metaq is installed here, and pip adds the extra's packages to it
@@ -198,9 +208,10 @@ def run_spark_job() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open standard streams that the caller has closed, so that no socket gets their number and output is discarded.
+    """Open the standard streams that the caller of the program has closed. Otherwise a socket could get the file number
+    of such a stream. Output to a reopened stream is discarded.
 
-    `sys.stdin` stays None, for a command that would read it.
+    `sys.stdin` stays None, so that a command that wants to read it notices that it is closed.
     """
     for number in range(3):
         try:

@@ -1,6 +1,6 @@
 """A certificate authority in a directory: its files, and the certificates that it signs.
 
-The library `cryptography` makes and signs the certificates, because Python's own `ssl` cannot. All keys are of the
+The library `cryptography` makes and signs the certificates, because Python's own module `ssl` cannot. All keys use the
 elliptic curve P-256.
 """
 
@@ -24,9 +24,9 @@ __all__ = ["make_authority", "make_broker", "make_client"]
 
 _CA_DAYS = 3650
 _DAYS = 825
-"""Days that a certificate is valid: the maximum that common TLS clients accept."""
+"""Number of days for which a certificate is valid. This is the maximum that common TLS clients accept."""
 _EARLY = datetime.timedelta(minutes=5)
-"""A certificate is valid from this long before its creation, because clocks differ."""
+"""A certificate's validity begins this long before its creation, because the clocks of other machines may be late."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _SECURITY_INI = """\
@@ -67,13 +67,17 @@ def make_authority(directory: Path) -> None:
 
 
 def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
-    """Make DIRECTORY/NAME with a broker's files; return the path of its security.ini. Raises ConfigError."""
+    """Make the subdirectory `name` of `directory` with the files of a broker. Return the path of its security.ini.
+    Raises ConfigError.
+    """
     names = [_host(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
     return _make(directory, name, "broker", "security.ini", _SECURITY_INI, names)
 
 
 def make_client(directory: Path, name: str) -> Path:
-    """Make DIRECTORY/NAME with a client's files; return the path of its profile. Raises ConfigError."""
+    """Make the subdirectory `name` of `directory` with the files of a client. Return the path of its profile. Raises
+    ConfigError.
+    """
     return _make(directory, name, "client", "profile.ini", _PROFILE, [])
 
 

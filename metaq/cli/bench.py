@@ -1,4 +1,6 @@
-"""`metaq bench`: measure a cluster in place: sending, reading, end-to-end latency, many partitions."""
+"""The command `metaq bench`: measure an existing cluster: sending, reading, end-to-end latency, and sending to many
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ MAX_WINDOW = 1_000_000
 
 
 def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of all scenarios; --count and --seconds are passed on as one argument `limit`."""
+    """Add the options that all commands of `metaq bench` have. The values of --count and --seconds are passed to the
+    command as one argument `limit`.
+    """
 
     def call(count: int | None, seconds: float | None, **others: Any) -> Any:
         if seconds is None and count is None:
@@ -136,8 +140,8 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send to all partitions of --topic. Times are from the call to the acknowledgement; with --mode batch, for a whole
-    frame.
+    """Send to all partitions of --topic. Times are from the send call to the acknowledgement; with --mode batch they
+    are for a whole frame.
 
     Whether a message is on the disk before it is acknowledged is the broker's choice: metaq up --flush, or
     unflushThreshold in server.ini.
@@ -168,8 +172,8 @@ def produce(
 def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None, arrow: bool) -> int:
     """Read all messages of --topic, from its beginning. The rate is from the first messages to the last.
 
-    Without --group: one partition after the other, nothing is written to ZooKeeper. With --group: from the group's
-    offsets on, all its partitions at once, and they are committed.
+    Without --group: reads one partition after the other, and writes nothing to ZooKeeper. With --group: reads all
+    partitions at once from the group's offsets on, and commits new offsets.
 
     \b
     Example
@@ -206,7 +210,8 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None,
 @click.option("--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages per second.")
 @click.option("--partition", "-p", "place", type=PARTITION, help="Partition to use; default: the first.")
 def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: int, place: PartitionName | None) -> int:
-    """Send to one partition at --rate and read it from its end. Times are from the send to the poll that returns it.
+    """Send to one partition at --rate, and read the partition from its end on. Times are from the send of a message to
+    the poll that returns the message.
 
     \b
     Example
@@ -242,7 +247,7 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
 def partitions(
     zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, frames: int, mode: str
 ) -> int:
-    """Send to 1, 10, 100, … and all partitions of --topic in turn; --count and --seconds are for each step.
+    """Send to 1, 10, 100, … and all partitions of --topic in turn; --count and --seconds limit each step.
 
     \b
     Example
@@ -277,7 +282,7 @@ def steps(partitions: int) -> list[int]:
 
 @contextmanager
 def _producer(zk: str, topic: str, linger_ms: int = 0) -> Iterator[Producer]:
-    """Yield a connected producer. Raises NoPartition if no broker publishes the topic."""
+    """Yield a producer that is connected to the cluster. Raises NoPartition if no broker publishes the topic."""
     config = ProducerConfig(linger_ms=linger_ms, start_timeout_seconds=zk_timeout())
     _check_topic(zk, topic)
     with Producer(zk, config=config) as producer:

@@ -1,4 +1,4 @@
-"""The loops of `metaq bench`: the messages that each thread of a run sends or reads, and the times it measures."""
+"""The loops that the threads of `metaq bench` run: they send or read messages and measure the times."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = [
 
 Job = Callable[[Tally], None]
 Destination = dict[str, Any]
-"""A message's destination: `key` or `partition` of a producer's send call, or neither."""
+"""The keyword arguments of a producer's send call that determine the destination: `key`, `partition`, or none."""
 
 TIMED_EVERY = 16
-"""One in this many pipelined sends is timed: timing all of them would affect the measurement."""
+"""Only one of this many pipelined sends is timed, because timing all of them would affect the measurement."""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
@@ -48,19 +48,21 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""Maximum seconds to wait for messages before the next check whether the run is over."""
+"""Maximum seconds for which a reader waits for messages before it checks again whether the run is over."""
 IDLE_SECONDS = 2.0
-"""Seconds without a message after which a group's backlog counts as read."""
+"""Seconds without a message after which the backlog of a group counts as completely read."""
 JOIN_SECONDS = 30.0
-"""Maximum seconds to wait for the first message: for connecting, joining a group, and another member's hand-over."""
+"""Maximum seconds to wait for the first message. This includes connecting, joining a group, and waiting until another
+member of the group has given up its partitions.
+"""
 
 LATE_SECONDS = 10.0
 """Maximum seconds that a message of a latency run may take to arrive after the last message was sent."""
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Return a job that sends single messages and waits for each acknowledgement. It sends to `places` in turn; without
-    `places` the producer chooses the partitions.
+    """Return a job that sends single messages and waits for each acknowledgement. The messages are sent to `places` in
+    turn; without `places` the producer chooses the partitions.
     """
 
     def job(tally: Tally) -> None:
@@ -83,10 +85,10 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """Return a job that sends frames of up to `batch` messages and keeps at most `frames` frames unanswered. It
-    measures the time of each frame.
+    """Return a job that sends frames of up to `batch` messages, of which at most `frames` are unanswered at any time.
+    It measures the time until each frame is acknowledged.
 
-    places: as in send_single, one for each frame.
+    places: as in send_single; all messages of a frame have the same destination.
     """
 
     def job(tally: Tally) -> None:
@@ -114,7 +116,9 @@ def send_batches(
 def send_pipelined(
     producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
-    """Return a job that keeps at most `window` sends unanswered; places: as in send_single."""
+    """Return a job that sends single messages without waiting for each acknowledgement; at most `window` sends are
+    unanswered at any time. places: as in send_single.
+    """
 
     def job(tally: Tally) -> None:
         unanswered: deque[Future[SendResult]] = deque()
@@ -142,7 +146,7 @@ def _timed(tally: Tally, sent: int, clock: Callable[[], int]) -> Callable[[Futur
 
 
 class Polled(Protocol):
-    """A Consumer or a PartitionReader."""
+    """An object with messages to poll: a Consumer or a PartitionReader."""
 
     def poll(self, max_messages: int = ..., timeout: float = ...) -> list[Message]: ...
 
@@ -186,8 +190,9 @@ class Stamps:
         return True
 
     def receive(self, reader: Polled, tally: Tally) -> None:
-        """Read the messages and note their times. Raises RequestTimedOut if a message is missing LATE_SECONDS after the
-        last was sent."""
+        """Read the messages and record how long each was on its way. Raises RequestTimedOut if a message is missing
+        LATE_SECONDS after the last message was sent.
+        """
         while self._all_sent_ns is None or tally.messages < self._sent:
             messages = reader.poll(POLL_MESSAGES, POLL_SECONDS)
             now = self._run.clock_ns()
@@ -214,28 +219,28 @@ class Piece(NamedTuple):
 
 
 class Reader(Protocol):
-    """A reader that continues where it stopped."""
+    """A reader of messages. Each read continues where the previous one stopped."""
 
     def read(self, most: int, seconds: float) -> Piece:
-        """Return at most `most` messages, waiting at most `seconds` for the first."""
+        """Read at most `most` messages. Wait at most `seconds` for the first message."""
         ...
 
 
 class MessageReader:
-    """Reader that accesses the payload of each message."""
+    """A Reader that reads single messages and accesses the payload of each."""
 
     def __init__(self, polled: Polled) -> None:
         self._polled = polled
 
     def read(self, most: int, seconds: float) -> Piece:
-        """Read single messages, as Reader.read."""
+        """Read single messages, like Reader.read."""
         messages = self._polled.poll(min(most, POLL_MESSAGES), seconds)
         size = sum(len(message.payload) for message in messages)
         return Piece(len(messages), size, messages[-1].next_offset if messages else None)
 
 
 class ArrowReader:
-    """Reader of record batches, up to 65,536 messages each. Needs pyarrow."""
+    """A Reader that reads Arrow record batches of up to 65,536 messages. It needs pyarrow."""
 
     def __init__(self, consumer: Consumer) -> None:
         import pyarrow.compute  # installed by an extra
@@ -244,18 +249,18 @@ class ArrowReader:
         self._compute = pyarrow.compute
 
     def read(self, most: int, seconds: float) -> Piece:
-        """Read a record batch, as Reader.read."""
+        """Read one record batch, like Reader.read."""
         batch = self._consumer.poll_arrow(min(most, ARROW_MESSAGES), seconds)
         sizes = self._compute.sum(self._compute.binary_length(batch.column("payload")))
         return Piece(batch.num_rows, sizes.as_py() or 0)
 
 
 class Backlog:
-    """Job that reads with one reader after the other. Each reader comes with the offset after its last message, where
-    it stops; None: it stops when no more messages come.
+    """A job that reads a backlog with one reader after the other. Each reader comes with the offset at which it stops;
+    None: it stops when no more messages arrive.
 
-    The time is measured from the first message, which is polled alone, to the last: connecting and joining are not
-    measured.
+    The time is measured from the first message, which is polled alone, to the last message. So the time for connecting
+    and for joining a group is not included.
     """
 
     def __init__(self, readers: Generator[tuple[Reader, int | None], None, None], run: Run) -> None:
@@ -264,7 +269,7 @@ class Backlog:
         self._first_ns = 0
         self._last_ns = 0
         self.payload_bytes = 0
-        """Bytes of all payloads except the first message's."""
+        """Bytes of all payloads except that of the first message."""
 
     def read(self, tally: Tally) -> None:
         """Read the backlog and count its messages."""

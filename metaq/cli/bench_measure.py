@@ -1,4 +1,4 @@
-"""A benchmark run: its duration, the counts of its threads, and its display while it runs."""
+"""Measure a benchmark run: limit its duration, collect the counts of its threads, and show its progress."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _PENDING = 1 << 14
-"""Number of durations that are kept one by one until one numpy call sorts them into buckets."""
+"""Number of durations that are collected before one NumPy call sorts them into the buckets of the histogram."""
 _SUB_BUCKETS = 256
-"""Buckets for each power of two, as in HdrHistogram: a percentile is at most 1/256 too high."""
+"""Number of buckets for each power of two, as in HdrHistogram. So a computed percentile is at most 1/256 too high."""
 _BUCKETS = 64 * _SUB_BUCKETS
 
 _SHOW_SECONDS = 0.2
 
 
 class Durations:
-    """A histogram of durations from 1 ns to centuries, in bounded memory. One thread adds durations; call merge after
-    that thread has ended.
+    """A histogram of durations from 1 ns to centuries, in bounded memory. Only one thread may add durations. Pass the
+    histogram to merge only after that thread has ended.
     """
 
     def __init__(self) -> None:
@@ -41,19 +41,21 @@ class Durations:
         self._largest = 0
 
     def add(self, nanoseconds: int) -> None:
-        """Count one duration; less than 1 ns counts as 1 ns."""
+        """Add one duration to the histogram; less than 1 ns counts as 1 ns."""
         self._pending.append(nanoseconds)
         if len(self._pending) == _PENDING:
             self._sort()
 
     def merge(self, other: Durations) -> None:
-        """Add all durations of `other`."""
+        """Add all durations of the histogram `other` to this one."""
         other._sort()
         self._counts += other._counts
         self._largest = max(self._largest, other._largest)
 
     def percentiles_ms(self) -> dict[str, float]:
-        """Return `p50`, `p90`, `p99`, `p99.9` and `max` in milliseconds; empty if nothing was counted."""
+        """Return `p50`, `p90`, `p99`, `p99.9` and `max` of the durations in milliseconds; empty if there are no
+        durations.
+        """
         self._sort()
         seen = self._counts.cumsum()
         if not seen[-1]:
@@ -81,7 +83,9 @@ def _bucket_top(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one thread. Only that thread writes them; other threads may read `messages` at any time."""
+    """The results of one thread of a run. Only this thread writes them; other threads may read `messages` at any
+    time.
+    """
 
     messages: int = 0
     times: Durations = field(default_factory=Durations)
@@ -89,14 +93,16 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The end of a run: after `count` messages or `seconds`, whichever comes first; None = no such limit."""
+    """When a run ends: after `count` messages or after `seconds` seconds, whichever comes first; None = no such
+    limit.
+    """
 
     count: int | None = None
     seconds: float | None = None
 
 
 class Run:
-    """A run in progress, shared by its threads; it begins when the object is made."""
+    """A benchmark run, which all of its threads share. It begins when this object is created."""
 
     def __init__(self, limit: Limit, stop: threading.Event, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.stop = stop
@@ -112,8 +118,8 @@ class Run:
         return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
 
     def take(self, messages: int = 1) -> int:
-        """Return how many of the next `messages` belong to the run; 0 when it is over. All calls must pass the same
-        `messages`.
+        """Return how many of the next `messages` messages a thread may still send or read in this run; 0 when the run
+        is over. All calls must pass the same `messages`.
         """
         if self.over:
             return 0
@@ -122,14 +128,14 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return how many messages are left after `done` messages, at most `most`."""
+        """Return how many messages are left in the run after `done` messages, but at most `most`."""
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The figures of a run. message_bytes: the bytes of all payloads together; seconds: the time for which the rates
-    are computed.
+    """The results of a run. message_bytes: the bytes of all payloads together. seconds: the time on which the rates are
+    based.
     """
 
     scenario: str
@@ -148,10 +154,10 @@ class RunFigures:
 
 
 def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tuple[int, float, Durations]:
-    """Run each job on a thread of its own; return the number of messages, the seconds, and the durations of all jobs.
-    If a job fails, all jobs are stopped and its error is raised.
+    """Run each job on a thread of its own. Return the number of messages, the elapsed seconds, and the durations that
+    all jobs have measured. If a job fails, all jobs are stopped and its error is raised.
 
-    On a terminal a line on stderr shows the progress. `title`: the run's name in that line.
+    If stderr is a terminal, a line on it shows the progress. title: the name of the run in this line.
     """
     tallies = [Tally() for _ in jobs]
     with ThreadPoolExecutor(len(jobs)) as pool, _progress_line(title) as show:
@@ -178,8 +184,9 @@ def measure(title: str, run: Run, jobs: Sequence[Callable[[Tally], None]]) -> tu
 
 @contextmanager
 def _progress_line(title: str) -> Iterator[Callable[[int, float], None]]:
-    """Show a line on a terminal's stderr; yield a function that updates it with messages and seconds since the
-    start."""
+    """Show a progress line on stderr if stderr is a terminal. Yield a function that updates the line with the number of
+    messages and the seconds since the start.
+    """
     last = [0, 0.0]
 
     def show(messages: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""`metaq broker`: one broker process in the foreground."""
+"""The command `metaq broker`: run one broker process in the foreground."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _name(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Return the plugin files: -Fname=FILE and -F name=FILE both arrive here as name=FILE."""
+    """Return the files of plugins by the name of the plugin. values: texts of the form name=FILE, which click makes of
+    -Fname=FILE and of -F name=FILE.
+    """
     files: dict[str, str] = {}
     for value in values:
         name, equals, path = value.partition("=")
@@ -160,7 +162,8 @@ def broker(
     node: str | None,
     zone: str | None,
 ) -> int:
-    """Run one broker until SIGTERM or Ctrl-C; it prints one line once it serves. SIGHUP: read SERVER.INI again.
+    """Run one broker until SIGTERM or Ctrl-C. It prints one line when it is ready to serve clients. SIGHUP makes it
+    read SERVER.INI again.
 
     \b
     Example

@@ -33,10 +33,10 @@ from .tables import print_table
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
 ELECTION_SECONDS = 15.0
-"""Seconds that a node may take to become leader after it was chosen, or after a hand-over to it."""
+"""Maximum seconds to wait until a node leads its broker set after an operator has elected it or handed over to it."""
 
 _TRIES = 5
-"""Number of attempts to change a set's state that other programs change at the same time."""
+"""Maximum number of attempts to change a set's state in ZooKeeper if other programs change it at the same time."""
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
@@ -50,7 +50,7 @@ def _session(zk: str) -> Iterator[ZkSession]:
 
 
 def _view(session: ZkSession, broker_set: int) -> SetView:
-    """Return the set's view. Raises ConfigError if there is no such set."""
+    """Read the state of a broker set from ZooKeeper. Raises ConfigError if there is no set with this id."""
     view = read_set(session, broker_set)
     if view.version < 0 and not view.nodes:
         raise ConfigError("ID", broker_set, "is no broker set: `metaq brokers sets` lists them")
@@ -166,11 +166,11 @@ def _row(look: SetLook, name: str) -> dict[str, object]:
 
 
 _FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
-"""Keys of a row that the table does not show."""
+"""Keys of a JSON row that have no column in the table."""
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
-    """Return the row as a line of the table."""
+    """Return the cells of the table for one JSON row."""
     shown = {**row, "set": str(row["set"]), "preferred": "yes" if row["preferred"] else "no"}
     shown["lag_seconds"] = None if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s"
     shown["since_ms"] = moment(row["since_ms"])
@@ -186,7 +186,7 @@ def _cells(row: Mapping[str, Any]) -> list[object]:
 @zk_option
 @json_option
 def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -> None:
-    """Make another in-sync node lead the broker set ID. Clients see a pause, no error.
+    """Make another in-sync node lead the broker set ID. Clients notice a pause, but no error.
 
     Prints which node leads now, and for how long no node led. Exits with 1 and the reason if the leader has not
     changed. The leader accepts the request only from its own machine, unless it runs with --admin-from any.
@@ -285,12 +285,14 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
 def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: bool, zk: str, as_json: bool) -> int:
     """Make a node that is not in sync lead the broker set ID: the last resort when no in-sync node comes back.
 
-    Shows which nodes were in sync, and the data of each node that answers. Clients lose the messages that only other
-    nodes have: these nodes cut them when they return, and keep them in .damaged- files. Refused while an in-sync node
-    or a leader is present. Also starts a set again whose state in ZooKeeper was deleted; its nodes may keep running.
+    Shows which nodes were in sync, and how much data each node has that answers. Messages that only other nodes have
+    are lost for clients: those nodes remove them when they return, and keep them in .damaged- files. Refused while an
+    in-sync node or a leader is present. Also restores a set whose state in ZooKeeper was deleted; its nodes may keep
+    running.
 
-    A group that has read lost messages would skip as many of the new messages that take their place. Such groups are
-    listed; --set-back sets them back to the end of the node's messages. Exits with 1 if one of them is not set back.
+    A group that has read lost messages would skip the same number of bytes of the new messages that replace them. Such
+    groups are listed; --set-back sets them back to the end of the node's messages. Exits with 1 if a listed group is
+    not set back.
 
     \b
     Example
@@ -335,8 +337,8 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Find the groups that have read lost messages, and set them back if `chosen` or if the user agrees. Return these
-    groups, and those among them that were not set back.
+    """Find the groups that have read lost messages, and set their offsets back if `chosen` is set or if the user
+    agrees. Return the offsets of all these groups, and those of them that were not set back.
     """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
@@ -367,16 +369,16 @@ def _show_groups(ahead: Sequence[Ahead], what: str) -> None:
 
 
 _LEADING = ("leader", "taking-over", "handing-over")
-"""Roles of a node that leads."""
+"""The roles in a node's report that mean that the node leads."""
 
 
 def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
-    """Raise CoordinationError if there is a better way than an unclean election, and ConfigError if the chosen node is
-    not present.
+    """Raise CoordinationError if an unclean election is not necessary, because a leader or an in-sync node is present.
+    Raise ConfigError if the chosen node is not present.
 
-    epoch: the highest epoch that a node has seen. If the state has a lower epoch, ZooKeeper was set back, and the state
-    does not tell which nodes are in sync. A node that led before its set's state was lost may still be registered as
-    `master` in ZooKeeper; the elected node replaces it.
+    epoch: the highest epoch that a node has seen. If the set's state in ZooKeeper has a lower epoch, ZooKeeper was set
+    back to older data, and its state does not tell which nodes are in sync. A node that led before its set's state was
+    lost may still be registered as `master` in ZooKeeper; the elected node replaces it.
     """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]
@@ -399,8 +401,9 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
 
 
 def _waits_for_a_choice(told: Told) -> bool:
-    """Whether a node reports that it is no candidate in an election, because ZooKeeper was set back to an older state
-    of the set."""
+    """Whether a node reports that it does not stand for election, because ZooKeeper was set back to an older state of
+    the set.
+    """
     return not isinstance(told, MetaqError) and bool(told.get("setBack"))
 
 
@@ -449,10 +452,10 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
 def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_json: bool) -> int:
     """Remove a broker set that is given up from ZooKeeper, or one node that has left its set.
 
-    Stop all nodes of the set first: refused while one of them, or any broker with the same id, is registered. ZooKeeper
-    then no longer knows which nodes have all acknowledged messages: nodes that start again with their directories wait
-    for `metaq brokers elect --unclean`. No data directory is touched. With --node the set stays, and no longer expects
-    that node; refused while the node is present or in sync.
+    Stop all nodes of the set first: the command is refused while one of them, or any broker with the same id, is
+    registered. Afterwards ZooKeeper does not know which nodes have all acknowledged messages, so nodes that start again
+    with their directories wait for `metaq brokers elect --unclean`. No data directory is changed. With --node only that
+    node is removed from the set; this is refused while the node is present or in sync.
 
     \b
     Example

@@ -1,5 +1,6 @@
-"""The command `metaq check`: report the content of a data directory, written by the Java broker or by metaq's own.
-Reads only."""
+"""The command `metaq check`: report the content of a data directory, which a Java broker or one of metaq's own brokers
+has written. The command changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def check(
     """Report the content of DIR, a broker's dataPath, and verify every checksum. Changes nothing; exit code 1 for
     damage.
 
-    A running broker may use DIR; data that it writes meanwhile is not judged.
+    A running broker may use DIR; data that it writes while the command runs is not checked.
 
     \b
     Example
@@ -83,7 +84,9 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if the directory holds no broker's data: a report without damage would mean nothing."""
+    """Raise ConfigError if the directory has no data of a broker. Without this check, the command would report a wrong
+    directory as undamaged.
+    """
     if is_data_directory(directory):
         return
     near = data_directories_near(directory)
@@ -93,8 +96,8 @@ def _require_data(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show a bar on a terminal's stderr, nothing elsewhere. Yield two functions: call the first with the total number
-    of bytes, the second with the number of bytes of each step.
+    """Show a progress bar on stderr if stderr is a terminal. Yield two functions. The first must be called with the
+    total number of bytes, the second with the number of bytes of each step.
     """
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
@@ -159,7 +162,7 @@ def _print(report: DirectoryReport) -> None:
 
 
 def _extent(report: DirectoryReport) -> str:
-    """Return how much data was checked, and the total if that is more."""
+    """Return a text that tells how much data was checked, and the total amount if that is more."""
     read = sum(each.checked_bytes for each in report.partitions)
     total = sum(each.bytes for each in report.partitions)
     return f"{byte_size(read)} of {byte_size(total)}" if read < total else byte_size(read)

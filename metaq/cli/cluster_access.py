@@ -1,4 +1,4 @@
-"""Connect a command to the cluster in `--zk`, or to one broker, and report absent brokers.
+"""Connect a command to the cluster that `--zk` names, or to one broker, and report absent brokers.
 
 A command waits for ZooKeeper for at most `--zk-timeout`.
 """
@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Return how many seconds to wait for the first connection to ZooKeeper: the value of --zk-timeout before the
-    command.
+    """Return the maximum seconds to wait for the first connection to ZooKeeper, which the option --zk-timeout before
+    the command sets.
     """
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
@@ -52,16 +52,17 @@ def zk_timeout() -> float:
 
 
 def open_cluster(zk: str) -> Cluster:
-    """Return an open cluster. zk: connect string. Raises CoordinationUnavailable."""
+    """Return a Cluster that is connected to ZooKeeper. zk: the connect string. Raises CoordinationUnavailable."""
     return Cluster(zk, start_timeout_seconds=zk_timeout())
 
 
 def ask_brokers(
     cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
 ) -> tuple[dict[int, _T], dict[int, str]]:
-    """Return the brokers' answers by their ids, and the reasons why other brokers did not answer, for `tell_silent`.
+    """Ask brokers a question. Return the answers by broker id, and the reasons why other brokers did not answer, by
+    broker id (for `tell_silent`).
 
-    question: called with the connection and the broker's id. Raises CoordinationError.
+    question: called with the connection to a broker and the broker's id; returns the answer. Raises CoordinationError.
     """
     found: dict[int, _T] = {}
     silent: dict[int, str] = {}
@@ -88,7 +89,9 @@ def tell_silent(silent: Mapping[int, str]) -> None:
 
 @contextmanager
 def naming_topics(zk: str, topic: str) -> Iterator[None]:
-    """Wrap the use of a producer: if no broker publishes `topic`, the error names the most similar existing topic."""
+    """If the `with` block raises NoPartition because no broker publishes `topic`, add the name of the most similar
+    existing topic to the error text.
+    """
     try:
         yield
     except NoPartition:
@@ -98,7 +101,7 @@ def naming_topics(zk: str, topic: str) -> Iterator[None]:
 
 
 def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
-    """Report on stderr which brokers are absent. how: words that tell what happens to data that only these brokers
+    """Print on stderr which brokers are absent. how: words that tell what happens to the data that only these brokers
     have.
     """
     tell_empty(cluster)
@@ -108,23 +111,25 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Report on stderr if no broker is or ever was registered: an empty table may mean that --zk names a wrong
-    chroot.
+    """Print a warning on stderr if no broker is or ever was registered, because --zk may name a wrong chroot. An empty
+    table alone would not show this.
     """
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return a sentence that tells which data is missing because brokers do not answer (Survey.silent)."""
+    """Return a sentence that tells which of the partitions are missing because their brokers do not answer. silent: as
+    in Survey.silent.
+    """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
     return f"{reasons}: {missing} missing: start that broker, or correct its hostName"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:
-    """Raise BrokerUnavailable if the data of these partitions is incomplete, because brokers do not answer or
-    refuse.
+    """Raise BrokerUnavailable if the data about these partitions is incomplete, because brokers do not answer or have
+    refused a request.
     """
     told = [without(survey.silent, partitions)] if survey.silent else []
     told += [f"{each.topic} {each} is unknown: {why}" for each, why in survey.refused.items()]
@@ -145,7 +150,9 @@ def _endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True)
 class Target:
-    """The broker that the user named; `connected` finds it. If `server` is given, ZooKeeper is not used."""
+    """The broker that the user has named by options. `connected` finds its address. If `server` is given, it is the
+    address, and ZooKeeper is not used.
+    """
 
     zk: str
     broker: int | None
@@ -156,7 +163,7 @@ class Target:
     def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
         """Yield an open connection. endpoint: an address that `found` returned; None: find the address.
 
-        Raises BrokerUnavailable, and UsageError if the user must name the broker.
+        Raises BrokerUnavailable, and UsageError if the user has not named a broker but must do so.
         """
         endpoint = endpoint or self.endpoint()
         try:
@@ -173,8 +180,8 @@ class Target:
         return self.found()[0]
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
-        """Return the broker's address, and the id and the view of the broker set that it leads; None if it leads no
-        set. With --server the second value is always None.
+        """Return the broker's address and, if it leads a broker set, the id and the view of that set; otherwise None as
+        the second value. With --server the second value is always None.
         """
         if self.server is not None:
             return self.server, None

@@ -88,8 +88,8 @@ def consume(
 ) -> int:
     """Print messages of a topic.
 
-    Without --group: all partitions from --from to the end, nothing is written to ZooKeeper. With --group: as a member
-    of that consumer group, until --count, --timeout or Ctrl-C.
+    Without --group: reads all partitions from --from to their ends, and writes nothing to ZooKeeper. With --group:
+    reads as a member of that consumer group, until --count, --timeout or Ctrl-C.
 
     Partitions whose broker does not answer are left out and named on stderr, with exit code 1 unless --count is
     reached; --follow reads them when the broker is back.
@@ -117,8 +117,9 @@ def consume(
 
 
 def _one_filter(filters: Sequence[Where]) -> Where | None:
-    """Return the only filter, or None. --tag may be repeated, because a message needs only one of the tags; two filters
-    would be ambiguous, so they are refused.
+    """Return the filter of the option --where, or None. More than one filter is refused, because it would not be clear
+    whether a message must match one or all of them. (--tag may be repeated, because a message needs only one of the
+    tags.)
     """
     if len(filters) > 1:
         joined = " AND ".join(f"({each.text})" for each in filters)
@@ -129,8 +130,9 @@ def _one_filter(filters: Sequence[Where]) -> Where | None:
 
 
 def _consume_directly(zk: str, wanted: Wanted, tags: tuple[str, ...], output: Output, timer: IdleTimer) -> list[str]:
-    """Print messages of the chosen partitions. Return a sentence for each broker that could not be read; each was
-    already reported."""
+    """Print messages of the chosen partitions without a consumer group. Return a sentence for each broker that could
+    not be read; each sentence was already printed on stderr.
+    """
     left_out: list[str] = []
 
     def silent(sentence: str) -> None:
@@ -187,7 +189,7 @@ def _consume_in_group(
 
 
 def _warn(damage: CorruptRecord) -> None:
-    """Report damage; the rest of the partition can be read."""
+    """Print a warning about damaged bytes. The rest of the partition can be read."""
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 
@@ -203,7 +205,9 @@ def _check_group_options(wanted: Wanted) -> None:
 
 
 class Output:
-    """Prints messages on stdout. `left` counts down from --count; it is None without --count."""
+    """Prints messages on stdout. left: the number of messages still to print, which counts down from --count; None
+    without --count.
+    """
 
     def __init__(self, write: MessageFormat, count: int | None, stream: BinaryIO | None = None) -> None:
         self._write = write
@@ -222,8 +226,9 @@ class Output:
 
 
 class IdleTimer:
-    """Timer that decides whether to keep waiting: always without a timeout, else for `timeout` seconds after the last
-    message."""
+    """Decides whether to keep waiting for messages. Without a timeout the answer is always yes; otherwise it is yes for
+    `timeout` seconds after the last message.
+    """
 
     def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout = timeout

@@ -24,13 +24,13 @@ from .output import counted, echo, field_text, message_fields, show
 __all__ = ["dead_letters"]
 
 LISTED = 100
-"""Number of dead letters that `list` shows by default: one or two screens."""
+"""Maximum number of dead letters that `list` shows by default; this is one or two screens."""
 
 _SHOWN_BYTES = 40
 
 
 def _name(text: str) -> str:
-    """Check a name: `<broker>-<partition>:<offset>`."""
+    """Check that a text is the name of a dead letter, `<broker>-<partition>:<offset>`, and return it."""
     partition, colon, offset = text.partition(":")
     if not colon or not offset.isdecimal():
         raise ValueError(f"{text!r} is not a dead letter: write it as `list` shows it, for example 0-0:4096")
@@ -46,7 +46,7 @@ def dead_letters() -> None:
     """List and show the dead letters of a group; send them again, or drop them.
 
     A message becomes a dead letter when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
-    16 times. Each has a NAME, as 0-0:4096. --since and --until refer to the time of its last failure.
+    16 times. Each has a NAME, for example 0-0:4096. --since and --until refer to the time of its last failure.
 
     \b
     Example
@@ -60,7 +60,9 @@ def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add options that choose letters, passed on as one argument `chosen` for DeadLetters.read."""
+    """Return a decorator that adds the options by which a user chooses dead letters. The command receives their values
+    as one argument `chosen`, for DeadLetters.read.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         def call(
@@ -165,10 +167,10 @@ def redrive_letters(
     to: RedriveTo,
     names: tuple[str, ...],
 ) -> None:
-    """Send dead letters again, unchanged, and mark them as done: those named, or all that the options choose.
+    """Send dead letters again, unchanged, and mark them as done: the named ones, or all that the options choose.
 
     Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again:
-    at most the letter in flight is sent twice.
+    at most the dead letter that was being sent at that moment is sent twice.
 
     \b
     Example
@@ -200,7 +202,7 @@ def redrive_letters(
 @yes_option
 @click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes: bool, names: tuple[str, ...]) -> None:
-    """Mark dead letters as done without sending them again: those named, or all that the options choose.
+    """Mark dead letters as done without sending them again: the named ones, or all that the options choose.
 
     \b
     Example
@@ -215,7 +217,9 @@ def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes
 
 
 def _count(letters: DeadLetters, chosen: dict[str, Any], names: Iterable[str]) -> int:
-    """Return the number of chosen letters. Raises MessageNotFound for a name that does not exist."""
+    """Return the number of dead letters that the user has chosen by options or names. Raises MessageNotFound for a name
+    that does not exist.
+    """
     wanted = set(names)
     missing, count = set(wanted), 0
     for each in letters.read(**chosen, names=wanted or None):
@@ -243,7 +247,9 @@ def _redriven(each: Redriven) -> dict[str, object]:
 
 
 def _would_go(letter: DeadLetter, topic: str) -> dict[str, object]:
-    """Return where the letter would go, without the partition, which is only known when it is sent."""
+    """Return the JSON fields that tell where a dead letter would be sent. The partition is not among them, because it
+    is known only when the letter is sent.
+    """
     return {"name": letter.name, "topic": topic, "partition": None, "offset": None}
 
 

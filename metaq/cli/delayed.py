@@ -45,8 +45,8 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 
 
 def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """Return the named broker, or all registered brokers, and report absent brokers. Raises the errors of
-    `Cluster.endpoint`.
+    """Return the ids of the brokers to ask: the given broker, or all registered brokers. In the latter case report
+    absent brokers on stderr. Raises the errors of `Cluster.endpoint`.
     """
     if broker is not None:
         cluster.endpoint(broker)
@@ -63,8 +63,8 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """Count the waiting messages by topic.
 
-    LATE counts messages that are due but that their partition does not take; WHY gives the reason. Exit code 1 if a
-    broker does not answer; the others' messages are counted.
+    LATE counts messages that are due but that their partition does not accept; WHY gives the reason. Exit code 1 if a
+    broker does not answer; the messages of the other brokers are counted.
 
     \b
     Example
@@ -103,7 +103,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
 def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
     """List the next messages to be delivered, in the order of their times (UTC).
 
-    Exit code 1 if a broker does not answer; the others' messages are shown.
+    Exit code 1 if a broker does not answer; the messages of the other brokers are shown.
 
     \b
     Example
@@ -181,8 +181,8 @@ def cancel_delayed(
 
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """Return the result that `cancel_at` would have, with one exception: a message that was already cancelled counts as
-    not waiting.
+    """Return the result that `cancel_at` would have, without cancelling the message. There is one difference: a message
+    that was already cancelled counts as not waiting.
     """
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:

@@ -1,5 +1,5 @@
-"""Read a topic without a group: write no state to ZooKeeper, and read every partition from a position to the end that
-it had when reading began.
+"""Read a topic without a consumer group. Nothing is written to ZooKeeper. Each partition is read from a given position
+to the end that it had when reading began, or further if the reader follows new messages.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ _T = TypeVar("_T")
 
 READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
-"""Pause in seconds of a following reader after a round over all partitions without new messages."""
+"""Pause in seconds of a reader that follows new messages, after it has found none in any partition."""
 RETRY_SECONDS = 5.0
-"""Seconds after which a following reader asks a silent broker again."""
+"""Seconds after which a reader that follows new messages asks a broker again that has not answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which messages of `topic` to read, from `start` on. only: these partitions, default all. follow: continue after
-    the end. where: only messages that match this filter by content."""
+    """Which messages of `topic` to read. start: where to begin. only: the partitions to read, by default all. follow:
+    whether to wait for new messages at the end. where: read only messages that match this filter by content.
+    """
 
     topic: str
     start: Position
@@ -48,8 +49,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Cursor:
-    """The next byte to read in one partition; None until its broker answers. end: the offset to stop at; None to
-    follow.
+    """The reading position in one partition. offset: the next byte to read; None until the broker has answered. end:
+    the offset at which to stop; None if the reader follows new messages.
     """
 
     partition: TopicPartition
@@ -69,12 +70,12 @@ def read_topic(
     on_damaged: Callable[[CorruptRecord], None] | None = None,
     on_silent: Callable[[str], None] | None = None,
 ) -> Iterator[Message]:
-    """Yield the wanted messages, in order within a partition; partitions take turns of one block.
+    """Yield the wanted messages. Messages of a partition are in order. One block is read from each partition in turn.
 
-    idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with damaged
-    bytes; reading continues after them. on_silent: called once, with a sentence about the missing data, for a broker
-    that does not answer, or a partition that an operator has closed. The others are still read, and if the reader
-    follows, it asks a silent broker again every RETRY_SECONDS.
+    idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error
+    for damaged bytes; reading continues after these bytes. on_silent: called once, with a sentence about the missing
+    data, for a broker that does not answer, or a partition that an operator has closed. The other partitions are still
+    read. If `follow` is set, a broker that has not answered is asked again every RETRY_SECONDS.
 
     Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage if on_damaged is not given, or if the end of the
     damage is unknown; BrokerUnavailable if on_silent would be called but was not given.
@@ -104,7 +105,9 @@ def read_topic(
 
 
 class _Reader:
-    """The cursors of one call of read_topic, and the brokers that were already reported as silent."""
+    """The state of one call of read_topic: the reading positions, and which brokers and partitions were already
+    reported as unavailable.
+    """
 
     def __init__(self, cluster: Cluster, wanted: Wanted, on_silent: Callable[[str], None]) -> None:
         topic = wanted.topic
@@ -121,7 +124,9 @@ class _Reader:
         self.leave_what_is_done()
 
     def next_block(self, cursor: _Cursor) -> Iterator[Message]:
-        """Yield the next block. The cursor moves over each message before it is yielded."""
+        """Yield the messages of the partition's next block. The cursor is moved past each message before the message is
+        yielded.
+        """
         if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor=cursor)):
             return
         assert cursor.offset is not None
@@ -138,8 +143,8 @@ class _Reader:
         cursor.offset = following
 
     def leave_what_is_done(self) -> None:
-        """Remove the cursors that are done. Unless `follow` is set, also remove the cursors of silent brokers and of
-        closed partitions.
+        """Remove the cursors that have reached their end. Unless `follow` is set, also remove the cursors of closed
+        partitions and of partitions whose broker does not answer.
         """
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
 
@@ -164,7 +169,9 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Report this once, until the broker or partition answers again."""
+        """Report by on_silent that a broker or a partition cannot be read. It is reported only once until it answers
+        again.
+        """
         if whom not in self._told:
             self._told.add(whom)
             self._on_silent(sentence)

@@ -1,6 +1,8 @@
-"""Read from the data directory what earlier starts of `metaq up` served, so that a new start serves all former data.
+"""Find out from the data directory which topics and how many brokers earlier starts of `metaq up` had. So a new start
+can serve all former data.
 
-Messages are below broker-*/data; topics without messages, and settings, are in the server.ini of the last start.
+Topics with messages are found in broker-*/data. Topics without messages, and settings, are found in the server.ini
+files of the last start.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ def node_name(replica: int) -> str:
 
 
 def broker_directory(broker_id: int, replica: int) -> str:
-    """Return the name of a process's directory below the data directory."""
+    """Return the name of the directory of a broker process below the data directory."""
     return f"broker-{broker_id}" + (f"-{node_name(replica)}" if replica else "")
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
-    """What earlier starts have left in the data directory. stored: the result of `stored_topics`. topics, settings:
-    those of the last start. brokers: the highest number of brokers that was started; 0: none. replicas: the highest
-    number of nodes of a broker set; 0: no broker set.
+    """What earlier starts have left in the data directory. stored: the result of `stored_topics`. topics, settings: the
+    topics and settings of the last start. brokers: the largest number of brokers that was ever started; 0: none.
+    replicas: the largest number of nodes of a broker set; 0: there was no broker set.
     """
 
     stored: dict[int, dict[str, int]]
@@ -59,8 +61,9 @@ class EarlierStarts:
 
     @classmethod
     def read(cls, data_dir: Path) -> EarlierStarts:
-        """Read the data directory. Raises ConfigError if a server.ini cannot be read, and the errors of a broker's
-        start."""
+        """Read the data directory. Raises ConfigError if a server.ini cannot be read, and the errors that a broker
+        raises when it cannot use its directory.
+        """
         topics: list[TopicSpec] = []
         settings: dict[tuple[str, str], str] = {}
         started = [each for each in sorted(data_dir.glob("broker-*/server.ini")) if _place(each.parent)]
@@ -81,13 +84,15 @@ class EarlierStarts:
 
 
 def _place(directory: Path) -> tuple[int, int] | None:
-    """Return broker id and replica of a process's directory; None if it is not such a directory."""
+    """Return the broker id and the replica number in the name of a broker process's directory; None if it is another
+    kind of directory.
+    """
     found = _DIRECTORY.fullmatch(directory.name)
     return (int(found[1]), string.ascii_lowercase.index(found[2] or "a")) if found else None
 
 
 def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
-    """Yield the topic, its number of partitions and the other lines of each topic's section in a server.ini."""
+    """Yield for each topic's section in a server.ini the topic, its number of partitions and its other settings."""
     ini = ConfigParser(delimiters="=", comment_prefixes=(";", "#"), interpolation=None, default_section="")
     ini.optionxform = str  # type: ignore[assignment, method-assign]
     try:
@@ -104,8 +109,8 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """Return the topics of each broker id that has partitions in the directory of one of its nodes. Each topic comes
-    with its highest partition number plus one.
+    """Return for each broker id the topics that have partitions in the directory of one of its nodes. The value of a
+    topic is its highest partition number plus one.
     """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
@@ -121,7 +126,7 @@ def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
 
 
 def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
-    """Return each topic once, with the most partitions in any list."""
+    """Merge lists of topics. Each topic is returned once, with its largest number of partitions in any list."""
     counts: dict[str, int] = {}
     for name, partitions in (each for topics in lists for each in topics):
         counts[name] = max(partitions, counts.get(name, 0))
@@ -129,6 +134,8 @@ def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
 
 
 def all_settings(*lists: Sequence[TopicSetting]) -> list[TopicSetting]:
-    """Return each setting once, with its value in the last list."""
+    """Merge lists of settings. Each setting is returned once; if several lists have it, the value in the last of them
+    counts.
+    """
     found = {(topic, name): value for settings in lists for topic, name, value in settings}
     return [TopicSetting(topic, name, value) for (topic, name), value in found.items()]

@@ -1,4 +1,4 @@
-"""The command `metaq groups`: list consumer groups and their lag, and move their offsets."""
+"""The command `metaq groups`: list consumer groups, show their lag, and change their committed offsets."""
 
 from __future__ import annotations
 
@@ -129,8 +129,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
-    """Return the number of failed messages whose pause is not over; None if a broker does not report it. Only a group
-    that reads failed messages has any."""
+    """Return the number of failed messages of a group that still wait for another attempt; None if a broker does not
+    report it. Only a group that reads its topic of failed messages has any.
+    """
     topic = RETRY_PREFIX + group
     if topic not in topics:
         return 0
@@ -148,7 +149,7 @@ def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int
 
 
 def _dead_letters(cluster: Cluster, group: str) -> int | None:
-    """Return the number of dead letters; None if a broker that has some does not answer."""
+    """Return the number of dead letters of a group; None if a broker that has some does not answer."""
     try:
         return count_dead_letters(cluster, group)
     except CoordinationError:
@@ -158,10 +159,10 @@ def _dead_letters(cluster: Cluster, group: str) -> int | None:
 
 
 def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -> list[list[str]]:
-    """Return the topics that each group reads.
+    """Return for each group the topics that it reads.
 
-    Raises ClientError for a group that has neither a member nor an offset: the error names the most similar known
-    group, and ends with `otherwise`. For a shared group it names the command for shared groups.
+    Raises ClientError for a group that has neither a member nor an offset. The error text names the most similar known
+    group, and ends with `otherwise`. For a shared group it names the command for shared groups instead.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
@@ -176,15 +177,15 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Return the names of the partitions in which the group has offsets and that are not in `chosen`, because no
-    registered broker serves them.
+    """Return the names of the partitions in which the group has committed offsets, but which are not in `chosen`,
+    because no registered broker serves them.
     """
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
 
 
 def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
-    """Raise BrokerUnavailable if partitions were left out."""
+    """Raise BrokerUnavailable if partitions were left out. left: the result of `left_out`."""
     if left:
         brokers = ", ".join(sorted({name.partition("-")[0] for name in left}, key=int))
         raise BrokerUnavailable(
@@ -194,14 +195,14 @@ def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
 
 
 class _Zones(NamedTuple):
-    """Zones by consumer id and by broker id."""
+    """The zones of the consumers of a group (by consumer id) and of the brokers (by broker id)."""
 
     members: dict[str, str]
     brokers: dict[int, str]
 
     def as_json(self, row: GroupPartition) -> dict[str, object]:
-        """Return the zone fields of the row. zone: the broker's zone. across_zones: whether the owner is in another
-        zone; None if one of the zones is unknown.
+        """Return the JSON fields about zones for a partition. zone: the zone of the partition's broker. across_zones:
+        whether the partition's owner is in another zone; None if one of the two zones is unknown.
         """
         broker, owner = self._of(row)
         return {"zone": broker, "across_zones": None if broker is None or owner is None else broker != owner}
@@ -354,13 +355,14 @@ def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is
 
 
 class GroupPartition(NamedTuple):
-    """A group's position in one partition. None: unknown.
+    """A group's position and lag in one partition. None stands for an unknown value.
 
-    committed: None before the first commit. bounds: None if the broker does not answer, or if the partition is closed.
-    lag_bytes, lag_messages: readable data after the offset; before the first commit, all readable data. lag_seconds:
-    how long ago the first of these messages was stored; a Java broker's messages have no store time. closed: whether an
-    operator has closed the partition. missed_from: the offset from which on the group may have missed messages, because
-    the message before its committed offset was replaced by others; None if nothing is known to be missed.
+    committed: the committed offset; None before the first commit. bounds: the readable bytes; None if the broker does
+    not answer, or if the partition is closed. lag_bytes, lag_messages: readable data after the offset; before the first
+    commit, all readable data. lag_seconds: how long ago the first of these messages was stored; a Java broker's
+    messages have no store time. closed: whether an operator has closed the partition. missed_from: the offset from
+    which on the group may have missed messages, because the message before its committed offset was replaced by others;
+    None if nothing is known to be missed.
     """
 
     partition: TopicPartition
@@ -375,7 +377,7 @@ class GroupPartition(NamedTuple):
 
     @property
     def outside(self) -> bool:
-        """Whether the committed offset points outside the readable bytes."""
+        """Whether the committed offset is outside the readable bytes."""
         return (
             self.bounds is not None
             and self.committed is not None
@@ -384,7 +386,7 @@ class GroupPartition(NamedTuple):
 
 
 def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
-    """Return a sentence for an operator about messages that a group may have missed."""
+    """Return a sentence that tells an operator which messages a group may have missed."""
     return (
         f"group {group} has read messages of {partition.topic} {partition} that are lost, and skips the messages that "
         f"took their place: stop its members, and run `{commanded(group, partition, missed_from)}`"
@@ -394,10 +396,10 @@ def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
 def group_partitions(
     cluster: Cluster, survey: Survey, group: str, topic: str, clock: Callable[[], float] = time.time
 ) -> list[GroupPartition]:
-    """Return the group's position in each partition of `topic`, in numeric order: all served partitions, and the
-    partitions of absent brokers for which the group has an offset.
+    """Return the group's position in each partition of `topic`, sorted by partition. These are all partitions that
+    brokers serve, and the partitions of absent brokers in which the group has a committed offset.
 
-    clock: seconds since 1970.
+    clock: returns seconds since 1970.
     """
     committed = (TopicPartition.parse(topic, name) for name in cluster.view.committed_partitions(group, topic))
     gone = {each for each in committed if survey.source(each) is None}

@@ -1,4 +1,6 @@
-"""The command `metaq halves`: list and decide half messages, which wait for the outcome of their transaction."""
+"""The command `metaq halves`: list half messages, which wait for the outcomes of their transactions, and decide
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,12 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 @_broker_option
 @json_option
 def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
-    """Count the half messages by producer group. WAITING (all groups together): not yet due for a question.
+    """Count the half messages by producer group. WAITING (all groups together): half messages about which no producer
+    is to be asked yet.
 
-    ASKED: due, so that producers of the group are asked for the outcome. PARKED: producers were asked as often as
-    allowed, so an operator must decide. ASKERS: producers that wait for questions; with 0 nobody can be asked. Exit
-    code 1 if a broker does not answer; the others' messages are counted.
+    ASKED: half messages about which producers of the group are being asked. PARKED: producers were asked as often as
+    allowed, so an operator must decide. ASKERS: producers that are ready to be asked; with 0 nobody can be asked. Exit
+    code 1 if a broker does not answer; the messages of the other brokers are counted.
 
     \b
     Example
@@ -100,7 +103,7 @@ def list_of_halves(
 ) -> None:
     """List half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
 
-    Exit code 1 if a broker does not answer; the others' messages are shown.
+    Exit code 1 if a broker does not answer; the messages of the other brokers are shown.
 
     \b
     Example
@@ -124,8 +127,8 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """Return a sentence that tells why no half message is listed. A producer group is known only while brokers have its
-    half messages, or while its producers wait for check-back questions.
+    """Return a sentence that tells the user why no half message is listed. A producer group is known only while brokers
+    have half messages of it, or while its producers wait for CHECK_HALVES answers.
     """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))

@@ -1,5 +1,6 @@
-"""Check names against the topics and groups of the cluster. An unknown name is an error, which an empty table would
-hide."""
+"""Check whether the names that a user gives are topics or groups of the cluster. Without this check, a command would
+show an empty table for a mistyped name instead of an error.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """Return all brokers' reports on a shared group ("" = all groups), and the reasons why other brokers did not
-    answer.
+    """Ask all brokers about a shared group ("" = all shared groups). Return their reports, and for each broker that did
+    not answer the reason, by broker id.
 
-    Brokers without shared groups, such as 1.x's, report none.
+    Brokers that do not know shared groups, such as those of 1.x, count as having none.
     """
     masters = [broker_id for broker_id, nodes in cluster.view.brokers().items() if nodes.master is not None]
     found, silent = ask_brokers(cluster, masters, partial(_shared_status, group=group))
@@ -36,16 +37,17 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
-    """Return the groups that have a topic of failed messages or of dead letters. Such a topic is created with its first
-    message."""
+    """Return the groups that have one of metaq's own topics with one of these prefixes, that is, a topic of failed
+    messages or of dead letters. Such a topic exists from its first message on.
+    """
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
 
 def check_known_group(cluster: Cluster, group: str) -> None:
-    """Check that a group is a consumer group or a shared group, or has failed messages or dead letters.
+    """Check that a group exists: that it is a consumer group or a shared group, or has failed messages or dead letters.
 
-    Raises ClientError, which names the most similar group; BrokerUnavailable if a broker that does not answer may have
-    it as a shared group.
+    Raises ClientError for an unknown group; the error text names the most similar known group. Raises BrokerUnavailable
+    if the group is unknown, but a broker that does not answer may know it as a shared group.
     """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:
@@ -60,10 +62,11 @@ def check_known_group(cluster: Cluster, group: str) -> None:
 
 
 def check_known_topic(cluster: Cluster, topic: str) -> None:
-    """Check that a topic exists or has existed. Raises NoPartition, which names the most similar topic.
+    """Check that a topic exists or has existed. Raises NoPartition for an unknown topic; the error text names the most
+    similar known topic.
 
-    For a group's topics of failed messages and dead letters only the group must be known: these topics are created when
-    a message first fails.
+    For the topics of a group's failed messages and dead letters, only the group must be known, because these topics do
+    not exist before a message first fails.
     """
     if topic in cluster.view.topics():
         return

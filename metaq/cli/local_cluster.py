@@ -1,4 +1,5 @@
-"""A whole cluster on this machine: a ZooKeeper server and broker processes below one data directory.
+"""A complete cluster on this machine: a ZooKeeper server and broker processes, with their files below one data
+directory.
 
 <data>/zookeeper/            ZooKeeper's data
 <data>/broker-<id>/          server.ini (written at every start), broker.log, data/
@@ -38,11 +39,11 @@ __all__ = [
 HOST = "127.0.0.1"
 MAX_REPLICAS = 8
 START_SECONDS = 30.0
-"""Maximum seconds from the start of all brokers until every topic is published."""
+"""Maximum seconds to wait after the start of all brokers until they publish every topic."""
 
 GRACE_MS = 500
-"""Milliseconds for which a stopping broker keeps serving clients that move to other brokers; short, because here all
-brokers stop.
+"""Milliseconds for which a stopping broker still serves clients, so that they can change to other brokers. The time is
+short because all brokers of this cluster stop together.
 """
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
@@ -51,7 +52,9 @@ ASYNC_FLUSH = {"unflushThreshold": 1_000, "unflushInterval": 1_000}
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """One broker process. node: its name in the set of its broker id; None for a broker outside a set."""
+    """A broker process to start. node: its name in the broker set with its broker id; None for a broker outside a
+    set.
+    """
 
     broker_id: int
     node: str | None
@@ -60,14 +63,15 @@ class PlannedNode:
 
     @property
     def name(self) -> str:
-        """The name used in messages."""
+        """The name of the process in texts for the user."""
         return f"broker {self.broker_id}" + (f" node {self.node}" if self.node else "")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """What to start. ports: one per process; their broker ids are 0, 1, …, and then from 0 again for the next node of
-    each set. Numbers of partitions are per broker id."""
+    """Describes the cluster to start. ports: one port for each broker process. The broker ids of the processes are 0,
+    1, …, and then again from 0 for the next node of each set. topics: numbers of partitions are per broker id.
+    """
 
     data_dir: Path
     ports: Sequence[int]
@@ -76,11 +80,11 @@ class ClusterPlan:
     durable: bool = True
     session_timeout_ms: int = 30_000
     disk_reserve: int | None = None
-    """Bytes; None: the broker's default."""
+    """The value of the brokers' option --disk-reserve in bytes; None: the broker's default."""
     replicas: int = 1
     """Number of nodes of each broker id; 1: no broker set."""
     settings: Sequence[TopicSetting] = ()
-    """Additional lines for the sections of `topics` in server.ini."""
+    """Additional settings for the sections of `topics` in server.ini."""
     apache_jars: Path | None = None
     """Directory with the jars of Apache's ZooKeeper; None: use metaq's standalone server."""
 
@@ -90,7 +94,9 @@ class ClusterPlan:
         return len(self.ports) // self.replicas
 
     def nodes(self) -> list[PlannedNode]:
-        """Return all processes: the first process of each broker id, then the second process of each, and so on."""
+        """Return all broker processes: first the first process of each broker id, then the second process of each, and
+        so on.
+        """
         return [
             PlannedNode(
                 number % self.brokers,
@@ -103,7 +109,7 @@ class ClusterPlan:
 
 
 def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str:
-    """Return the configuration of one process of `plan`."""
+    """Return the content of server.ini for one broker process of `plan`."""
     system = {
         "brokerId": node.broker_id,
         "hostName": HOST,
@@ -130,11 +136,13 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
 
 
 class LocalCluster:
-    """The processes of a ClusterPlan: starts and stops them. Main thread only: the processes end with that thread."""
+    """Starts and stops the processes of a ClusterPlan. Only the main thread may use it, because the processes end when
+    the thread that started them ends.
+    """
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart(text): called when a node of a set has ended and was started again, or when a node leads in place
-        of another node whose data was removed.
+        """on_restart: called with a text for the user when a node of a set has ended and was started again, or when a
+        node leads instead of another node whose data was removed.
         """
         self.plan = plan
         self.brokers: list[Child] = []
@@ -148,7 +156,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """The address of each broker id; for a set, the addresses of all nodes with their names."""
+        """A text with the address of each broker id. For a broker set it has the addresses and names of all nodes."""
         nodes = self.plan.nodes()
         return [
             ", ".join(
@@ -171,9 +179,10 @@ class LocalCluster:
         self.stop()
 
     def start(self) -> None:
-        """Start all processes and wait until all brokers publish all topics, and all nodes of sets are in sync.
+        """Start all processes. Wait until all brokers publish all topics and all nodes of broker sets are in sync.
 
-        Raises CoordinationUnavailable or BrokerUnavailable with the last log line of the failed process.
+        Raises CoordinationUnavailable or BrokerUnavailable; the error text contains the last line in the log of the
+        failed process.
         """
         plan = self.plan
         # Start the brokers while ZooKeeper starts, with two exceptions. A broker set needs its state in ZooKeeper
@@ -195,11 +204,11 @@ class LocalCluster:
             session.close()
 
     def _found_sets(self, session: ZkSession) -> None:
-        """Write the first state of each new set: its first node leads if the broker id already has messages, otherwise
-        the set's preferred node leads.
+        """Write the first state of each new broker set to ZooKeeper. If the broker id already has messages, the set's
+        first node becomes the leader, otherwise its preferred node.
 
-        A set whose nodes have a history keeps its state, unless no node has the in-sync data. If the state is lost, the
-        set waits for an operator.
+        An existing set keeps its state, unless no node has the in-sync data any more (`_choose_data`). If the nodes of
+        a set have data but its state in ZooKeeper is lost, nothing is written, and the set waits for an operator.
         """
         stored = stored_topics(self.plan.data_dir)
         for broker_id in range(self.plan.brokers):
@@ -213,8 +222,8 @@ class LocalCluster:
                 self._choose_data(session, broker_id, view.state, view)
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
-        """Let the node with the highest epoch lead if no directory has the in-sync data, because somebody has removed
-        that directory. Data that only the removed directory had is lost. Raises StoreError.
+        """If no node's directory has the in-sync data of a set, because somebody has removed that directory, let the
+        node with the highest epoch lead. Data that only the removed directory contained is lost. Raises StoreError.
         """
         from metaq.broker import inspection  # loaded late, as in earlier_starts.py
 
@@ -268,16 +277,17 @@ class LocalCluster:
         return view.master is not None and nodes <= set(view.in_sync_present)
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if a process has ended by itself."""
+        """Raise BrokerUnavailable if a broker process has ended by itself."""
         for broker in self.brokers:
             broker.check()
         if not self._zookeeper.running:
             raise BrokerUnavailable(f"ZooKeeper has ended: see {self.plan.data_dir / 'zookeeper'}")
 
     def watch(self, wait: Callable[[float], bool]) -> None:
-        """Return when `wait(seconds)` returns true; raise BrokerUnavailable as soon as a process has ended by itself.
+        """Check the processes until `wait(seconds)` returns true. Raise BrokerUnavailable as soon as a process has
+        ended by itself.
 
-        A node of a set that was stopped, or ended by a signal, is started again.
+        A node of a broker set that was stopped, or that a signal has ended, is started again instead.
         """
         while not wait(0.5):
             if self.plan.replicas > 1:
@@ -293,9 +303,10 @@ class LocalCluster:
                 self._on_restart(f"{node.name} {how}: it is started again")
 
     def stop(self) -> None:
-        """Stop the brokers, which unregister, then ZooKeeper. Does nothing the second time.
+        """Stop the brokers, which unregister in ZooKeeper, and then ZooKeeper. A second call has no effect.
 
-        The nodes of a set stop one after the other, and the first node last, so that it leads when no other node can.
+        The nodes of a broker set are stopped one after the other. The first node is stopped last, so that it is the
+        leader in the end.
         """
         while self.brokers:
             last = self.brokers[-self.plan.brokers :]

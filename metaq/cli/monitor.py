@@ -109,14 +109,14 @@ def monitor(
     as_json: bool,
     **limits: int,
 ) -> int:
-    """Look at ZooKeeper, every broker and every group. Exit code 1 if the last look had an alarm.
+    """Check ZooKeeper, every broker and every group. Exit code 1 if the last check gave an alarm.
 
     Reports servers of --zk that do not answer, and brokers that do not answer or have left. Of brokers it reports
     messages refused because of a full disk or a failed write, failed puts, connections, prepared transactions and
     parked half messages. It reports groups that are too far behind, have messages waiting and no member, stand still
     (--every), have no owner, have an offset outside the readable bytes or have read lost messages. It also reports
-    shared groups without a member, dead letters, broker sets in trouble, full disks and little memory. One cause gives
-    one line; values that cannot be read because of this cause are unknown.
+    shared groups without a member, dead letters, broker sets in trouble, full disks and little memory. Each problem is
+    reported in one line; values that cannot be read because of this problem are shown as unknown.
 
     \b
     Example

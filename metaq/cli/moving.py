@@ -1,5 +1,6 @@
-"""The commands `metaq partitions move` and `moves`, and `metaq brokers drain`: move partitions to other brokers while
-clients run."""
+"""The commands `metaq partitions move`, `metaq partitions moves` and `metaq brokers drain`, which move partitions to
+other brokers while clients run.
+"""
 
 from __future__ import annotations
 
@@ -84,10 +85,10 @@ def move_partitions(
 ) -> None:
     """Move partitions of a topic to another broker while producers and consumers run.
 
-    A broker numbers its partitions from 0 without a gap, so only the last ones can leave, and they get the next numbers
-    of the target. Messages keep their offsets, and groups continue at their positions. The brokers continue without
-    this command; called again it shows their progress. A move can be cancelled until the source takes no more messages
-    and the target has them all.
+    A broker numbers its partitions from 0 without a gap. So only the last partitions of a broker can be moved, and they
+    get the next free numbers at the target. Messages keep their offsets, and groups continue at their positions. If
+    this command is stopped, the brokers continue the move; if it is called again, it shows their progress. A move can
+    be cancelled until the source accepts no more messages and the target has all of them.
 
     \b
     Example
@@ -145,8 +146,8 @@ def list_moves(zk: str, as_json: bool) -> None:
 def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Sequence[int] | None, rate: int) -> None:
     """Take broker ID, or a broker set, out of service: move all its topics to others while clients run.
 
-    Each topic goes to the broker that has the fewest partitions at that time. Exits with 1 unless the broker has none
-    left in the end; run it again to continue.
+    Each topic is moved to the broker that has the fewest partitions at that time. Exits with 1 if the broker still has
+    partitions in the end; run it again to continue.
 
     \b
     Example
@@ -180,7 +181,9 @@ def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Se
 
 
 def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -> int:
-    """Return the broker with the fewest partitions among the possible targets."""
+    """Return the id of the broker that has the fewest partitions among the possible targets. counts: the number of
+    partitions of each broker.
+    """
     able = {each: count for each, count in counts.items() if each != broker and (targets is None or each in targets)}
     if not able:
         raise CoordinationError("no broker that may get the partitions is registered now")
@@ -188,7 +191,9 @@ def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -
 
 
 def _follow(moves: MovesOfCluster, move: Move, as_json: bool) -> Move:
-    """Follow a move until it is done, and return it. Raises CoordinationError if it was cancelled."""
+    """Show the progress of a move until it is done, and return its final state. Raises CoordinationError if it was
+    cancelled.
+    """
     said, said_at = "", 0.0
     while True:
         progress = moves.look(move)

@@ -1,4 +1,4 @@
-"""The command `metaq offsets`: show the offsets of groups, copy them to another broker, move them."""
+"""The command `metaq offsets`: show the committed offsets of groups, copy them to another broker, or change them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def offsets() -> None:
 
 
 def _as_here(command: click.Command) -> click.Command:
-    """Return the same command with `metaq offsets` in its examples."""
+    """Return a copy of a command of `metaq groups` whose examples contain `metaq offsets` instead."""
     here = copied(command)
     here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
     return here
@@ -58,7 +58,7 @@ offsets.add_command(_as_here(seek_group), "seek")
 
 
 class Shown(NamedTuple):
-    """One stored offset of a group."""
+    """One stored offset of a group in one partition."""
 
     group: str
     partition: TopicPartition
@@ -76,8 +76,8 @@ class Shown(NamedTuple):
 def show_offsets(
     zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
 ) -> None:
-    """Show stored offsets: byte, id of the last processed message, owner. No broker is asked: see `metaq groups
-    describe`.
+    """Show stored offsets: the byte, the id of the last processed message, and the owner of the partition. No broker is
+    asked; for the lag see `metaq groups describe`.
 
     \b
     Example
@@ -150,7 +150,7 @@ def _stored_in_sql(url: str, topic: str | None, group: str | None, only: Sequenc
 
 
 class Copied(NamedTuple):
-    """One offset and the result of copying it."""
+    """One offset to copy, and the result of copying it."""
 
     group: str
     source: TopicPartition
@@ -184,7 +184,8 @@ def copy(
     target_start: int,
     only: tuple[str, ...],
 ) -> None:
-    """Copy the offsets of all groups from one broker's partitions to another's, as `partitions renumber` needs it.
+    """Copy the offsets of all groups from one broker's partitions to another's, for example after `partitions
+    renumber`.
 
     An offset that the target partition already has is kept.
 
@@ -213,7 +214,7 @@ def _copy_group(
     targets: Sequence[TopicPartition],
     dry_run: bool,
 ) -> list[Copied]:
-    """Copy a group's offsets. Partitions that the group never committed are left out."""
+    """Copy the offsets of one group. Partitions in which the group never committed an offset are left out."""
     pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
     there = zip(targets, cluster.committed_many(group, targets), strict=True)
     rows, wanted = [], {}
@@ -274,14 +275,15 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
 
 _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
-"""Drivers of databases that quote names with backticks."""
+"""Python modules of databases in which names are quoted with backticks."""
 
 
 def sql_store(option: str, url: str) -> SqlOffsetStore:
-    """Return the store at `driver://user:password@host:port/database`, or `sqlite3:///path`, which is opened read-only.
+    """Return the store of offsets in an SQL database. url: `driver://user:password@host:port/database`, or
+    `sqlite3:///path` for a file, which is opened read-only.
 
-    driver: name of a DB-API 2.0 module that takes host, port, user, password and database. Raises ConfigError naming
-    `option`, without the URL: it may hold a password.
+    driver: the name of a DB-API 2.0 module that accepts host, port, user, password and database. Raises ConfigError,
+    which names `option` but not the URL, because the URL may contain a password.
     """
     scheme, slashes, _ = url.partition("://")  # not urlsplit's scheme, which is in lower case
     parts = urlsplit(url)

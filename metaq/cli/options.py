@@ -1,5 +1,6 @@
-"""Option types and options that several commands share. A wrong value is refused before any file or connection is
-opened."""
+"""Types of options, and options that several commands share. A wrong value is refused before a command opens any file
+or connection.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +66,10 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Parsed(click.ParamType[T]):
-    """Type that converts a text by `parse`. A ValueError of `parse` (InvalidName is one) says what is wrong with the
-    text.
+    """A type of options that converts the text of a value by `parse`. If `parse` raises a ValueError (InvalidName is
+    one), its text is the error that the user sees.
 
-    An argument that is not a text is already a value: a default, or one that click has converted before.
+    A value that is not a text is left unchanged, because it is a default, or click has already converted it.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -85,7 +86,7 @@ class Parsed(click.ParamType[T]):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to configure and its number of partitions per broker."""
+    """A topic to configure, and its number of partitions on each broker."""
 
     name: str
     partitions: int
@@ -102,7 +103,7 @@ def _topic_spec(text: str) -> TopicSpec:
 
 
 class TopicSetting(NamedTuple):
-    """A line of a topic's section in server.ini."""
+    """A setting to write into a topic's section of server.ini."""
 
     topic: str
     name: str
@@ -110,7 +111,7 @@ class TopicSetting(NamedTuple):
 
 
 def _topic_setting(text: str) -> TopicSetting:
-    """Parse `TOPIC.NAME=VALUE`; names of topics may also contain dots."""
+    """Parse `TOPIC.NAME=VALUE`. The topic's name may contain dots itself."""
     place, sign, value = text.partition("=")
     topic, dot, name = place.rpartition(".")
     if not (sign and dot and name.isalnum() and value.isprintable()):
@@ -119,7 +120,7 @@ def _topic_setting(text: str) -> TopicSetting:
 
 
 class PartitionName(NamedTuple):
-    """A partition as 1.x writes it: `<brokerId>-<partition>`."""
+    """The name of a partition in the form of 1.x: `<brokerId>-<partition>`."""
 
     broker_id: int
     partition: int
@@ -138,7 +139,9 @@ def _is_digits(text: str) -> bool:
 
 
 def _moment(text: str) -> datetime | None:
-    """Parse a time in ISO 8601, in local time unless it names a zone; None if it is not a time."""
+    """Parse a time in ISO 8601, which is a local time unless it contains a time zone. Return None if the text is not a
+    time.
+    """
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -155,7 +158,7 @@ def _position(text: str) -> Position:
     """Parse a position: `earliest`, `latest`, a byte offset, a time, `-COUNT` messages before the end, or a message:
     `id:ID`, `key:KEY`.
 
-    Raises ValueError, which names these choices.
+    Raises ValueError for any other text; the error text names these choices.
     """
     from metaq.client.questions.places import AtKey, AtMessage, Last  # commands without a cluster do not need it
 
@@ -178,7 +181,7 @@ def _position(text: str) -> Position:
 
 
 class Seconds(click.FloatRange):
-    """A duration in seconds; 0.5 is half a second."""
+    """The type of an option whose value is a duration in seconds; 0.5 is half a second."""
 
     name = "SECONDS"
 
@@ -193,7 +196,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def _bytes(text: str) -> int:
-    """Parse a size in bytes, with an optional unit k, m, g or t (of 1,024): 512m."""
+    """Parse a size in bytes, with an optional unit k, m, g or t (powers of 1,024), for example 512m."""
     number, unit = (text[:-1], text[-1].lower()) if text[-1:].lower() in _UNITS else (text, "")
     if not _is_digits(number):
         raise ValueError(f"{text!r} is not a number of bytes, like 512m or 1g")
@@ -212,9 +215,11 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""A topic for commands that use brokers or files: earlier brokers made topics whose names ZooKeeper does not accept."""
+"""The type of a topic's name in commands that use brokers or files. It also accepts names that ZooKeeper does not
+accept, because brokers of earlier versions created topics with such names.
+"""
 STORED_GROUP = Parsed("GROUP", check_group)
-"""As STORED_TOPIC, for groups of shared consumers."""
+"""The type of the name of a shared group. Like STORED_TOPIC, it also accepts names that ZooKeeper does not accept."""
 TOPIC_SETTING = Parsed("TOPIC.NAME=VALUE", _topic_setting)
 TOPIC_WITH_PARTITIONS = Parsed("NAME[:PARTITIONS]", _topic_spec)
 PARTITION = Parsed("BROKER-PARTITION", _partition_name)
@@ -224,13 +229,15 @@ SECONDS = Seconds(min=0)
 POSITIVE_SECONDS = Seconds(min=0, min_open=True)
 BYTES = Parsed("BYTES", _bytes)
 ZK_TIMEOUT_SECONDS = 10.0
-"""Default of --zk-timeout."""
+"""Default of --zk-timeout, in seconds."""
 PORT = click.IntRange(0, 65535)
-"""A TCP port; 0 lets the system choose a free one."""
+"""The type of a TCP port; with 0 the operating system chooses a free port."""
 
 
 class _ZkOption(click.Option):
-    """Option that takes its value from after the command, else from before the command, else from the environment."""
+    """The option --zk. It may be given after the command, or before the command, or as an environment variable; the
+    first of these places that has it counts.
+    """
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         in_front = ctx.find_root().params.get("zk")
@@ -257,8 +264,8 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
-    """Return `call`, a wrapper of the click function `command`, as a click function that also has `options`; its help
-    lists `options` above the options of `command`.
+    """Add `options` to a click function. call: a wrapper of the click function `command`. Return `call` as a click
+    function with the options of both; its help lists `options` above the options of `command`.
     """
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):
@@ -267,8 +274,9 @@ def with_options(call: Callable[..., Any], command: Callable[..., Any], *options
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the question on stderr, unless `yes`. Raises ClientError for the answer no and for a closed stdin;
-    click.Abort for Ctrl-C."""
+    """Ask the user the question on stderr, unless `yes` is set. Raises ClientError if the answer is no or if stdin is
+    closed, and click.Abort for Ctrl-C.
+    """
     if yes:
         return
     try:

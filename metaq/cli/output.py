@@ -1,8 +1,9 @@
-"""Print the data of commands: JSON for programs, a table for people; numbers and sizes in one style.
+"""Print the results of commands: as JSON for programs, or as tables for people. Numbers and sizes have the same style
+in all commands.
 
-Messages are printed by format strings as in kcat: `%t [%p] at %o: %s\\n`. All output for people goes through this
-module, which escapes control characters: clients have chosen many of the texts, and a terminal would obey control
-characters in them.
+Messages are printed by format strings as in kcat: `%t [%p] at %o: %s\\n`. All output for people is printed by this
+module, which escapes control characters. This is necessary because many of the texts come from clients, and a terminal
+would execute control characters in them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ UNKNOWN = "unknown"
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON on stdout, indented, with the keys in the given order."""
+    """Print `value` as indented JSON on stdout. Keys keep their order."""
     print(json_text(value, indent=2))
 
 
@@ -58,12 +59,14 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a text for people on stdout, or on stderr; nl: with a line end."""
+    """Print a text for people on stdout, or on stderr if `err` is set. nl: whether to add a line end."""
     click.echo(printable(text), err=err, nl=nl)
 
 
 def show_warnings() -> None:
-    """Print the client's warnings on stderr if logging is not set up; control characters are escaped."""
+    """Make Python's logging escape control characters in the warnings that it prints on stderr if logging is not set
+    up.
+    """
     import logging  # not needed for a help text
 
     class Shown(logging.Formatter):
@@ -75,7 +78,7 @@ def show_warnings() -> None:
 
 
 def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print `value` as JSON, or `rows` as a table."""
+    """Print `value` as JSON if `as_json` is set, otherwise print `rows` as a table with the head `columns`."""
     if as_json:
         print_json(value)
     else:
@@ -85,7 +88,7 @@ def show(as_json: bool, value: Any, columns: Sequence[str], rows: Iterable[Seque
 
 
 def say(as_json: bool, value: Any, text: str) -> None:
-    """Print `value` as JSON, or the sentence `text`."""
+    """Print `value` as JSON if `as_json` is set, otherwise print the sentence `text`."""
     if as_json:
         print_json(value)
     else:
@@ -102,14 +105,18 @@ def byte_size(count: float) -> str:
 
 
 def counted(number: int | None, noun: str) -> str:
-    """Return `1 message`, `1,200 messages`; None: `unknown messages`. noun: in the singular."""
+    """Return a number with its noun, such as `1 message` or `1,200 messages`; for None return `unknown messages`. noun:
+    the noun in the singular.
+    """
     if number is None:
         return f"{UNKNOWN} {noun}s"
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def moment(ms: int | None) -> str | None:
-    """Return Unix milliseconds as a time in ISO 8601; None for 0 and None, which stand for never."""
+    """Return a time given in Unix milliseconds as text in ISO 8601. 0 and None stand for "never"; for them return
+    None.
+    """
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
@@ -152,8 +159,8 @@ _PIECE = re.compile(r"%(?P<field>.?)|\\(?P<escape>x[0-9A-Fa-f]{2}|.?)", re.DOTAL
 def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message], bytes]:
     """Return a function that formats a message according to `text`.
 
-    terminal: whether to escape characters that a terminal obeys; default: whether stdout is a terminal. Raises
-    ValueError naming an unknown %letter or \\escape and the choices.
+    terminal: whether to escape control characters that a terminal would execute; default: whether stdout is a terminal.
+    Raises ValueError naming an unknown %letter or \\escape and the choices.
     """
     shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []
@@ -187,8 +194,8 @@ def _json_value(value: PropertyValue) -> object:
 
 
 def preview_fields(preview: Preview) -> dict[str, object]:
-    """Return the JSON fields for the preview of a message that waits at its broker. payload_start is null if the
-    payload is compressed.
+    """Return the JSON fields that show the preview of a message that waits at its broker. The field payload_start is
+    null if the payload is compressed.
     """
     payload = preview.payload
     return {
@@ -198,8 +205,8 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """Return the value of one JSON field for a table of names and values. Digits of numbers are not grouped, because
-    users copy the numbers.
+    """Return the value of a JSON field in the form in which a table of names and values shows it. The digits of numbers
+    are not grouped, because users copy the numbers.
     """
     if isinstance(value, list):
         return " ".join(map(str, value))
@@ -209,8 +216,9 @@ def field_text(value: object) -> object:
 
 
 def message_fields(message: Message) -> dict[str, object]:
-    """Return the message as one JSON object. A payload that is not UTF-8 is in `payload_hex` instead of `payload`, a
-    property of bytes is {"base64": …}."""
+    """Return the message as a dict for JSON. If the payload is not UTF-8, the field `payload_hex` replaces `payload`. A
+    property whose value is bytes becomes {"base64": …}.
+    """
     payload = message.payload
     try:
         content: dict[str, object] = {"payload": payload.decode("utf-8")}

@@ -61,7 +61,8 @@ def partitions() -> None:
 @_start
 @_end
 def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, end: int) -> None:
-    """Refuse puts and gets on partitions --start to --end of a configured topic, until they are opened or a restart.
+    """Refuse puts and gets on partitions --start to --end of a configured topic, until the partitions are opened or the
+    broker is restarted.
 
     Every node of a broker set closes them, the leader last.
 
@@ -92,8 +93,9 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
-    """Call `act` at a broker, or at all nodes of a broker set, the leader last, and return the (leader's) result. All
-    nodes are called, because the next leader would serve requests that only the former leader refuses.
+    """Call `act` with a connection to the target broker and return its result. If the target is a broker set, call
+    `act` for all of its nodes, the leader last, and return the leader's result. All nodes are changed, because
+    otherwise the next leader would serve requests that the former leader refuses. failed, command: as in at_every_node.
     """
     endpoint, found = target.found()
     if found is None:
@@ -149,7 +151,8 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
 @dry_run_option
 @json_option
 def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Delete the directories of partitions --start to --end with everything in them; asks for each. This is final.
+    """Delete the directories of partitions --start to --end with everything in them; asks before each. Deleted data
+    cannot be restored.
 
     \b
     Example
@@ -185,8 +188,8 @@ def renumber(
 ) -> None:
     """Rename the directories of partitions --start to --end: `topic-i` becomes `topic-(i+offset)`.
 
-    Nothing is done when a source is missing or a target exists. Consumers' offsets stay with the old numbers: copy them
-    with `metaq offsets copy`.
+    Nothing is renamed if a source directory is missing or a target directory exists. Consumers' offsets stay with the
+    old partition numbers: copy them with `metaq offsets copy`.
 
     \b
     Example

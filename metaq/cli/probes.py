@@ -1,4 +1,4 @@
-"""The checks of `metaq monitor`, and the conditions on which they give an alarm."""
+"""The checks of `metaq monitor`, and the conditions under which they raise an alarm."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from .stats import named_figures
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
-"""Seconds within which a probe message must be readable. A Java broker with asynchronous flush makes the message
-readable after unflushInterval.
+"""Maximum seconds until a probe message that was sent must be readable. A Java broker with asynchronous flush makes the
+message readable only after unflushInterval.
 """
 _PROBE_READ_BYTES = 4096
 
@@ -54,7 +54,9 @@ CERTIFICATE_SECONDS = 30 * 24 * 3600.0
 
 
 class ProbeLevel(StrEnum):
-    """Levels of a result, the worst first. UNKNOWN: could not be checked, for a reason given on another line."""
+    """The levels of a check's result, the worst first. UNKNOWN: the check was not possible, for a reason that another
+    result gives.
+    """
 
     ALARM = "alarm"
     WARNING = "warning"
@@ -63,7 +65,7 @@ class ProbeLevel(StrEnum):
 
 
 class Seen(NamedTuple):
-    """The result of one check."""
+    """The result of one check: its level, the thing that was checked, and a text."""
 
     level: ProbeLevel
     what: str
@@ -72,7 +74,9 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """Limits beyond which an alarm is given. max_lag: bytes; max_disk and min_memory: percent."""
+    """The limits at which `metaq monitor` raises an alarm. max_lag is in bytes; max_disk and min_memory are in
+    percent.
+    """
 
     max_lag: int = 100_000_000
     max_put_failed: int = 0
@@ -84,8 +88,8 @@ class ProbeLimits:
 
 
 class Monitor:
-    """Runs the checks and remembers earlier results, because only the second check can tell whether a group moves. Used
-    by one thread only.
+    """Runs the checks, and remembers the offsets of groups between two rounds of checks. Only a second round can tell
+    whether a group makes progress. Only one thread may use this object.
     """
 
     def __init__(
@@ -108,14 +112,17 @@ class Monitor:
         self._checked = False
         self._put_failed: dict[int, int] = {}
         self._waited: dict[tuple[str, TopicPartition], int] = {}
-        """The committed offset of each group and partition that had waiting messages at the last check."""
+        """The offset that a group had committed in a partition at the last check, for each group and partition that had
+        waiting messages then.
+        """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """For each group with dead letters: the ends of its dead-letter partitions, and the number of dead letters at
-        that time.
+        """For each group with dead letters: the ends of the partitions of its dead-letter topic at the last count, and
+        the number of dead letters at that time.
         """
 
     def look(self) -> list[Seen]:
-        """Run every check once; return the results, the worst first. A failed request is a result, not an error.
+        """Run every check once, and return the results, the worst first. If a request to a broker fails, this is
+        reported as a result and not raised.
 
         The first call raises ClientError for a group that never existed, and NoPartition for a probe topic that never
         existed.
@@ -180,8 +187,9 @@ class Monitor:
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
-        """Yield a line for each set. Add to `leaderless` the sets whose line already says why their broker is
-        absent."""
+        """Yield a result for each broker set. Add the ids of sets without a leader to `leaderless`; their result
+        already says why no broker with this id is registered.
+        """
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
             if not look.leader and not look.is_replaced:
@@ -260,8 +268,8 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """Yield a warning while a group has dead letters. They are counted only when there are new ones, because
-        counting reads them.
+        """Yield a warning if the group has dead letters. They are counted only when new ones have arrived, because
+        counting has to read them.
         """
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
@@ -281,7 +289,9 @@ class Monitor:
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
-        """Return the first problem of a partition, so that one cause gives one line for all of a group's partitions."""
+        """Return the first problem that a group has in a partition. The caller makes one line of all partitions of a
+        group that have the same problem.
+        """
         key = (group, row.partition)
         before = self._waited.pop(key, None)
         if row.closed:
@@ -340,7 +350,7 @@ class Monitor:
 
 
 class _Cause(NamedTuple):
-    """The level of a report on partitions of a group, and the reason for it."""
+    """A problem that partitions of a group have: the level of the result, and the reason."""
 
     level: ProbeLevel
     text: str
@@ -351,7 +361,9 @@ _NAMED = 8
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
-    """Return the total of waiting data in these partitions, and their names, the largest lag first."""
+    """Return a text with the amount of waiting data in these partitions together, and with their names, the partition
+    with the largest lag first.
+    """
     farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
     names = [_place(row) for row in farthest]
     return f"{_waiting(rows)} in {_some(names)}"
@@ -381,7 +393,9 @@ def _total(numbers: Iterable[int | None]) -> int | None:
 
 
 def _shared_groups(survey: Survey, broker_ids: Iterable[int]) -> dict[str, list[SharedPartition]]:
-    """Return the shared groups of these brokers, by name. Brokers without shared groups, such as 1.x's, have none."""
+    """Return the reports of these brokers on shared groups, by the name of the group. Brokers that do not know shared
+    groups, such as those of 1.x, have no reports.
+    """
     found: dict[str, list[SharedPartition]] = {}
     for broker_id in broker_ids:
         try:
@@ -398,7 +412,9 @@ def _shared_status(connection: Connection, partition: TopicPartition) -> list[Sh
 
 
 def _shared(group: str, parts: Sequence[SharedPartition]) -> Seen:
-    """Return one line for a shared group. Waiting messages are normal while members request messages."""
+    """Return the result for a shared group. Waiting messages are not a problem if the group has members that request
+    messages.
+    """
     members = {name for each in parts for name in each.members}
     left, leased = sum(each.left for each in parts), sum(each.leased for each in parts)
     text = f"{counted(left, 'message')} left, {leased:,} of them leased: see `metaq shared describe {group}`"
@@ -413,7 +429,9 @@ def _brokers(ids: Sequence[int]) -> str:
 
 
 def _set(look: SetLook) -> Seen:
-    """Return one line for a broker set: its leader, its in-sync nodes, problems of the other nodes, refused topics."""
+    """Return the result for a broker set. The text names its leader, its in-sync nodes, problems of the other nodes,
+    and topics for which the set refuses messages.
+    """
     what = f"set {look.broker_id}"
     others = "".join(f"; {_node(look, name)}" for name in look.names if name not in look.in_sync or not look.leader)
     if not look.leader:
@@ -464,8 +482,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _gone(cluster: Cluster, groups: Sequence[str], accounted: Set[int]) -> Iterator[Seen]:
-    """Yield an alarm for each absent broker that once existed, or for which groups have offsets: its waiting messages
-    are unknown."""
+    """Yield an alarm for each absent broker that was registered before, or in whose partitions groups have committed
+    offsets. The number of messages waiting at this broker is unknown.
+    """
     having: dict[int, list[str]] = {each: [] for each in cluster.view.broker_ids()}
     for group in groups:
         for broker_id in _committed_brokers(cluster, group):
@@ -509,8 +528,8 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
-    """Yield the results of the steps. An error ends the steps and becomes an alarm; the loss of ZooKeeper is raised,
-    and the caller reports it.
+    """Yield the results of the iterator `steps`. If it raises an error, yield an alarm with the error text. Only
+    CoordinationUnavailable is raised again; the caller reports it.
     """
     try:
         yield from steps
@@ -521,8 +540,8 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """Yield one result: an alarm if `value` is above `limit`. noun: the counted thing, in the singular; rest: words to
-    append.
+    """Yield a result that compares `value` with `limit`: an alarm if the value is larger. noun: the counted thing, in
+    the singular. rest: words to append to the number in the text.
     """
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
@@ -532,7 +551,9 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
 
 
 def _servers(zk: str) -> Iterator[Seen]:
-    """Check each server of a ZooKeeper that answers. An ensemble that has lost one server can lose only few more."""
+    """Check each server of the ZooKeeper ensemble. This is useful even if ZooKeeper answers, because an ensemble that
+    has lost one server can lose only few more.
+    """
     servers = zk.partition("/")[0]
     found = examine(servers, zk_timeout())
     for each in found:
@@ -546,8 +567,8 @@ _DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<res
 
 
 def _writes(what: str, connection: Connection) -> Iterator[Seen]:
-    """Yield the state of each disk of a broker, and an alarm for each reason why it refuses messages: a full disk, a
-    failed journal, a failed write to a partition's file.
+    """Yield a result for each disk of a broker, and an alarm for each reason why the broker refuses messages: a full
+    disk, a failed journal, or a failed write to the file of a partition.
     """
     rooms = [match for line in read_stats(connection, "disk") if (match := _DISK.fullmatch(line))]
     for room in rooms:
@@ -591,7 +612,9 @@ def _number(figures: dict[str, object], name: str) -> int | None:
 
 
 def _available_memory_percent() -> int | None:
-    """Return the percentage of available memory; None if the system does not report it (not Linux)."""
+    """Return the percentage of memory that is available on this machine; None if the system does not report it (not
+    Linux).
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:

@@ -40,8 +40,9 @@ READ_BYTES = 1 << 20
 
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
-    """Parse `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError, which says what is wrong, also for values that no
-    message can have."""
+    """Parse a property of the form `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError, also for a value that no
+    message can have; the error text says what is wrong.
+    """
     name, sign, written = text.partition("=")
     if not sign:
         raise ValueError(f"{text!r} has no '=': write NAME=VALUE")
@@ -65,7 +66,7 @@ def parse_property(text: str) -> tuple[str, PropertyValue]:
 
 
 def _each_once(properties: Iterable[tuple[str, PropertyValue]]) -> dict[str, PropertyValue]:
-    """Return each property once. Raises BadParameter for a repeated one."""
+    """Return the properties as a dict. Raises BadParameter for a repeated property."""
     for name, times in Counter(name for name, _ in properties).items():
         if times > 1:
             wrong = f"{name!r} is given {times} times, and a message has it once: leave one out"
@@ -86,32 +87,33 @@ _PROPERTY_TYPES: Mapping[str, tuple[Callable[[str], PropertyValue], str]] = {
     "bool": (_bool, "true or false"),
     "bytes": (lambda text: b64decode(text, validate=True), "base64, like /w=="),
 }
-"""For each type, the parser and a description of the values."""
+"""For each TYPE in `NAME:TYPE=VALUE`, the function that parses the value, and a description of valid values."""
 
 
 class LineChunk(NamedTuple):
-    """Lines without their line feeds, and the number of bytes that were read for them."""
+    """Lines of the input without their line feeds, and the number of bytes that were read for these lines."""
 
     lines: list[bytes]
     read_bytes: int
 
 
 SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
-"""Sends lines as messages and waits until all are acknowledged.
+"""A function that sends lines as messages and waits until all are acknowledged.
 
-Returns the number of payload bytes, and how many nodes have the messages: one or more values of SendResult.replicas.
+It returns the number of payload bytes, and the numbers of nodes that have the messages (one or more values of
+SendResult.replicas).
 """
 
 
 @dataclass(slots=True)
 class Progressed:
-    """The acknowledged messages so far."""
+    """Figures about the messages that are acknowledged so far."""
 
     messages: int = 0
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """The different numbers of nodes that had a message when it was acknowledged; None is among them if a broker did
+    """The different numbers of nodes that had a message when it was acknowledged. The set contains None if a broker did
     not report the number.
     """
     started: float = field(default_factory=time.perf_counter)
@@ -160,8 +162,8 @@ def produce(
 ) -> None:
     """Send each line of FILE (default: stdin) as one message, without its line feed. A carriage return is kept.
 
-    Batches go round robin over the topic's partitions. Returns once every message is acknowledged; if it fails, or is
-    ended by Ctrl-C, it says how many were.
+    Batches go round robin over the topic's partitions. The command ends when every message is acknowledged. If it
+    fails, or is ended by Ctrl-C, it says how many messages were acknowledged.
 
     \b
     Example
@@ -220,8 +222,8 @@ def _send_lines(
 
 
 def _acknowledged(lines: int, is_certain: bool = False) -> str:
-    """Return a sentence that tells how many lines are acknowledged, and how to continue. is_certain: whether it is
-    certain that no later line is stored.
+    """Return a sentence for the user that tells how many lines are acknowledged, and how to continue. is_certain:
+    whether it is certain that no later line is stored.
     """
     twice = "" if is_certain else "; some may come twice"
     if not lines:
@@ -236,10 +238,10 @@ class _BadLine(ClientError):
 
 
 def _stored_nothing(error: MetaqError) -> bool:
-    """Return whether no line of a failed call is stored.
+    """Return whether it is certain that no line of a failed send call is stored.
 
-    False if the request failed on the way: then nobody knows. False if a broker of 1.x refuses lines, because each line
-    is a separate request there.
+    It is not certain if the request or its answer may have been lost. It is not certain either if a broker of 1.x
+    refuses lines, because each line is a separate request there.
     """
     if isinstance(error, RequestRefused):
         return error.code == ResponseCode.MESSAGE_ILLEGAL
@@ -247,7 +249,7 @@ def _stored_nothing(error: MetaqError) -> bool:
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
-    """Yield the lines of `stream` on arrival: all data that can be read without waiting are passed on at once."""
+    """Yield the lines of `stream` as they arrive. All lines that can be read without waiting are yielded at once."""
     read = getattr(stream, "read1", stream.read)
     rest = b""
     while data := read(READ_BYTES):
@@ -289,8 +291,8 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """Return the error of a line. If other lines were sent with it, return a ClientError instead, so that the user
-    learns that these may be stored.
+    """Return the error that sending a line has raised. If other lines were sent together with this line, return a
+    ClientError instead, which tells the user that the other lines may be stored.
     """
     return error if is_alone else ClientError(str(error))
 
@@ -304,8 +306,9 @@ def _split_key(line: bytes, separator: bytes) -> tuple[str, bytes]:
 
 @contextmanager
 def _progress_bar(title: str, total_bytes: int | None) -> Iterator[Callable[[Progressed], None]]:
-    """Show a bar on stderr if that is a terminal and the input is not typed into it; yield a function that moves the
-    bar."""
+    """Show a progress bar on stderr, if stderr is a terminal and the input does not come from a terminal. Yield a
+    function that updates the bar.
+    """
     if not sys.stderr.isatty() or (total_bytes is None and sys.stdin.isatty()):
         yield lambda _: None
         return

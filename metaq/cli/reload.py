@@ -29,8 +29,8 @@ def reload(target: Target, as_json: bool, dry_run: bool) -> None:
     restart.
 
     In a broker set every present node reads its own file, the leader last. If another node cannot be reached, the
-    leader keeps its settings, and the command names that node and exits with 1. It also exits with 1 if the files of
-    the nodes then differ. --server reloads one process alone.
+    leader keeps its settings, and the command names that node and exits with 1. The command also exits with 1 if the
+    nodes' files differ after that. With --server only that process reads its file.
 
     \b
     Example

@@ -1,4 +1,6 @@
-"""The command `metaq replication`: show the progress of a slave, on either side, and reconnect."""
+"""The command `metaq replication`: show the progress of a replication, from its master or its slave, and make a slave
+reconnect.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,15 @@ from .tables import print_table
 __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
-"""Roles that keep a connection to the other side. A slave without a connection names no peer once its master has left
-ZooKeeper."""
+"""Roles of a broker that has to have a connection to another broker. This list is needed because a slave without a
+connection names no peer once its master has left ZooKeeper.
+"""
 TROUBLED = ("troubled", "stopped")
 
 
 @click.group()
 def replication() -> None:
-    """Show the replication of a metaq master or slave; make a slave connect and check everything again.
+    """Show the replication of a metaq master or slave; make a slave reconnect and check all partitions again.
 
     \b
     Example
@@ -37,8 +40,8 @@ def replication() -> None:
 @target_options
 @json_option
 def status(target: Target, as_json: bool) -> int:
-    """Show the role, the other side and the progress of each partition. Exit code 1 if a side is disconnected or in
-    trouble.
+    """Show the broker's role, the broker at the other side and the progress of each partition. Exit code 1 if the
+    connection to the other side is lost or replication has an error.
 
     \b
     Example
@@ -57,7 +60,7 @@ def status(target: Target, as_json: bool) -> int:
 @dry_run_option
 @json_option
 def restart(target: Target, dry_run: bool, as_json: bool) -> None:
-    """Make a broker connect to the other side and check everything again.
+    """Make a broker connect to the other side of its replication again, and check all partitions again.
 
     \b
     Example

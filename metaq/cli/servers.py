@@ -1,4 +1,4 @@
-"""Common parts of commands that run until they are told to stop: signals, directories, child processes."""
+"""Common code of commands that run until a signal stops them: signals, data directories and child processes."""
 
 from __future__ import annotations
 
@@ -34,19 +34,23 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Stop(threading.Event):
-    """Event that SIGTERM or SIGINT sets. number: the number of the first signal; 0 before it."""
+    """An event that is set when SIGTERM or SIGINT arrives. number: the number of the first signal; 0 before a signal
+    arrives.
+    """
 
     number = 0
 
     @property
     def interrupted(self) -> bool:
-        """Whether Ctrl-C has set the event."""
+        """Whether Ctrl-C (SIGINT) has set the event."""
         return self.number == signal.SIGINT
 
 
 @contextmanager
 def stop_signal() -> Iterator[Stop]:
-    """Yield an event that SIGTERM and SIGINT (Ctrl-C) set, instead of ending the process. Main thread only."""
+    """Within the `with` block, SIGTERM and SIGINT (Ctrl-C) set the yielded event instead of ending the process. Only
+    the main thread may call this.
+    """
     stop = Stop()
 
     def request_stop(number: int, _frame: FrameType | None) -> None:
@@ -63,7 +67,9 @@ def stop_signal() -> Iterator[Stop]:
 
 @contextmanager
 def locked_directory(option: str, directory: Path) -> Iterator[Path]:
-    """Create `directory` and lock it for this process. Raises ConfigError, DirectoryInUse, which name `option`."""
+    """Create `directory` if it does not exist, and lock it for this process within the `with` block. Raises ConfigError
+    and DirectoryInUse; the error texts name `option`.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("a+")
@@ -81,7 +87,9 @@ def locked_directory(option: str, directory: Path) -> Iterator[Path]:
 
 
 def wait_until(condition: Callable[[], bool], deadline: float, interval: float = 0.02) -> bool:
-    """Call `condition` until it is true or time.monotonic() reaches `deadline`; return its last result."""
+    """Call `condition` every `interval` seconds until it returns true or time.monotonic() reaches `deadline`. Return
+    its last result.
+    """
     while not condition():
         if time.monotonic() >= deadline:
             return False
@@ -93,8 +101,8 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send the signal `number` to this process when its parent ends, even if SIGKILL ends the parent.
     If the parent has already ended, send the signal at once.
 
-    Linux only, where prctl(2) exists; elsewhere a child outlives a killed parent. The kernel watches the *thread* that
-    started the child, so children are started from the main thread.
+    This works only on Linux, where prctl(2) exists; on other systems a child outlives a killed parent. The kernel sends
+    the signal when the *thread* that started the child ends, so children must be started from the main thread.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -104,7 +112,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 
 def signal_name(number: int) -> str:
-    """Return a name such as SIGKILL."""
+    """Return the name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -112,14 +120,17 @@ def signal_name(number: int) -> str:
 
 
 class Child:
-    """A child process that runs `main(arguments)` of a module, in its own session (Ctrl-C reaches only the parent).
+    """A child process that runs `main(arguments)` of a module. It has a session of its own, so that Ctrl-C reaches only
+    the parent.
 
-    The kernel ends it when this process ends. Its stdout and stderr go to the file `log`. Main thread only
-    (die_with_parent).
+    The kernel ends the child when this process ends. The child's stdout and stderr go to the file `log`. Only the main
+    thread may create this object (see die_with_parent).
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
-        """name: the child's name in messages. module: the module of the main function; by default the command line."""
+        """name: the name of the child in error texts. module: the module that has the function `main`; the default is
+        the command line.
+        """
         self.name = name
         self.log = log
         # -P: do not import modules that happen to be in the user's directory
@@ -138,8 +149,8 @@ class Child:
         return self.process.poll() is None
 
     def check(self) -> None:
-        """Raise BrokerUnavailable if the child has ended. The error names the signal that ended it; without a signal,
-        it has the last line of the child's log.
+        """Raise BrokerUnavailable if the child has ended. If a signal ended the child, the error text names the signal;
+        otherwise it contains the last line of the child's log.
         """
         code = self.process.poll()
         if code is None:
@@ -149,22 +160,24 @@ class Child:
         raise BrokerUnavailable(f"{self.name} ended with exit code {code}: {self.last_words()} (log: {self.log})")
 
     def last_words(self) -> str:
-        """Return the last line of its log that is not blank."""
+        """Return the last line of the child's log that is not blank."""
         lines = [line for line in self.log.read_text("utf-8", "replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it said nothing"
 
     def terminate(self) -> None:
-        """Send SIGTERM, and return at once."""
+        """Send SIGTERM to the child, and return without waiting for its end."""
         if self.running:
             self.process.terminate()
 
     def kill(self) -> None:
-        """Send SIGKILL and wait for the end."""
+        """Send SIGKILL to the child, and wait for its end."""
         self.process.kill()
         self.process.wait()
 
     def stop(self, timeout: float = 15.0) -> int:
-        """Send SIGTERM, then SIGKILL after `timeout` seconds; return the exit code (negative: a signal)."""
+        """Send SIGTERM to the child, and SIGKILL if it has not ended after `timeout` seconds. Return the exit code; a
+        negative number is that of the signal that ended the child.
+        """
         self.terminate()
         try:
             return self.process.wait(timeout)
@@ -174,7 +187,9 @@ class Child:
 
 
 def _run_child() -> None:
-    """Run a module's main in the child, called as `python -m`: PARENT_PID MODULE ARGUMENT …"""
+    """Run the function `main` of a module in the child process. The child is started as `python -m` with the arguments
+    PARENT_PID MODULE ARGUMENT …
+    """
     gc.disable()  # as in cli/__init__.py; the standalone ZooKeeper leaves it off
     parent_pid, module, *arguments = sys.argv[1:]
     die_with_parent(int(parent_pid))
@@ -182,7 +197,9 @@ def _run_child() -> None:
 
 
 def stop_all(children: Sequence[Child], timeout: float = 15.0) -> None:
-    """Stop all children at the same time; each gets `timeout` seconds before SIGKILL."""
+    """Send SIGTERM to all children at the same time. Send SIGKILL to each child that has not ended after `timeout`
+    seconds.
+    """
     for child in children:
         child.terminate()
     for child in children:

@@ -1,4 +1,4 @@
-"""Read the state of broker sets: what ZooKeeper has, and what their nodes report."""
+"""Read the state of broker sets from ZooKeeper and from the reports of their nodes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ASKED = 16
-"""Maximum number of nodes that are asked at the same time."""
+"""Maximum number of nodes that are asked for their reports at the same time."""
 
 _NAMED = 8
-"""Maximum number of differences that a line names."""
+"""Maximum number of differences between nodes that one line names."""
 
 Told = Mapping[str, Any] | MetaqError
 """A node's own report (SET_STATUS), or the error if the node gave no report."""
@@ -55,7 +55,7 @@ def is_led(view: SetView) -> bool:
 
 
 def ask_nodes(nodes: Mapping[str, SetNode]) -> dict[str, Told]:
-    """Return the reports of these nodes by name."""
+    """Ask these nodes for their reports (SET_STATUS), and return the reports by the name of the node."""
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         return dict(zip(nodes, pool.map(_ask, nodes.values()), strict=True))
 
@@ -69,7 +69,7 @@ def _ask(node: SetNode) -> Told:
 
 
 class SetLook(NamedTuple):
-    """One broker set with its state. told: the reports of the present nodes."""
+    """One broker set. view: its state in ZooKeeper. told: the reports of the present nodes, by name."""
 
     broker_id: int
     view: SetView
@@ -77,7 +77,8 @@ class SetLook(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The node that leads and that clients find; "" if there is none, or if it reports that it has stopped.
+        """The name of the node that leads the set and that clients can find; "" if there is no such node, or if it
+        reports that it has stopped.
 
         A leader that has stopped stays the leader in ZooKeeper while no other node is in sync, so that its data is not
         given up.
@@ -87,12 +88,14 @@ class SetLook(NamedTuple):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether no node is present, and a broker outside the set has the set's id."""
+        """Whether no node of the set is present, and a broker outside the set has been started with the set's broker
+        id.
+        """
         return self.view.master is not None and not self.view.nodes
 
     @property
     def stopped(self) -> list[str]:
-        """Names of nodes that report that they wait for an operator, sorted."""
+        """The names of the nodes that report that they have stopped and wait for an operator, sorted."""
         return [name for name in self.names if self.role(name) == "stopped"]
 
     @property
@@ -102,30 +105,33 @@ class SetLook(NamedTuple):
 
     @property
     def in_sync(self) -> list[str]:
-        """Names of nodes that are in sync and present, sorted."""
+        """The names of the nodes that are in sync and present, sorted."""
         return sorted(self.view.in_sync_present)
 
     @property
     def set_back(self) -> bool:
-        """Whether ZooKeeper has an older state than a node has seen: the nodes that it calls in sync may lack
-        messages."""
+        """Whether ZooKeeper has an older state of the set than a node has already seen. The nodes that this older state
+        calls in sync may lack messages.
+        """
         revoked = self.view.state is not None and self.view.state.is_revoked
         return revoked or any(bool(self.says(name).get("setBack")) for name in self.told)
 
     @property
     def names(self) -> list[str]:
-        """Names of nodes that are present, or that the set's state names, sorted."""
+        """The names of the nodes that are present, or that the set's state in ZooKeeper names, sorted."""
         state = self.view.state
         named = {*state.members, state.leader, state.preferred} - {""} if state else set()
         return sorted(named.union(self.view.nodes))
 
     def says(self, name: str) -> Mapping[str, Any]:
-        """Return a node's own report; empty if it was not asked or does not answer."""
+        """Return a node's own report. It is empty if the node was not asked or has not answered."""
         answer = self.told.get(name, {})
         return {} if isinstance(answer, MetaqError) else answer
 
     def seen(self, name: str) -> Mapping[str, Any]:
-        """Return `sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node, as far as its leader knows them."""
+        """Return `sinceMs`, `lagBytes`, `lagSeconds` and `error` of a node from the report of the set's leader, as far
+        as it contains them.
+        """
         if name == self.leader and self.leader_says:
             return {"sinceMs": self.leader_says["sinceMs"], "lagBytes": 0, "lagSeconds": 0.0}
         return self._others().get(name, {})
@@ -140,7 +146,7 @@ class SetLook(NamedTuple):
         return f"was {role}" if role == "leader" and name != self.leader else role
 
     def error(self, name: str) -> str:
-        """Return a node's error: from its own report, otherwise from its leader's report."""
+        """Return the error of a node from its own report, or else from the leader's report; "" if there is no error."""
         answer = self.told.get(name)
         if isinstance(answer, MetaqError):
             return "" if name == self.leader else f"does not answer: {answer}"
@@ -148,8 +154,10 @@ class SetLook(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """Sentences about services or promises to clients that would change if another node led; empty if none is
-        known. A node that does not answer, or whose version does not report this, counts as equal to the others."""
+        """Sentences about differences between the nodes' configurations that clients would notice if another node
+        became the leader; empty if no difference is known. A node that does not answer, or whose version does not
+        report its configuration, counts as equal to the others.
+        """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
 
@@ -158,7 +166,7 @@ class SetLook(NamedTuple):
 
 
 def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
-    """Return the sets in order of their ids. Makes a request to every present node."""
+    """Return the state of these broker sets in the order of their ids. Every present node is asked for its report."""
     asked = {(broker_id, name): node for broker_id, view in views.items() for name, node in view.nodes.items()}
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         told = dict(zip(asked, pool.map(_ask, asked.values()), strict=True))
@@ -172,8 +180,9 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 
 def leader_last(view: SetView) -> list[str]:
-    """Return the names of the present nodes, the leader last. An operator's change of all nodes is complete when the
-    leader has it."""
+    """Return the names of the present nodes, with the leader as the last one. So when an operator changes all nodes one
+    after the other, the change is complete when the leader has made it.
+    """
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
 
@@ -181,11 +190,11 @@ def leader_last(view: SetView) -> list[str]:
 def at_every_node(
     broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
 ) -> Iterator[tuple[str, T]]:
-    """Call `act` at each present node, the leader last, and yield the node's name and the result. If another node
-    fails, `act` is not called at the leader.
+    """Call `act` with a connection to each present node, the leader last; yield the node's name and the result. If
+    `act` fails at another node, it is not called for the leader.
 
-    failed: words for what a failing node did not do. command: the command that does it at a single node, with --server.
-    Raises ClientError.
+    failed, command: words for the error text. failed tells what the failing node did not do; command is the command
+    line that does it at a single node, with --server. Raises ClientError.
     """
     names = leader_last(view)
     for number, name in enumerate(names):
@@ -206,7 +215,9 @@ def at_every_node(
 
 
 def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the differences between the nodes' configurations. told: `configuration` of SET_STATUS, by node."""
+    """Return sentences about the differences between the nodes' configurations. told: the `configuration` in the
+    SET_STATUS report of each node, by the node's name.
+    """
     found: list[str] = []
     options = {name: each.get("system", {}) for name, each in told.items()}
     found += _differing(options, "[system]")
@@ -222,7 +233,7 @@ def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def told_differences(differences: Sequence[str]) -> str:
-    """Return a sentence about the differences for an operator."""
+    """Return one sentence for an operator that names the differences."""
     more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
     return (
         f"its nodes have different server.ini files, so what clients are served depends on which node leads: "
@@ -231,8 +242,9 @@ def told_differences(differences: Sequence[str]) -> str:
 
 
 def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
-    """Return the options whose values differ. options: the options of one section, by node. An option that a node of an
-    earlier version does not report is not compared.
+    """Return descriptions of the options in one section of server.ini whose values differ between nodes. options: the
+    options of this section, by node. If a node does not report an option, because its version is earlier, this node is
+    not compared.
     """
     nodes = list(options)
     keys = dict.fromkeys(key for each in options.values() for key in each)
@@ -249,7 +261,7 @@ def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[s
 
 
 def _shown(value: object) -> str:
-    """Return the value as it is written in server.ini."""
+    """Return an option's value in the form in which server.ini contains it."""
     if value is None:
         return "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -22,7 +22,7 @@ from .output import UNKNOWN, counted, echo, show
 __all__ = ["members_text", "shared"]
 
 _NAMED = 5
-"""Maximum number of members that a line names; --json has all of them."""
+"""Maximum number of members that a line of a table names. With --json all members are printed."""
 
 
 @click.group()
@@ -165,8 +165,8 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 
 def members_text(members: Mapping[str, int]) -> str:
-    """Return the names of the members with the most messages, each with its number of messages, and the number of other
-    members.
+    """Return a text with the names of the members that have leased the most messages, each with its number of messages,
+    and with the number of the other members.
     """
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

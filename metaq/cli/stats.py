@@ -1,5 +1,5 @@
-"""The command `metaq stats`: print the report of one broker, Java or metaq's own: the body of the answer to 1.x's
-`stats` command.
+"""The command `metaq stats`: print the statistics that one broker reports in its answer to 1.x's `stats` command. The
+broker may be a Java broker or one of metaq's own.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
-"""The beginning of the second line of the answer for a topic, also for an unknown topic. Other words that are not in
-_ITEMS name kinds of messages, which only the broker knows.
+"""The beginning of the second line of a broker's answer if the item is a topic, even an unknown one. An item that is
+not in _ITEMS may also name a kind of messages that only the broker knows; the answer for such an item has no such line.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -88,14 +88,16 @@ def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) 
 
 
 def named_figures(lines: Sequence[str]) -> _Row:
-    """Parse `name value` lines into a dict; whole numbers become int. A line of one word (a topic's name) becomes a
-    name with an empty value.
+    """Parse lines of the form `name value` into a dict. Whole numbers become int. A line of a single word (a topic's
+    name) becomes an entry with an empty value.
     """
     return {name: _value(value) for name, _, value in (line.partition(" ") for line in lines if line)}
 
 
 def stats_rows(lines: Sequence[str]) -> list[_Row]:
-    """Parse `<topic> name value name value …` lines, one row each; `*Empty*` gives a row with only the topic."""
+    """Parse lines of the form `<topic> name value name value …` into one dict for each line. If a line has `*Empty*`
+    instead of values, its dict has only the topic.
+    """
     rows: list[_Row] = []
     for line in lines:
         topic, *words = line.split(" ")
@@ -104,7 +106,9 @@ def stats_rows(lines: Sequence[str]) -> list[_Row]:
 
 
 def _shown(name: str, value: object) -> object:
-    """Format the value. A number that identifies something is not a quantity: its digits are not grouped."""
+    """Return the value as the table shows it. The digits of a number are not grouped if the number identifies something
+    and is not a quantity.
+    """
     return str(value) if name in _IDENTIFIERS and value is not None else value
 
 

@@ -1,5 +1,5 @@
-"""Print tables of the command line. Tables for a pipe or file are written here without rich, which fits tables to a
-terminal: loading rich takes a third of a short command's time.
+"""Print the tables of the command line. Tables for a pipe or a file are printed without the library rich, which only
+fits tables to the width of a terminal. Loading rich takes a third of the time of a short command.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _GAP = " " * 3
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print `rows` under `columns` on stdout; integers are grouped by thousands and right-aligned, None is `-`.
+    """Print a table with the head `columns` on stdout. Integers are right-aligned and their digits are grouped by
+    thousands; None is shown as `-`.
 
-    On a terminal the table fits its width: text is folded, never numbers; if that is not enough, each row becomes lines
-    of name and value. Elsewhere each row is one whole line.
+    On a terminal the table fits the terminal's width: texts are folded, numbers are not. If this is not enough, each
+    row is printed as lines of name and value. In a pipe or a file each row is one line.
     """
     cells = [list(row) for row in rows]
     numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]
@@ -39,7 +40,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def _is_plain(stream: TextIO) -> bool:
-    """Whether the stream gets plain text: no bold letters, and no line below the head."""
+    """Whether tables on this stream are printed as plain text, without rich."""
     encoding = stream.encoding or "utf-8"
     return encoding.lower().startswith("utf") and not stream.isatty() and "FORCE_COLOR" not in os.environ
 
@@ -47,7 +48,9 @@ def _is_plain(stream: TextIO) -> bool:
 def _lines(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> list[str]:
-    """Return the lines of the table, as rich draws a SIMPLE_HEAD box with enough room."""
+    """Return the lines of the table, in the form in which rich draws a table in its style SIMPLE_HEAD if it is not
+    limited in width.
+    """
     line = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     blank = " " * (len(line) + 2)
     head, *body = (f" {_GAP.join(map(_padded, row, numeric, widths))} " for row in (columns, *texts))

@@ -1,5 +1,6 @@
-"""Print tables and progress bars on a terminal, by rich. A separate module, because loading rich takes a third of a
-short command's time."""
+"""Print tables and progress bars on a terminal, with the library rich. This is a separate module because loading rich
+takes a third of the time of a short command.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +19,27 @@ if TYPE_CHECKING:
 __all__ = ["console", "print_fitting", "progress"]
 
 _GAP, _NARROW_GAP = 3, 1
-"""Blanks between two columns: normally, and if space is scarce."""
+"""Number of blanks between two columns of a table: the normal number, and the number if the terminal is narrow."""
 _FOLDED_WIDTH = 9
-"""Minimum width of a column of text."""
+"""Minimum width in characters of a column whose text is folded."""
 
 _PIPE_COLUMNS = 200
 _ANY_WIDTH = 1_000_000
-"""Width of tables for a file or pipe, which have no terminal to wrap for."""
+"""Width in characters of a table for a file or a pipe. It is so large that no line is wrapped."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Leave the exit code to app.py; rich would set it to 1."""
+        """Raise the BrokenPipeError again, so that app.py sets the exit code. Without this method, rich would exit with
+        1.
+        """
         raise  # called in the handler of the BrokenPipeError
 
 
 def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) -> Console:
-    """Return a console on `stream` (default stdout), as wide as the terminal. Without a terminal it is plain and has
-    `pipe_columns`."""
+    """Return a rich console that writes to `stream` (default stdout), as wide as the terminal. If the stream is not a
+    terminal, the console writes plain text and is `pipe_columns` characters wide.
+    """
     target = stream or sys.stdout
     return _Console(file=target, width=None if target.isatty() else pipe_columns, highlight=False)
 
@@ -43,8 +47,10 @@ def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) ->
 def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
-    """Print `texts` under `columns` on stdout, as wide as the terminal. numeric: columns that are right-aligned and not
-    folded. widths: the widest text of each column."""
+    """Print a table on stdout that is not wider than the terminal, with `columns` as its head and `texts` as its rows.
+    If it is too narrow for a table, print each row as lines of name and value. numeric: for each column, whether it is
+    right-aligned and not folded. widths: the length of the longest text in each column.
+    """
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)
     for gap in (_GAP, _NARROW_GAP):
@@ -73,7 +79,7 @@ def _table(
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """Return a progress line on stderr if that is a terminal, removed at its end; nothing is shown elsewhere."""
+    """Return a progress line, which is shown on stderr if stderr is a terminal. The line is removed at its end."""
     from rich.progress import Progress  # not for tables
 
     return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())

@@ -1,4 +1,6 @@
-"""The command `metaq transactions`: list a broker's open and prepared transactions, and decide them for an operator."""
+"""The command `metaq transactions`: list the open and the prepared transactions of a broker, and let an operator commit
+them or roll them back.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ __all__ = ["transactions"]
 
 @click.group()
 def transactions() -> None:
-    """List the open and the prepared XA transactions of a broker; decide or end one in its coordinator's place.
+    """List the open and the prepared XA transactions of a broker; commit, roll back or end one instead of its
+    coordinator.
 
     \b
     Example
@@ -66,7 +69,9 @@ _EFFECTS = {
 
 
 def _check_there(connection: Connection, key: str, action: str) -> None:
-    """Raise TransactionRefused if the broker has no transaction with this key to which `action` applies."""
+    """Raise TransactionRefused if the broker has no transaction with this key, or if `action` is not possible for
+    it.
+    """
     wanted = "decided" if action == "forget" else "prepared"
     ends = ("prepared", "active") if action == "rollback" else (wanted,)
     found = {

@@ -99,12 +99,12 @@ def up(
     session_timeout: float,
     disk_reserve: int | None,
 ) -> None:
-    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C; prints the addresses once all serve.
+    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C. Prints their addresses when all are ready to serve clients.
 
-    A start on the --data-dir of an earlier start serves all earlier topics, also topics that are not named now, with at
-    least as many partitions as before. It refuses to start fewer brokers than have messages there, or fewer replicas
-    than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node is started
-    again.
+    If --data-dir is that of an earlier start, the cluster serves all earlier topics, even if they are not named now,
+    with at least as many partitions as before. The command refuses to start fewer brokers than have messages there, or
+    fewer replicas than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node
+    is started again.
 
     \b
     Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
@@ -146,7 +146,7 @@ def up(
 
 
 def commands_to_try(connect_string: str, topic: str) -> str:
-    """Return commands to try on the new cluster."""
+    """Return a text for the user with commands to try on the new cluster."""
     return f"""try, in another terminal:
   export METAQ_ZK={connect_string}
   echo hello | metaq produce --topic {topic}
@@ -162,8 +162,9 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
 
 
 def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
-    """Return the number of brokers to start. Raises ConfigError if a broker whose directory has messages would not
-    start."""
+    """Return the number of brokers to start. Raises ConfigError if `brokers` is so small that a broker whose directory
+    has messages would not be started.
+    """
     stored = earlier.stored
     needed = max(stored, default=0) + 1
     if brokers is None:
@@ -176,8 +177,9 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
 
 
 def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
-    """Return the number of nodes to start for each broker. Raises ConfigError for fewer than before: the omitted node
-    may be the only one with the last messages."""
+    """Return the number of nodes to start for each broker id. Raises ConfigError if this is less than in earlier
+    starts, because an omitted node may be the only one that has the last messages.
+    """
     if replicas is None:
         return max(stored, 1)
     if replicas < stored:
@@ -187,7 +189,9 @@ def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
 
 
 def _tell_of_more(named: tuple[TopicSpec, ...], served: list[TopicSpec], directory: Path) -> None:
-    """Tell a user who names fewer partitions than exist that all of them are served."""
+    """If the user names fewer partitions of a topic than exist, tell the user that all existing partitions are
+    served.
+    """
     counts = dict(served)
     for name, partitions in named:
         if partitions < counts[name]:

@@ -32,7 +32,7 @@ HOST = "127.0.0.1"
 )
 @zookeeper_server_option
 def zookeeper(port: int, data_dir: Path, apache_jars: Path | None) -> None:
-    """Run one ZooKeeper server until SIGTERM or Ctrl-C; it prints one line once it serves.
+    """Run one ZooKeeper server until SIGTERM or Ctrl-C. It prints one line when it is ready to serve clients.
 
     In production run an ensemble of Apache's ZooKeeper.
 

@@ -36,7 +36,9 @@ zookeeper_server_option = click.option(
 
 
 def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
-    """Return the server, not yet started. apache_jars: the directory of Apache's jars; None: the standalone server."""
+    """Return a ZooKeeper server that is not started yet. apache_jars: the directory with the jars of Apache's
+    ZooKeeper; None: use metaq's standalone server.
+    """
     if apache_jars is None:
         from metaq.coordination.standalone_process import StandaloneZooKeeper
 

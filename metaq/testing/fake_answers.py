@@ -1,4 +1,6 @@
-"""Answer requests like a broker, from memory, in both protocols and with the real codecs; no I/O."""
+"""Answer the requests of clients like a broker, in both protocols. The data is in memory; requests and answers are
+encoded by the same code as in a real broker. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ __all__ = ["Answers", "Connected"]
 
 
 class Connected:
-    """An open connection of a client. out: bytes to send on it."""
+    """An open connection of a client. out: bytes that are to be sent to the client."""
 
     def __init__(self) -> None:
         self.out = bytearray()
@@ -110,7 +112,7 @@ class _Reply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Parked:
-    """A pull that waits for data."""
+    """A pull request that waits for data."""
 
     caller: Connected
     opaque: int
@@ -129,8 +131,8 @@ class _ParkedCheck:
 
 
 class Answers:
-    """The partitions and transactions of one broker, and its answers. Used by one thread. FakeBroker describes the
-    attributes.
+    """The partitions and the transactions of one fake broker, and its answers to requests. Only one thread uses this
+    object. The docstring of FakeBroker describes the attributes.
     """
 
     def __init__(
@@ -161,7 +163,7 @@ class Answers:
         self._parked_checks: list[_ParkedCheck] = []
 
     def log(self, topic: str, partition: int) -> MemoryLog:
-        """Return the partition's log, created if it does not exist yet."""
+        """Return the log of a partition. Create the log if it does not exist yet."""
         return self.logs.setdefault((topic, partition), MemoryLog())
 
     def _take(self, caller: Connected, request: WireRequest) -> None:
@@ -185,7 +187,7 @@ class Answers:
             caller.out += self._text(caller, request)
 
     def _drop_caller(self, caller: Connected) -> None:
-        """Handle the loss of a connection."""
+        """Handle the end of a client's connection: drop its waiting requests and its local transactions."""
         self._parked = [parked for parked in self._parked if parked.caller is not caller]
         self._parked_checks = [parked for parked in self._parked_checks if parked.caller is not caller]
         self.halves.lost(caller)
@@ -197,16 +199,18 @@ class Answers:
         return message_id(next(self._ids), self.broker_id)
 
     def _choose(self, topic: str, partition: int) -> int:
-        """Return the named partition, or any one for -1."""
+        """Return the given partition, or one that the broker chooses if it is -1."""
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
-        """Return the number of served partitions of `topic`; metaq's own brokers also serve metaq's own topics."""
+        """Return the number of partitions of `topic` that the broker serves. If it does not imitate a Java broker, it
+        also serves metaq's own topics.
+        """
         own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
         return self.topics.get(topic, own)
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
-        """Return the log of a served partition. Raises TopicNotAccepted, PartitionClosed."""
+        """Return the log of a partition that the broker serves. Raises TopicNotAccepted, PartitionClosed."""
         if not 0 <= partition < self._count(topic):
             raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
@@ -215,12 +219,15 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the topic has acceptCompressed=true; brokers of earlier versions do not check."""
+        """Whether the broker accepts compressed messages for the topic, that is, whether the topic has
+        acceptCompressed=true. A broker of an earlier version accepts them for all topics.
+        """
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
     def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
-        """Check compressed records. records: flags and bodies of the send. Raises CompressionNotAccepted,
-        PayloadUnreadable."""
+        """Check the compressed ones of the records in a send. records: their flags and bodies. Raises
+        CompressionNotAccepted, PayloadUnreadable.
+        """
         if not (self.speaks_frames and self.knows_compressed):
             return
         for flag, body in records:
@@ -234,14 +241,16 @@ class Answers:
         return self._open(request.topic, request.partition)
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
-        """Append now and return the offset. In a transaction, append at its commit and return -1."""
+        """Call `append` now and return its result, an offset. In a transaction, leave this call to the commit and
+        return -1.
+        """
         if tx_key is None:
             return append()
         self.transactions.put(tx_key, caller, append)
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Store one message. Raises the error that is the reason of a refusal."""
+        """Store one message, and return the answer. Raises the error for which the broker refuses the message."""
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
@@ -257,8 +266,8 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """Keep these records (flag, body) if they must wait for their time or for their transaction's outcome, and
-        return the first id; return None if they need not wait. Raises RemoteProtocolError, DelayRefused.
+        """If these records (flag, body) are delayed messages or half messages, keep them and return the id of the
+        first. Return None if they need not wait. Raises RemoteProtocolError, DelayRefused.
         """
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
@@ -271,7 +280,7 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """Move due messages to their partitions; everything: all waiting messages."""
+        """Store the delayed messages that are due in their partitions. everything: store all delayed messages."""
         for each in self.delays.take_due(everything=everything):
             self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 
@@ -298,7 +307,7 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """Return the answer; None if the frame will be answered later."""
+        """Return the answer to a frame; None if the frame will be answered later."""
         match RequestCode(frame.code):
             case RequestCode.SEND:
                 return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
@@ -431,8 +440,8 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """Answer the waiting CHECK_HALVES requests for which a half message is due, or whose time is over. Return their
-        connections.
+        """Answer the waiting CHECK_HALVES requests for which a half message is due, or whose waiting time is over.
+        Return the connections of these requests.
         """
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
@@ -455,8 +464,8 @@ class Answers:
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
-        """Deliver due messages, and answer the waiting requests for which there is data or whose time is over. Return
-        their connections.
+        """Deliver the delayed messages that are due. Answer the waiting requests for which there is data, or whose
+        waiting time is over. Return the connections of these requests.
         """
         self._deliver()
         now = time.monotonic()
@@ -472,7 +481,9 @@ class Answers:
         return answered
 
     def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
-        """Return the answer if there is data, or if the pull may not wait any longer (`last`); otherwise None."""
+        """Return the answer to a pull if there is data, or if the pull must not wait any longer (`last`). Otherwise
+        return None.
+        """
         log = self.log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []
         damaged_from = NOT_DAMAGED

@@ -1,4 +1,6 @@
-"""A broker in memory that listens on a port, and a cluster of such brokers without ZooKeeper."""
+"""FakeBroker is a broker in memory that listens on a port. FakeCluster is a cluster of such brokers without
+ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ __all__ = ["FakeBroker", "FakeCluster"]
 
 
 class _Session(Connected):
-    """One accepted connection."""
+    """A connection that the broker has accepted."""
 
     def __init__(self, sock: socket.socket) -> None:
         super().__init__()
@@ -34,21 +36,25 @@ class _Session(Connected):
 
 
 class FakeBroker(Answers):
-    """A broker in a thread. Start it as a context manager; every attribute below may be changed while it runs.
+    """A broker for tests, which runs in a thread of this process. Start it by using it as a context manager. Every
+    attribute below may be changed while it runs.
 
-    speaks_frames: False = it answers like a Java broker. takes_many: False = like the first versions, which did not
-    know SEND_MANY. takes_delays: False = it keeps no messages until their time. takes_halves: False = it keeps no half
-    messages. takes_where: False = like earlier versions, which do not filter by content. knows_compressed: False = like
-    versions that did not know compressed messages, and accept any. accept_compressed: topics with acceptCompressed=true
-    in server.ini; other topics accept no compressed messages, and 1.x clients get no messages of the listed ones.
-    silent: it reads and never answers (a hung broker). refuse: called with each request; a returned number is the
-    status (text) or response code (frame) of the refusal. leader: the URL of another node, "" if none is known: then
-    this is a node of a broker set that does not lead, and refuses every frame except SET_STATUS. role: the role that it
-    reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that have a message, as it
-    reports to senders; 0: it reports no number. max_transfer_bytes: maximum size of its answer to a `get`, like
-    maxTransferSize. sends, pulls, connections: how many of each it has received. transactions: the open transactions.
-    delays.waiting: messages that wait for their time, by the given clock. halves.waiting: half messages that wait for
-    their outcome; halves.decided: the outcomes of the other half messages by id.
+    speaks_frames: False = it answers like a Java broker. takes_many: False = it does not know SEND_MANY, like the first
+    versions. takes_delays: False = it does not know delayed messages. takes_halves: False = it does not know half
+    messages. takes_where: False = it cannot filter by content, like earlier versions. knows_compressed: False = it does
+    not know compressed messages, like earlier versions, and so it accepts any. accept_compressed: topics with
+    acceptCompressed=true in server.ini; other topics accept no compressed messages, and 1.x clients get no messages of
+    the listed ones.
+    silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
+    request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
+    leader: if it is not None, the broker behaves like a node of a broker set that does not lead, and refuses every
+    frame except SET_STATUS. The value is the URL of the node that leads; "" if no leader is known. role: the role that
+    it reports in SET_STATUS, by default `leader` or `follower`. replicas: the number that it reports to senders as the
+    number of nodes that have a message; 0: it reports no number.
+    max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends, pulls, connections: how many
+    of each it has received. transactions: the open transactions. delays.waiting: delayed messages that wait for their
+    delivery time, which is compared with the given clock. halves.waiting: half messages that wait for their outcome.
+    halves.decided: the outcomes of decided half messages by id.
     """
 
     def __init__(
@@ -94,10 +100,10 @@ class FakeBroker(Answers):
         self._reserved.close()
 
     def stop(self) -> None:
-        """Refuse and close every connection, like a killed process. Idempotent.
+        """Close every connection and refuse new ones, like a killed process. Further calls have no effect.
 
-        The port stays reserved until the end of the broker's `with`, so that no other process gets it and answers
-        instead.
+        The port stays reserved until the end of the broker's `with` block, so that no other process can use the port
+        and answer instead.
         """
         self._stopped = True
         self._wake()
@@ -113,7 +119,9 @@ class FakeBroker(Answers):
         self.run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
-        """Store messages directly; return their offsets. Waiting pulls are answered."""
+        """Store messages in a partition without a request; return their offsets. Pulls that wait for data are
+        answered.
+        """
         offsets: list[int] = []
         log = self.log(topic, partition)
         self.run_there(
@@ -122,15 +130,21 @@ class FakeBroker(Answers):
         return offsets
 
     def deliver_delayed(self) -> None:
-        """Deliver all waiting messages now, regardless of their times. Waiting pulls are answered."""
+        """Deliver all delayed messages now, regardless of their delivery times. Pulls that wait for data are
+        answered.
+        """
         self.run_there(lambda: self._deliver(everything=True))
 
     def ask_for_halves(self) -> None:
-        """Ask producers that check transactions for the outcomes of all waiting half messages now."""
+        """Ask for the outcomes of all waiting half messages now. The producers that have sent CHECK_HALVES requests get
+        them as answers.
+        """
         self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
-        """Store a message whose last byte does not match its checksum. Waiting pulls are answered."""
+        """Store a message whose last byte is wrong, so that its checksum does not match. Pulls that wait for data are
+        answered.
+        """
         log = self.log(topic, partition)
 
         def store() -> None:
@@ -238,21 +252,23 @@ class FakeBroker(Answers):
 
 
 class FakeCluster:
-    """The registered brokers, without ZooKeeper: pass it to a producer as `metadata`. Any thread may use it."""
+    """A cluster of FakeBrokers without ZooKeeper. It knows which brokers are registered. Pass it to a producer as
+    `metadata`. Any thread may use it.
+    """
 
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
         self.sets: set[int] = set()
-        """Ids of brokers that count as broker sets."""
+        """The broker ids that clients are told to be broker sets."""
 
     def register(self, broker: FakeBroker) -> None:
-        """Register the broker, or a new start of it."""
+        """Register a broker, also when it was started again."""
         self._brokers[broker.broker_id] = broker
         self._changed(broker)
 
     def unregister(self, broker: FakeBroker) -> None:
-        """End the broker's registration."""
+        """Remove the registration of a broker."""
         del self._brokers[broker.broker_id]
         self._changed(broker)
 

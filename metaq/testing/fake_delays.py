@@ -1,4 +1,4 @@
-"""Keep the delayed messages of a FakeBroker in memory until their time."""
+"""Keep the delayed messages of a FakeBroker in memory until their delivery times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ __all__ = ["FakeDelays", "WaitingRecord"]
 
 
 class WaitingRecord(NamedTuple):
-    """A waiting message. due: Unix ms. flag, body: as they will be delivered."""
+    """A delayed message that waits. due: its delivery time, Unix ms. flag, body: as the message will be stored in its
+    partition.
+    """
 
     id: int
     topic: str
@@ -24,17 +26,17 @@ class WaitingRecord(NamedTuple):
 
 
 class FakeDelays:
-    """The waiting messages. One thread."""
+    """The delayed messages that wait. Only one thread may use this object."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: seconds since 1970."""
+        """clock: returns seconds since 1970."""
         self.waiting: list[WaitingRecord] = []
         self._clock = clock
         self._counter = 0
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
-        """Keep these records (flag, body) if they must wait, and return the first id; return None if no record must
-        wait. Raises RemoteProtocolError, as a broker refuses a message that it cannot keep.
+        """If these records (flag, body) are delayed messages, keep them and return the pending id of the first. Return
+        None if no record has to wait. Raises RemoteProtocolError for records that a real broker would refuse, too.
         """
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
@@ -52,7 +54,9 @@ class FakeDelays:
         return found[0].id
 
     def cancel(self, topic: str, partition: int, identity: int) -> Cancelled:
-        """Cancel a message, and return the answer to CANCEL_DELAYED."""
+        """Cancel a waiting message, and return the outcome for the answer to CANCEL_DELAYED. identity: its pending
+        id.
+        """
         for each in self.waiting:
             if each[:3] == (identity, topic, partition):
                 self.waiting.remove(each)
@@ -60,7 +64,9 @@ class FakeDelays:
         return Cancelled.UNKNOWN
 
     def take_due(self, *, everything: bool = False) -> list[WaitingRecord]:
-        """Remove and return the due messages, or all of them, in the order of their times."""
+        """Remove the messages that are due, or all messages if `everything` is set. Return them in the order of their
+        delivery times.
+        """
         now_ms = int(self._clock() * 1000)
         due = sorted(each for each in self.waiting if everything or each.due <= now_ms)
         self.waiting = [each for each in self.waiting if each not in due]
@@ -68,7 +74,7 @@ class FakeDelays:
 
     @property
     def patience(self) -> float | None:
-        """Return the seconds until the next message is due; None if none waits."""
+        """Return the seconds until the next message is due; None if no message waits."""
         if not self.waiting:
             return None
         return max(0.0, min(each.due for each in self.waiting) / 1000 - self._clock()) + 0.001

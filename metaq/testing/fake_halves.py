@@ -21,13 +21,14 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""Milliseconds from a half message to its first check, unless the message sets it."""
+"""Milliseconds from the arrival of a half message to its first check, unless the message sets this time itself."""
 
 
 @dataclass(slots=True)
 class FakeHalf:
-    """A half message that waits for its outcome. due: when a producer is next asked about it, Unix ms. asked: how often
-    a producer was asked. flag, body: as they were sent. producer: the name of its sender, "" if unknown.
+    """A half message that waits for its outcome. due: the time at which a producer is next asked for the outcome, Unix
+    ms. asked: how often a producer was asked. flag, body: as they were sent. producer: the name of the producer that
+    sent it; "" if unknown.
     """
 
     id: int
@@ -41,8 +42,8 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """Return the time (Unix ms) from which on the producer of `request` gets this half message; infinite if it does
-        not get it while the producers in `askers` ask.
+        """Return the time (Unix ms) from which on the producer that sent `request` may get this half message. Infinite:
+        this producer does not get it while the producers in `askers` wait for half messages.
         """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
@@ -54,16 +55,19 @@ class FakeHalf:
 
 
 class FakeHalves:
-    """The waiting half messages, and the decided ones. One thread."""
+    """The half messages of a FakeBroker: those that wait, and those that are decided. Only one thread may use this
+    object.
+    """
 
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
-        """clock: seconds since 1970. deliver: puts a half message into its partition; returns the message's id and
-        offset."""
+        """clock: returns seconds since 1970. deliver: stores a committed half message in its partition, and returns the
+        id and the offset of the stored message.
+        """
         self.waiting: list[FakeHalf] = []
         self.askers: dict[str, object] = {}
-        """The connection on which each producer waits for half messages to check."""
+        """For each producer that waits for half messages to check, the connection of its request."""
         self.decided: dict[int, HalfOutcome] = {}
-        """The outcomes by the ids of the half messages."""
+        """The outcome of each decided half message, by the id of the half message."""
         self._replies: dict[int, EndHalfReply] = {}
         self._clock = clock
         self._deliver = deliver
@@ -74,7 +78,9 @@ class FakeHalves:
         return int(self._clock() * 1000)
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int:
-        """Keep these records (flag, body) and return the first id. Raises RemoteProtocolError."""
+        """Keep these records (flag, body) as half messages, and return the id of the first. Raises
+        RemoteProtocolError.
+        """
         now_ms = self._now_ms
         found: list[FakeHalf] = []
         said = [half_of(flag, body) for flag, body in records]
@@ -115,11 +121,12 @@ class FakeHalves:
             each.due = 0
 
     def lost(self, caller: object) -> None:
-        """Handle the loss of a connection."""
+        """Handle the loss of a client's connection: its producers no longer wait for half messages."""
         self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
 
     def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
-        """Return the seconds until one of these requests gets a half message; None if no half message waits for
-        them."""
+        """Return the seconds until one of these requests can be answered with a half message; None if no waiting half
+        message is for these requests.
+        """
         due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
         return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

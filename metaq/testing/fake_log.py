@@ -1,4 +1,4 @@
-"""A partition's log in memory."""
+"""The log of a partition of a FakeBroker, in memory."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ __all__ = ["MemoryLog", "checked"]
 
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
-    """Return the headers of a batch. Raises RemoteProtocolError, as a broker does, for records that a client must not
-    send."""
+    """Check the records of a batch and return their headers. Raises RemoteProtocolError, as a broker does, for records
+    that a client must not send.
+    """
     found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
         raise RemoteProtocolError("record sizes do not match the records")
@@ -38,8 +39,8 @@ def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """One partition: its records back to back, and the offset at which each begins. `first` is the offset of
-    data[0].
+    """The log of one partition. data: the records, without gaps. first: the offset of data[0]. starts: the offset at
+    which each record begins.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -64,22 +65,22 @@ class MemoryLog:
         return offset
 
     def append_all(self, records: memoryview, found: list[RecordHeader], ids: list[int]) -> int:
-        """Store the records of a batch and return the first one's offset."""
+        """Store the records of a batch, and return the offset of the first record."""
         start = self.end
         for each, identity in zip(found, ids, strict=True):
             self.append(records[each.start + HEADER_BYTES : each.end], identity, each.flag)
         return start
 
     def drop_before(self, offset: int) -> None:
-        """Drop the records before `offset`, which must begin a record (as retention does)."""
+        """Drop the records before `offset`, as retention does. A record must begin at `offset`."""
         count = int(np.searchsorted(self.starts, offset))
         del self.data[: offset - self.first]
         del self.starts[:count], self.ids[:count], self.tags[:count]
         self.first = offset
 
     def begin_of(self, offset: int) -> int:
-        """Return the offset at which the record begins that contains the byte at `offset`; for the end, return the end
-        itself.
+        """Return the offset at which the record that contains the byte at `offset` begins. If `offset` is the end of
+        the log, return it unchanged.
         """
         return offset if offset == self.end else self.starts[bisect_right(self.starts, offset) - 1]
 
@@ -95,7 +96,9 @@ class MemoryLog:
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Return the sizes, as a broker's index has them, of the records from `offset` on that fit into `max_bytes`."""
+        """Return the sizes (header and body) of the records from `offset` on that together fit into `max_bytes`. A real
+        broker has these sizes in its index, so they are right for damaged records, too.
+        """
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, strict=False)  # without a record, ends still has one item
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
@@ -118,8 +121,9 @@ class MemoryLog:
         return bytes(self.data[start : start + max_bytes])
 
     def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
-        """Return (offset, size) of the records from `offset` on that have one of the tags, if any are given, and match
-        the filter, if there is one."""
+        """Return (offset, size) of each record from `offset` on that has one of the tags and matches the filter.
+        Without tags, or without a filter, that condition is not checked.
+        """
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, self.tags, strict=False)
@@ -127,6 +131,6 @@ class MemoryLog:
         return found if where is None else [each for each in found if where.holds_for(*self._record(*each))]
 
     def _record(self, offset: int, size: int) -> tuple[bytes, int]:
-        """Return body and flag."""
+        """Return the body and the flag of the record at `offset`."""
         record = self.slice(offset, size)
         return record[HEADER_BYTES:], HEADER.unpack_from(record)[3]

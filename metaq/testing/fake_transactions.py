@@ -1,5 +1,5 @@
-"""The transactions of a FakeBroker. They give a client the same guarantees as a broker's, but have no log and no
-time-out.
+"""The transactions of a FakeBroker. They give a client the same guarantees as the transactions of a real broker, but
+have no log and no time-out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ __all__ = ["FakeTransactions"]
 
 @dataclass(slots=True)
 class _Open:
-    """One transaction. home: the connection to which a local transaction belongs."""
+    """A transaction that is neither committed nor rolled back. home: the connection to which a local transaction
+    belongs.
+    """
 
     home: Hashable
     actions: list[Callable[[], object]] = field(default_factory=list)
@@ -39,22 +41,22 @@ class FakeTransactions:
         return [key for key, each in self._open.items() if each.prepared]
 
     def put(self, key: str, home: Hashable, action: Callable[[], object]) -> None:
-        """Run `action` at the commit. Raises TransactionRefused."""
+        """Add `action` to the transaction; the commit will run it. Raises TransactionRefused."""
         found = self._find(key, home)
         if found.prepared:
             raise XaRefused(XaCode.XAER_PROTO, "Cannot put now.")
         found.actions.append(action)
 
     def drop_local(self, home: Hashable) -> None:
-        """Roll back the transactions of a connection that has ended."""
+        """Roll back the local transactions of a connection that has ended."""
         self._open = {key: each for key, each in self._open.items() if is_xa(key) or each.home is not home}
 
     def forget(self, key: str) -> None:
-        """Drop a transaction, as a time-out does."""
+        """Drop a transaction, as a real broker does after a time-out."""
         del self._open[key]
 
     def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
-        """Execute a verb and return the text of the answer. Raises TransactionRefused."""
+        """Execute a verb of a transaction, and return the text of the answer. Raises TransactionRefused."""
         if kind is TransactionType.RECOVER:
             return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)
         if key is None:

@@ -1,4 +1,6 @@
-"""Call a handler and retry it without ZooKeeper: the work of Consumer.run(handler) on the calling thread."""
+"""Test a message handler without ZooKeeper: call the handler, and retry it after a failure, like Consumer.run(handler),
+but on the calling thread.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,14 @@ def handle_all(
     topics: Iterable[str],
     retry: Retry = _RETRY,
 ) -> int:
-    """Call `handler` with each message of `topics` until none is left, beginning where an earlier call for `group`
-    ended.
+    """Call `handler` with each message of `topics` until no message is left. Begin where an earlier call for the same
+    `group` ended.
 
-    A message on which the handler fails is handled again. Returns the number of calls. Pauses are skipped: waiting
-    messages, including other delayed ones, are delivered when all other messages are handled. Raises an exception of
-    the handler if it is not an Exception (such as KeyboardInterrupt); ConfigError and InvalidName; and MetaqError if
-    the broker refuses.
+    If the handler fails on a message, it is called with this message again. Return the number of calls. Pauses between
+    attempts are skipped: failed messages that wait for another attempt, and all other delayed messages, are delivered
+    when all other messages are handled. If the handler raises something that is not an Exception (such as
+    KeyboardInterrupt), this function raises it, too. Also raises ConfigError and InvalidName, and MetaqError if the
+    broker refuses a request.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:
@@ -53,7 +56,9 @@ def handle_all(
 
 
 def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
-    """Call the handler until it succeeds, or the message goes back to the broker. Return the number of calls."""
+    """Call the handler with the message until it succeeds, or until the failed message is sent to the broker for a
+    later attempt. Return the number of calls.
+    """
     tries = 0
     while True:
         message = as_original(copy, tries)
@@ -69,13 +74,14 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
 
 
 def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
-    """Return the dead letters of a group as stored: payload, tag and keys are the original's; `attempts` and `origin`
-    describe the failure."""
+    """Return the stored dead letters of a group. Their payload, tag and keys are those of the original messages;
+    `attempts` and `origin` describe the failure.
+    """
     return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
 
 
 def _read(broker: FakeBroker, group: str, topic: str) -> Iterator[Message]:
-    """Yield the messages that are new to the group."""
+    """Yield the messages of a topic that `handle_all` has not handled for this group yet."""
     for partition in _partitions(broker, topic):
         key = group, partition
         found = list(_messages(broker, partition, broker.handled.get(key, 0)))

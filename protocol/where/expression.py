@@ -1,4 +1,6 @@
-"""Predicates joined by AND, OR and NOT. `truth` defines what an expression means; many_records.py agrees with it."""
+"""Filter expressions: predicates that are joined by AND, OR and NOT. The function `truth` defines the result of an
+expression; many_records.py computes the same results for many records.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,14 @@ from .values import FALSE, TRUE, NullableValue, Truth, negated
 __all__ = ["And", "Condition", "Constant", "Expression", "Not", "Or", "PropertyLookup", "truth"]
 
 PropertyLookup = Callable[[str], NullableValue]
-"""Returns the value of a message's property by its name; None if the message does not have it."""
+"""A function that returns the value of a message's property by its name; None if the message does not have the
+property.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """TRUE or FALSE."""
+    """The constant TRUE or FALSE in a filter."""
 
     truth: Truth
 

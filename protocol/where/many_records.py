@@ -1,10 +1,11 @@
-"""Evaluate a filter on many records at once: the results of `Where.holds_for`, without bytecode for each record.
+"""Evaluate a filter on many records at once. The results are the same as those of `Where.holds_for`, but no Python
+bytecode is executed for each single record.
 
-The attributes of the records are copied into the rows of matrices, one matrix for attributes of similar length;
-payloads are never read. The bytes 0x01 and 0x02 that end names and values are found in all rows by one comparison. So
-the bounds of names and values are arrays, too, and a condition is evaluated on a column of values. Comparisons with =
-and IN of texts, and of numbers of up to 15 digits, are arithmetic on arrays; all others call the predicate itself, once
-for each distinct value. `python -m bench.where` measures the cost.
+The attributes of the records are copied into the rows of matrices; each matrix has attributes of similar length.
+Payloads are never read. One comparison finds the bytes 0x01 and 0x02, which end names and values, in all rows. So the
+positions of names and values are arrays, too, and a condition is evaluated on a whole column of values. Comparisons
+with = and IN of texts, and comparisons of numbers of up to 15 digits, are done by array operations. For all other
+conditions, the predicate's `test` is called once for each distinct value. `python -m bench.where` measures the cost.
 """
 
 from __future__ import annotations
@@ -26,22 +27,24 @@ from .where import PropertyName, Where, value_of
 __all__ = ["matching"]
 
 _WIDTHS = np.array((64, 128, 256, 512, 1024))
-"""Widths of the matrices, if attributes differ too much in length for one matrix. A longer attribute is decoded by
-itself.
+"""Widths of the matrices in bytes, if attributes differ too much in length for a single matrix. A longer attribute is
+decoded by itself.
 """
 
 _WASTE = 2
-"""One matrix takes all attributes if its width is at most this many times their average."""
+"""All attributes go into a single matrix if its width is at most this many times their average length."""
 
 _BLOCK_BYTES = 256 << 10
-"""Maximum bytes of one matrix: the matrix and the results of its searches stay in a core's cache."""
+"""Maximum size of one matrix in bytes. So the matrix and the results of searches in it stay in the cache of a processor
+core.
+"""
 
 _FEW = 24
-"""Minimum rows of a matrix: with fewer rows it costs more than decoding each row by itself."""
+"""Minimum number of rows of a matrix. For fewer rows, a matrix costs more than decoding each row by itself."""
 
 _HEADER = header_dtype()
 _HEAD_DTYPE = np.dtype([*((name, _HEADER[name].str) for name in _HEADER.names or ()), ("attribute", ">i4")])
-"""A record's header and the length of its attribute, if it has one."""
+"""Layout of a record's header, followed by the length of the record's attribute if the record has one."""
 _LENGTH_BYTES = _HEAD_DTYPE.itemsize - HEADER_BYTES
 
 _NAME_END, _VALUE_END = 1, 2
@@ -49,11 +52,11 @@ _TYPED, _INT, _FLOAT = ord(TYPE_MARK), ord("i"), ord("f")
 _ZERO, _DOT, _MINUS, _PLUS = ord("0"), ord("."), ord("-"), ord("+")
 
 _DIGITS = 15
-"""A double exactly holds an integer with this many digits, and its quotient by a power of ten."""
+"""Maximum number of decimal digits of a number for which the arithmetic with doubles here gives the exact result."""
 _POWERS = 10.0 ** np.arange(_DIGITS + 1)
 
 _FEW_TEXTS = 8
-"""Up to this many texts of an IN are compared with every value, one after the other."""
+"""An IN with at most this many texts compares each text with every value, one text after the other."""
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -61,10 +64,11 @@ _Truths = npt.NDArray[np.uint8]
 
 
 def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_steps: int | None = None) -> _Bools:
-    """Return for each record data[start : start + size], header included, whether the filter matches it.
+    """Return for each record whether the filter matches it. A record is data[start : start + size], header included.
 
-    starts: ascending. Neither checksums nor the length in the header are checked. most_steps: a record whose LIKEs
-    could take more steps (`Where.searched`) gets True without evaluation; None: no bound.
+    starts: ascending. Neither the checksum nor the length in a record's header is checked. most_steps: if the LIKE
+    predicates could take more steps (`Where.searched`) for a record, the result for this record is True without
+    evaluation; None: no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
@@ -92,8 +96,9 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
-    """Yield the width of each matrix and the rows that go into it; width 0: rows that go into no matrix. widths: the
-    minimum width for each row. end: the number of bytes of the data.
+    """Yield the width of each matrix, with the numbers of the attributes that become its rows. Attributes that go into
+    no matrix are yielded with the width 0. begins, widths: for each attribute, where its row begins in the data, and
+    the minimum width of its row. end: the number of bytes of the data.
     """
     if not len(widths):
         return
@@ -108,8 +113,9 @@ def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _In
 
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
-    """Return for each record where its attribute begins, the attribute's length, and the record's flags. Length -1: the
-    record has no attribute, or the attribute does not fit the record or is too long for a filter.
+    """Return for each record the position of its attribute, the length of the attribute, and the record's flag. The
+    length is -1 if the record has no attribute, or if the attribute does not fit the record or is too long for a
+    filter.
     """
     room = len(data) - _HEAD_DTYPE.itemsize + 1
     inside = int(np.searchsorted(starts, room))
@@ -128,9 +134,10 @@ def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints
 
 
 class _Column(NamedTuple):
-    """The raw values of one property, in the rows that have it: flat[start : end] of the block.
+    """The values of one property as bytes, for the rows of a block that have the property. Each value is flat[start :
+    end] of the block.
 
-    typed: for each value, whether it is written as another type than text.
+    rows: the number of each value's row. typed: for each value, whether it is written as another type than text.
     """
 
     asked: PropertyName
@@ -140,13 +147,13 @@ class _Column(NamedTuple):
     typed: _Bools
 
     def of(self, chosen: _Ints | _Bools) -> _Column:
-        """Return the values of some of the rows."""
+        """Return a column with only the chosen values."""
         return _Column(self.asked, self.rows[chosen], self.starts[chosen], self.ends[chosen], self.typed[chosen])
 
 
 class _Numbers(NamedTuple):
-    """The values of a column as numbers; NaN where a value is no number. sure: False where the predicate has to
-    evaluate the value by itself.
+    """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether its number
+    is certain; if it is False, the predicate's `test` has to evaluate the value.
     """
 
     values: npt.NDArray[np.float64]
@@ -154,12 +161,15 @@ class _Numbers(NamedTuple):
 
 
 class _Block:
-    """Attributes as the rows of a matrix, whose bytes are `flat`. A byte 0x02 stands before and after each attribute,
-    so each item of a property list is between two bytes 0x02.
+    """A matrix whose rows are the attributes of records; `flat` is the same matrix as a one-dimensional array of bytes.
+    In each row, a byte 0x02 stands before and after the attribute, so each item of a property list is between two bytes
+    0x02.
     """
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
-        """width: at least each length plus two; data must have this many bytes from each begin - 1 on."""
+        """begins, lengths: the position and the length of each attribute in `data`. width: the width of the matrix, at
+        least each length plus two; `data` must have this many bytes from each begin - 1 on.
+        """
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
         self._matrix = anywhere[begins - 1]
@@ -178,8 +188,9 @@ class _Block:
         self._bytes: bytes | None = None
 
     def truths(self, expression: Expression, where: Where, needed: _Bools | None = None) -> _Truths:
-        """Return the expression's result for each row. Rows that are not `needed` (None: all are) may have any
-        result."""
+        """Return the truth value of the expression for each row. needed: the rows whose result matters (None: all
+        rows); the results of other rows are arbitrary.
+        """
         if isinstance(expression, Condition):
             return self._condition(expression, where, needed)
         if isinstance(expression, And | Or):
@@ -238,14 +249,18 @@ class _Block:
         return _Column(asked, rows, starts, ends, typed)
 
     def _texts(self, starts: _Ints, length: int) -> npt.NDArray[np.bytes_]:
-        """Return flat[start : start + length] for each start; all of them must lie inside."""
+        """Return the bytes flat[start : start + length] for each start. All of these ranges must be within the
+        matrix.
+        """
         if not len(starts):
             return np.empty(0, f"S{length}")
         texts: npt.NDArray[np.bytes_] = np.ndarray(len(self._flat) - length + 1, f"S{length}", self._flat, 0, (1,))
         return texts[starts]
 
     def _bytes_at(self, positions: _Ints) -> npt.NDArray[np.uint8]:
-        """Return the byte at each position; for a position after the end, the last byte."""
+        """Return the byte of the matrix at each position. For a position after the end of the matrix, return its last
+        byte.
+        """
         return self._flat[np.minimum(positions, len(self._flat) - 1)]
 
     # --- conditions ---------------------------------------------------------------------------------------------------
@@ -281,8 +296,9 @@ class _Block:
     def _compare_texts(
         self, column: _Column, texts: tuple[str, ...], predicate: Predicate, truths: _Truths, positive: bool
     ) -> None:
-        """Compare the raw bytes of the values. Invalid UTF-8 decodes to characters that no filter has, so texts are
-        equal exactly if their bytes are equal.
+        """Compare each value with `texts`, byte by byte, and set the rows' results in `truths`. positive: whether an
+        equal value gives TRUE (= and IN) or FALSE (<>). Invalid UTF-8 decodes to characters that no filter contains, so
+        texts are equal exactly if their bytes are equal.
         """
         lengths = column.ends - column.starts
         equal = np.zeros(len(lengths), np.bool_)
@@ -300,8 +316,9 @@ class _Block:
     def _compare_numbers(
         self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
     ) -> None:
-        """Compare the values with a literal as doubles. A literal that a double rounds has more digits than each value
-        that is compared here, and it stays larger when rounded.
+        """Compare the values with a literal, as doubles, and set the rows' results in `truths`. A literal that a double
+        cannot hold exactly has more digits than each value that is compared here. So rounding the literal does not
+        change the results.
         """
         numbers = self._as_numbers(column)
         found = compare(numbers.values, literal).astype(np.uint8) * np.uint8(TRUE)
@@ -311,8 +328,8 @@ class _Block:
             self._ask_each(column.of(~numbers.sure), predicate, truths)
 
     def _as_numbers(self, column: _Column) -> _Numbers:
-        """Parse values such as 12, -7.25, 0x03 i12 and 0x03 f0.5, with at most _DIGITS digits; other values are not
-        `sure`.
+        """Parse the column's values as numbers. Values such as 12, -7.25, 0x03 i12 and 0x03 f0.5 with at most _DIGITS
+        digits are parsed; for other values `sure` is False.
         """
         kinds = self._bytes_at(column.starts + 1)
         starts = column.starts + np.where(column.typed, 2, 0)
@@ -344,7 +361,9 @@ class _Block:
         return _Numbers(values, sure)
 
     def _ask_each(self, column: _Column, predicate: Predicate, truths: _Truths) -> None:
-        """Evaluate the predicate once for each distinct value."""
+        """Set the rows' results in `truths` by calling the predicate's `test`, once for each distinct value of the
+        column.
+        """
         if self._bytes is None:
             self._bytes = self._matrix.tobytes()
         raws = map(self._bytes.__getitem__, map(slice, column.starts.tolist(), column.ends.tolist()))

@@ -12,7 +12,8 @@
     comparison  = "=" | "<>" | "!=" | "<" | "<=" | ">" | ">="
     literal     = text | number | TRUE | FALSE
 
-Each step reads one token, so the cost is proportional to the text. Its length and its nesting are bounded.
+Each step of the parser consumes one token, so the cost is proportional to the length of the text. The length and the
+nesting depth of a filter are limited.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ _SHOWN: Final = 30
 
 
 class _Token(NamedTuple):
-    """kind: text, number, name, word (a keyword, in capitals), mark or end. value: its meaning."""
+    """A token of a filter. kind: text, number, name, word (a keyword, in capitals), mark or end. value: the token's
+    decoded value.
+    """
 
     kind: str
     value: str
@@ -60,7 +63,7 @@ class _Token(NamedTuple):
 
 
 def parse_expression(text: str) -> Expression:
-    """Parse a filter. Raises InvalidWhere with the position of the error, and what was expected there."""
+    """Parse a filter. Raises InvalidWhere, which names the position of the error and what was expected there."""
     if len(text) > MAX_WHERE_CHARACTERS:
         raise InvalidWhere(MAX_WHERE_CHARACTERS, f"the end: a filter has {MAX_WHERE_CHARACTERS} characters at most")
     for position, each in enumerate(text):
@@ -70,7 +73,7 @@ def parse_expression(text: str) -> Expression:
 
 
 class _Parser:
-    """Parses one filter. token: the next token, which is not used yet."""
+    """Parses one filter. token: the next token, which is not consumed yet."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -135,7 +138,7 @@ class _Parser:
         return token
 
     def _takes(self, kind: str, value: str) -> bool:
-        """Use the next token if it has this kind and value. Return whether it had."""
+        """Consume the next token if it has this kind and value. Return whether it was consumed."""
         found = self.token.kind == kind and self.token.value == value
         if found:
             self._next()

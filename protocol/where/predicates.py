@@ -1,5 +1,6 @@
-"""The predicates on one property. `test(value)` evaluates one; a value that cannot be compared counts as unknown, like
-a missing one."""
+"""The predicates on one property of a message. `test(value)` evaluates a predicate. The result is UNKNOWN if the
+property is missing, or if its value cannot be compared with the literal.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 _ANY: Final = "."
-"""The regular expression for a `_`; an escaped dot has a backslash before it."""
+"""The regular expression for the pattern character `_`. It differs from a literal dot, which is escaped by a
+backslash.
+"""
 
 
 class Predicate(Protocol):
-    """Immutable. Any thread."""
+    """A predicate on one property. It is immutable, so any thread may use it."""
 
     def test(self, value: NullableValue) -> Truth:
         """Return the predicate's result for a property with this value; None: the message does not have it."""
@@ -43,7 +46,9 @@ class IsNull:
 
 
 class CompareText:
-    """`name < 'text'`. Texts compare by their code points; a number is compared only if the text is a number, too."""
+    """The predicate `name < 'text'`, also with other comparisons. Texts are compared by their code points. A value that
+    is a number is compared only if the literal text is a number, too.
+    """
 
     def __init__(self, comparison: str, text: str) -> None:
         self.comparison = comparison
@@ -66,7 +71,7 @@ class CompareText:
 
 
 class CompareNumber:
-    """`name < 5`."""
+    """The predicate `name < 5`, also with other comparisons."""
 
     def __init__(self, comparison: str, number: int | float) -> None:
         self.comparison = comparison
@@ -79,7 +84,9 @@ class CompareNumber:
 
 
 class CompareBool:
-    """`name = TRUE`, which `name` alone also means."""
+    """The predicate `name = TRUE`, also with other comparisons or FALSE. A filter that consists of `name` alone means
+    the same as `name = TRUE`.
+    """
 
     def __init__(self, flag: bool) -> None:
         self.flag = flag
@@ -90,7 +97,9 @@ class CompareBool:
 
 
 class In:
-    """`name IN (…)`: equal to one of the literals. It means an OR of several `=`, but costs only as much as one."""
+    """The predicate `name IN (…)`: the value is equal to one of the literals. Its result is that of several `=` joined
+    by OR, at the cost of a single `=`.
+    """
 
     def __init__(self, literals: Iterable[Literal]) -> None:
         literals = tuple(literals)
@@ -119,12 +128,14 @@ class In:
 
 
 class Like:
-    """`name LIKE 'pattern'`: `%` is any text, `_` any one character; the escape character makes them literal.
+    """The predicate `name LIKE 'pattern'`. In the pattern, `%` matches any text and `_` matches any single character.
+    After the escape character, both match only themselves.
 
-    Each piece between two % is searched for once, from the left. A piece without _ is searched for as plain text, at a
-    tenth of the cost. In the worst case a test takes `searched` steps for each character of the value.
+    Each piece of the pattern between two % is searched for once, from the left. A piece without _ is searched for as
+    plain text, at a tenth of the cost of a regular expression. In the worst case a test takes `searched` steps for each
+    character of the value.
 
-    searched: characters of all pieces between two %.
+    searched: the number of characters of all pieces that are between two %.
     """
 
     def __init__(self, pattern: str, escape: str = "") -> None:
@@ -172,8 +183,8 @@ def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
 
 
 def _searcher(piece: list[str]) -> Callable[[str, int], int]:
-    """Return a function that finds the end of the first match from a position on; the function returns -1 if there is
-    no match. piece: one regular expression per character.
+    """Return a function that searches a text from a position on for the first match of the piece. That function returns
+    the end of the match, or -1 if there is none. piece: the regular expression of each character of the piece.
     """
     if _ANY in piece:
         search = _compiled(piece).search

@@ -1,4 +1,6 @@
-"""Truth values, and the meaning of a property's value as a text, a number or a truth value."""
+"""The truth values of filters by content, and how a property's value is interpreted as a text, a number or a truth
+value.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from ..properties import PropertyValue
 __all__ = ["FALSE", "TRUE", "UNKNOWN", "NullableValue", "Truth", "as_bool", "as_number", "negated", "truth_of"]
 
 Truth = Literal[0, 1, 2]
-"""SQL's three-valued logic as numbers in this order: AND is the minimum, OR the maximum, NOT is 2 minus the value."""
+"""SQL's three truth values as numbers: 0 is false, 1 is unknown, 2 is true. So AND is the minimum, OR is the maximum,
+and NOT is 2 minus the value.
+"""
 
 FALSE: Final = 0
 UNKNOWN: Final = 1
 TRUE: Final = 2
 
 NullableValue = PropertyValue | None
-"""A property's value; None: the message does not have it."""
+"""A property's value; None: the message does not have the property."""
 
 _is_whole = re.compile(r"[+-]?[0-9]+").fullmatch
 _is_decimal = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?").fullmatch
@@ -28,19 +32,20 @@ _BOOLS = {"true": True, "false": False}
 
 
 def truth_of(condition: bool) -> Truth:
-    """Return TRUE or FALSE."""
+    """Return the truth value TRUE or FALSE for a Python bool."""
     return TRUE if condition else FALSE
 
 
 def negated(truth: Truth) -> Truth:
-    """Return NOT of a truth value."""
+    """Return the result of NOT for a truth value."""
     return _NEGATED[truth]
 
 
 def as_number(value: NullableValue) -> int | float | None:
-    """Return the value as a number; None if it is not one. A text is one if it is a decimal number of at most
-    MAX_WHERE_NUMBER characters, without blanks, that a double can hold: Kafka's and Java 1.x's producers write numbers
-    like this."""
+    """Return the value as a number; None if it is not a number. A text counts as a number if it is a decimal number of
+    at most MAX_WHERE_NUMBER characters, without blanks, that a double can hold. Producers of Kafka and of Java 1.x
+    write numbers as such texts.
+    """
     if isinstance(value, str):
         if len(value) > MAX_WHERE_NUMBER or not _is_decimal(value):
             return None
@@ -53,8 +58,8 @@ def as_number(value: NullableValue) -> int | float | None:
 
 
 def as_bool(value: NullableValue) -> bool | None:
-    """Return the value as a truth value; None if it is not one. The texts true and false are truth values, in upper or
-    lower case.
+    """Return the value as a bool; None if it is not a truth value. The texts true and false count as truth values, in
+    upper or lower case.
     """
     if isinstance(value, bool):
         return value

@@ -1,4 +1,4 @@
-"""A parsed filter, and its answer for one record."""
+"""A parsed filter by content, and whether it matches a single record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from .values import TRUE, NullableValue
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
 
 _WHOLE = frozenset(("TAGS", "ATTR"))
-"""The properties that an attribute without a property list provides: 1.x's attribute, which is the tag."""
+"""Names of the properties that a filter finds in an attribute that is not a property list. Such an attribute is 1.x's
+attribute, which also counts as the tag.
+"""
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 
 class PropertyName:
-    """A property that a filter asks for. is_typed: whether its value may have another type than text. is_whole: whether
-    an attribute without a property list also provides it.
+    """A property that a filter tests. is_typed: whether its value may have another type than text. is_whole: whether an
+    attribute that is not a property list is, as a whole, the property's value.
     """
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
@@ -33,11 +35,13 @@ class PropertyName:
         self.is_typed = name not in RESERVED_PROPERTIES and not name.startswith(RESERVED_PREFIX)
         self.is_whole = name in _WHOLE
         self.item = b"".join((_VALUE_END, name.encode("utf-8"), _NAME_END))
-        """The bytes in front of the value, including the end of the property before it."""
+        """The bytes that precede the property's value in a property list, including the end mark of the property before
+        it.
+        """
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
-        """Return the value as written in the attribute of a record with these flags; None if it is missing. If the name
-        is repeated, its last value counts, as in `decode_attribute`.
+        """Return the property's value as it is written in the attribute of a record with this flag; None if the
+        property is missing. If the property is repeated, its last value counts, as in `decode_attribute`.
         """
         if not flag & PROPERTIES_FLAG:
             return attribute if self.is_whole else None
@@ -52,13 +56,15 @@ class PropertyName:
 
 
 def value_of(raw: bytes, is_typed: bool) -> NullableValue:
-    """Return the value that is written as these bytes. Invalid UTF-8 is replaced, as Java does."""
+    """Decode a property's value from its bytes in a property list. Invalid UTF-8 becomes replacement characters, as in
+    Java.
+    """
     text = raw.decode("utf-8", "replace")
     return decode_value(text) if is_typed else text
 
 
 class Where:
-    """A filter by content. Immutable, any thread; pickled as its text."""
+    """A filter by content. It is immutable, so any thread may use it. It is pickled as its text."""
 
     __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "searched", "text")
 
@@ -69,15 +75,17 @@ class Where:
         conditions = tuple(_conditions_of(self.expression))
         self._names = {each.name: PropertyName(each.name) for each in conditions}
         self.names = tuple(self._names.values())
-        """The properties that the filter asks for, each once."""
+        """The properties that the filter tests, each once."""
         self.conditions = len(conditions)
-        """The number of the filter's conditions, each of which costs something for every message; 0: the filter matches
-        all messages, or none.
+        """The number of conditions in the filter. The cost of testing a message grows with this number. 0: the filter
+        matches all messages, or none.
         """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
-        """Maximum steps of all LIKEs together for each character of a message's attribute (predicates.py)."""
+        """An upper bound of the cost of the filter's LIKE predicates: the number of search steps of all of them
+        together, for each character of a message's attribute (predicates.py).
+        """
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
-        """Whether the filter matches a message without properties."""
+        """Whether the filter matches a message that has no properties."""
 
     def __reduce__(self) -> tuple[type[Where], tuple[str]]:
         return Where, (self.text,)
@@ -90,14 +98,14 @@ class Where:
         return self._names[name]
 
     def holds_for(self, body: Buffer, flag: int) -> bool:
-        """Return whether the filter matches the record with this body and flag. Costs some microseconds; for many
-        records use `matching`.
+        """Return whether the filter matches the record with this body and flag. A call takes some microseconds; for
+        many records use `matching` (many_records.py).
         """
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """As `holds_for`, from the attribute alone; None: the record has no attribute, or one that does not fit its
-        body.
+        """Like `holds_for`, but take the record's attribute instead of its body. None: the record has no attribute, or
+        one that does not fit its body.
         """
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none
@@ -112,15 +120,16 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """Return the filter of this text, cached for later calls. Raises InvalidWhere.
+    """Parse a filter, or return the cached result of an earlier call with the same text. Raises InvalidWhere.
 
-    A waiting request keeps only the text: its parsed form takes up to 80 bytes for each character.
+    A request that waits at the broker keeps only the filter's text, because the parsed form takes up to 80 bytes for
+    each character.
     """
     return (_parse_short if len(text) <= _SHORT else _parse_long)(text)
 
 
 _SHORT = 512
-"""Maximum characters of a filter that counts as short."""
+"""Maximum number of characters of a filter that counts as short."""
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The command `metaq demo`: run the main job on real input, from an empty directory to a checked result."""
+"""The command `metaq demo`: show metaq at work on real input, from an empty directory to a checked result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import click
 __all__ = ["demo"]
 
 PIPE_COLUMNS = 100
-"""Output width without a terminal."""
+"""Width of the output in characters if it does not go to a terminal."""
 
 
 @click.command()
@@ -78,5 +78,7 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Handle SIGTERM like Ctrl-C: all `finally` blocks run, so all processes that the demo has started end."""
+    """Handle SIGTERM like Ctrl-C. So all `finally` blocks are executed, and all processes that the demo has started are
+    ended.
+    """
     raise KeyboardInterrupt

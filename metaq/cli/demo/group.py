@@ -1,7 +1,8 @@
-"""The demo's consumer group: member processes, and the owners of partitions according to ZooKeeper.
+"""The consumer group of the demo: start and stop its member processes, and read the owners of partitions from
+ZooKeeper.
 
-A member process runs `main`. It works at a limited rate, as if each message needed real work, so that joins and crashes
-happen in mid-stream. It records the messages that it gets.
+A member process runs `main`. It works at a limited rate, as if each message needed real work, so that members join and
+crash while messages still wait. It writes the messages that it gets to its history.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ WATCH_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """rate: maximum messages per second of each member. session_seconds: ZooKeeper session timeout of members."""
+    """The settings of the group's members. rate: maximum number of messages that each member handles per second.
+    session_seconds: the ZooKeeper session timeout of the members.
+    """
 
     zookeeper: str
     group: str
@@ -47,14 +50,14 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A rebalance. It lasts from its cause to the moment when every partition had a live owner and every live member
-    owned a partition.
+    """A rebalance of the group. It lasts from its cause (a member joins or is killed) to the moment when every
+    partition has a live owner and every live member owns a partition.
     """
 
     cause: str
     seconds: float
     owned: Mapping[str, list[str]] = field(default_factory=dict)
-    """Partition names by member."""
+    """The names of the partitions that each member owns, by the member's name."""
 
 
 class Member:
@@ -86,8 +89,8 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starts, kills and stops the member processes; main thread only. It reads the partitions' owners from
-    `cluster`.
+    """Starts, kills and stops the member processes. Only the main thread may use it. It reads the owners of partitions
+    from `cluster`.
     """
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
@@ -99,23 +102,23 @@ class ConsumerGroup:
 
     @property
     def received(self) -> int:
-        """Number of messages in all histories, duplicates included."""
+        """Number of messages in the histories of all members, duplicates included."""
         return sum(member.received for member in self.members)
 
     def start(self, *names: str) -> None:
-        """Start a process for each name."""
+        """Start a member process for each name."""
         started = [Member(self._settings, name) for name in names]
         self.members += started
         self.live += started
 
     def kill(self, name: str) -> None:
-        """End a member by SIGKILL: it leaves the group without notice."""
+        """End a member by SIGKILL, so that it leaves the group without notice."""
         member = next(each for each in self.live if each.name == name)
         self.live.remove(member)
         member.process.kill()
 
     def stop(self) -> None:
-        """Make all live members commit and leave."""
+        """Make all live members commit their offsets and leave the group."""
         stop_all([member.process for member in self.live], STOP_SECONDS)
         self.live.clear()
 
@@ -138,9 +141,9 @@ class ConsumerGroup:
             )
 
     def rebalanced(self, cause: str, since: float, deadline: float, tick: Callable[[], None]) -> Rebalance:
-        """Wait until the live members share all partitions; `since` is the time of the cause (monotonic seconds).
+        """Wait until the live members together own all partitions. since: the time of the cause (monotonic seconds).
 
-        tick is called repeatedly meanwhile. Raises RequestTimedOut at `deadline` (monotonic seconds).
+        tick: called repeatedly while waiting. Raises RequestTimedOut at `deadline` (monotonic seconds).
         """
 
         def shared() -> bool:
@@ -164,7 +167,9 @@ class ConsumerGroup:
         return dict(sorted(names.items()))
 
     def _member_name(self, consumer: str) -> str:
-        """Return the member's name. 1.x puts the group before a configured consumer id: `<group>_<id>`."""
+        """Return the name of a member from its consumer id in ZooKeeper, which has the form `<group>_<name>`, as in
+        1.x.
+        """
         return consumer.removeprefix(f"{self._settings.group}_")
 
 
@@ -172,7 +177,9 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limits work to `rate` messages a second, counted from the last moment when there was nothing to do."""
+    """Limits the work of a member to `rate` messages per second. The time is counted from the last moment at which
+    there was nothing to do.
+    """
 
     def __init__(
         self,
@@ -186,7 +193,7 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Count `messages` more messages as done, and sleep until they would be done at this rate."""
+        """Count `messages` more messages as done. Sleep until the time at which they would be done at this rate."""
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each
         if self._free_at > now:
@@ -194,7 +201,7 @@ class Throttle:
 
 
 def history_of(messages: Sequence[Message], time_ns: int) -> History:
-    """Return rows for messages that were received together."""
+    """Return the rows of the history for messages that were received together at `time_ns`."""
     rows = empty_history(len(messages))
     rows["time_ns"] = time_ns
     rows["sequence"] = [json.loads(message.payload)["sequence"] for message in messages]
@@ -205,7 +212,9 @@ def history_of(messages: Sequence[Message], time_ns: int) -> History:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a member until SIGTERM. Arguments: ZOOKEEPER GROUP TOPIC CONSUMER_ID HISTORY_FILE RATE SESSION_SECONDS."""
+    """Run a member of the group until SIGTERM. The arguments are ZOOKEEPER GROUP TOPIC CONSUMER_ID HISTORY_FILE RATE
+    SESSION_SECONDS.
+    """
     zookeeper, group, topic, consumer_id, history, rate, session_seconds = arguments
     stopping = False
 
@@ -227,8 +236,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def receive(consumer: Consumer, rows: BinaryIO, throttle: Throttle) -> None:
-    """Poll once, and write the messages to the history. The rows are in the file before the next poll allows their
-    offsets to be committed.
+    """Poll the consumer once, and write the received messages to the history. They are written before the next poll,
+    because only the next poll allows their offsets to be committed.
     """
     messages = consumer.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
     if messages:

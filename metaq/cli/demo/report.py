@@ -1,4 +1,4 @@
-"""The demo's output: steps, progress, rebalances, and the table at the end."""
+"""Print the demo's output: its steps, their progress, the rebalances, and the table at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BySpark", "DemoFigures", "Report"]
 
 
 class BySpark(NamedTuple):
-    """The result of the Spark job, and how long it took, including its start."""
+    """The result of the Spark job, and how many seconds the job took, including its start."""
 
     seconds: float
     delays: Mapping[str, CarrierDelay]
@@ -30,16 +30,16 @@ class BySpark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """All figures of the last table. Rates are in messages per second."""
+    """All figures of the table at the end. Rates are in messages per second."""
 
     delivery: Delivery
     rebalances: Sequence[Rebalance]
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """Number of messages after the committed offset, by partition, when all consumers had left."""
+    """For each partition, the number of messages after the committed offset when all consumers had left."""
     by_spark: BySpark | None
-    """None: Spark was left out."""
+    """The result of the Spark job; None if the step with Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
     seconds: float
 
@@ -65,7 +65,7 @@ class Report:
         self._began = time.monotonic()
 
     def step(self, title: str) -> None:
-        """Begin the next step."""
+        """Print the title of the next step."""
         self._steps += 1
         self._console.rule(f"[bold]{self._steps}  {escape(title)}", align="left", style="dim")
 
@@ -105,14 +105,14 @@ class Report:
             yield
 
     def rebalance(self, rebalance: Rebalance, partitions: int) -> None:
-        """Show the owners after a rebalance, and how long it took."""
+        """Print which member owns which partitions after a rebalance, and how long the rebalance took."""
         self._console.print(f"   [bold]{escape(rebalance.cause)}[/]: {rebalance.seconds:.2f} s", highlight=False)
         for name, owned in rebalance.owned.items():
             bar = "■" * len(owned) + "·" * (partitions - len(owned))
             self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
 
     def carriers(self, outcome: DemoFigures, names: Mapping[str, str]) -> None:
-        """Show Spark's figures beside pandas' figures."""
+        """Print the figures that Spark has computed beside those that pandas has computed."""
         if outcome.by_spark is None:
             return
         title = "Mean departure delay by carrier"
@@ -132,7 +132,7 @@ class Report:
         self._console.print(table)
 
     def summary(self, outcome: DemoFigures) -> None:
-        """Show the table at the end, and any failures."""
+        """Print the table at the end, and the failures if there are any."""
         delivery = outcome.delivery
         table = Table(box=ROUNDED, show_header=False, title="metaq demo", title_style="bold", min_width=60)
         table.add_column(style="bold")

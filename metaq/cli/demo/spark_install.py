@@ -1,4 +1,4 @@
-"""Install PySpark while the demo already runs: its 500 MB are needed only for the last step."""
+"""Install PySpark while the demo is already running. Its 500 MB are needed only for the last step."""
 
 from __future__ import annotations
 
@@ -17,31 +17,35 @@ from .report import Report
 __all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
 
 INSTALL_SECONDS = 1800.0
-"""Maximum seconds from the demo's start to the end of the installation; large, because a slow network is no fault of
-the demo.
+"""Maximum seconds from the start of the demo to the end of the installation. The time is long because the demo should
+not fail only because the network is slow.
 """
 
 
 def is_missing() -> bool:
-    """Whether a module of the extra `spark` is missing."""
+    """Whether a module that metaq's extra `spark` installs is missing."""
     return any(find_spec(module) is None for module in ("pyspark", "pyarrow", "pandas"))
 
 
 def requirements(extra: str) -> list[str]:
-    """Return the requirements of one of metaq's extras."""
+    """Return the packages that one of metaq's extras requires."""
     marked = (each.partition(";") for each in requires("metaq") or ())
     return [name.strip() for name, _, marker in marked if f"extra == '{extra}'" in marker.replace('"', "'")]
 
 
 class SparkInstallation:
-    """pip in a child process that starts at once. Main thread only."""
+    """An installation of PySpark by pip in a child process, which starts when this object is created. Only the main
+    thread may use it.
+    """
 
     def __init__(self, directory: Path) -> None:
         """directory: the folder for pip's log."""
         self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
 
     def finish(self, report: Report, ended: bool) -> None:
-        """Wait for pip. Raises ClientError if it failed, RequestTimedOut if it has not `ended`."""
+        """Report the outcome of pip. Raises ClientError if pip failed, and RequestTimedOut if it has not ended yet.
+        ended: whether pip has ended.
+        """
         if not ended:
             raise RequestTimedOut(f"PySpark was not installed within {INSTALL_SECONDS:.0f} s: {self._pip.last_words()}")
         if code := self._pip.stop():
@@ -58,6 +62,6 @@ class SparkInstallation:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run in the child: `pip install ARGUMENT …`."""
+    """Run `pip install ARGUMENT …`; this is the main function of the child process."""
     sys.argv = ["pip", "install", "--disable-pip-version-check", *arguments]
     runpy.run_module("pip", run_name="__main__", alter_sys=True)

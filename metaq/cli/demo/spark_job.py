@@ -1,4 +1,6 @@
-"""The demo's Spark job: mean departure delay and number of flights by carrier, from topic to topic."""
+"""The demo's Spark job. It reads flights from one topic, computes the mean departure delay and the number of flights of
+each carrier, and sends these figures to another topic.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def delays_by_carrier(flights: DataFrame) -> DataFrame:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the job. Arguments: ZOOKEEPER GROUP FROM_TOPIC TO_TOPIC."""
+    """Run the Spark job. The arguments are ZOOKEEPER GROUP FROM_TOPIC TO_TOPIC."""
     zookeeper, group, source, target = arguments
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (

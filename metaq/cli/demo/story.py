@@ -1,4 +1,6 @@
-"""The demo from start to end: cluster, producer, rebalancing group, Spark, check."""
+"""The steps of the demo: start a cluster, produce, consume with a group that rebalances, run Spark, and check the
+results.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +43,14 @@ REBALANCE_SECONDS = 30.0
 DRAIN_SECONDS = 120.0
 SPARK_SECONDS = 400.0
 LAG_SECONDS = 0.25
-"""Seconds between lag checks while the group works through its backlog."""
+"""Seconds between two checks of the group's lag while the group works through its backlog."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The demo's parameters. flights: None = all. join_at and kill_at: when a member joins, and when one is killed, as
-    shares of all messages received."""
+    """The parameters of the demo. flights: the number of flights to send; None = all. join_at, kill_at: the fraction of
+    all messages that must have been received before a member joins, and before a member is killed.
+    """
 
     directory: Path
     brokers: int = 2
@@ -62,9 +65,10 @@ class Script:
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
-    """Run all steps below `script.directory`. Yield the figures, and the connect string of the cluster.
+    """Run all steps of the demo, with all files below `script.directory`. Yield the figures, and the ZooKeeper connect
+    string of the cluster.
 
-    The cluster serves until the block ends. After the block, or if this function raises, all processes have ended.
+    The cluster runs until the `with` block ends. After the block, or if this function raises, all processes have ended.
     """
     began = time.monotonic()
     with_spark = _has_java(report)
@@ -104,7 +108,7 @@ def _play(
 
 
 def _has_java(report: Report) -> bool:
-    """Return whether Spark can run, which needs Java; report the reason if it cannot."""
+    """Return whether Spark can run, that is, whether Java is installed. If it cannot run, report the reason."""
     try:
         find_java()
     except ConfigError as error:
@@ -166,7 +170,9 @@ def _send(zookeeper: str, table: pd.DataFrame, report: Report) -> float:
 def _consume(
     group: ConsumerGroup, cluster: Cluster, script: Script, total: int, report: Report
 ) -> tuple[list[History], list[Rebalance]]:
-    """Run two consumers and a third that joins, and kill one; wait until the group has committed all messages."""
+    """Run a group of two consumers, let a third consumer join, and kill one. Wait until the group has committed all
+    messages.
+    """
     report.step("Consume as a group of processes: two, a third joins, one is killed")
     try:
         with report.progress("receiving", total) as set_done:
@@ -210,7 +216,9 @@ def _wait_until_committed(cluster: Cluster, group: ConsumerGroup, tick: Callable
 
 
 def _lag(cluster: Cluster, group: str) -> dict[str, int | None]:
-    """Return the number of messages between the group's committed offset and the end, by partition."""
+    """Return for each partition the number of messages between the group's committed offset and the end of the
+    partition.
+    """
     measured = group_partitions(cluster, cluster.survey(), group, FLIGHTS)
     return {str(each.partition): each.lag_messages for each in measured}
 
@@ -221,7 +229,9 @@ def _receive_rate(histories: list[History]) -> float:
 
 
 def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> BySpark:
-    """Set a second group's offsets to the beginning, run the job from there, and return its output."""
+    """Set the offsets of a second group to the beginning, run the Spark job from there, and return the job's
+    results.
+    """
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
     begins = {each: cluster.ask(each, partial(partition_bounds, partition=each)).first for each in partitions}
