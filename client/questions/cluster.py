@@ -205,7 +205,7 @@ class Cluster:
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Return the moves of partitions between brokers that are in progress, and earlier moves with their outcomes."""
+        """Return the moves of partitions between brokers: those in progress, and earlier ones with their outcomes."""
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:

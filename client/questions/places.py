@@ -1,4 +1,4 @@
-"""Define the values by which users can state a position in a topic, and convert each value to an offset in a partition."""
+"""Define the values by which users can state a position in a topic, and convert each to an offset in a partition."""
 
 from __future__ import annotations
 
