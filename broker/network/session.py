@@ -325,7 +325,7 @@ class Session(Protocol):
         self._update_reading()
 
     def readConnectionLost(self) -> None:  # noqa: N802
-        """Twisted calls this when the client sends nothing more. Close the connection once all requests are answered."""
+        """Twisted calls this when the client sends nothing more. Close the connection when all requests are done."""
         self._half_closed = True
         if not self._closing:
             self._all_parked.wake(self._parked)
