@@ -249,7 +249,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
         RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
-        RequestCode.MOVE: of_brokers(_framed(MoveRequest.from_ext, move, json_frame)),
+        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
         RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
         RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
         RequestCode.SHARED_STATUS: Verb(
