@@ -10,7 +10,7 @@ from __future__ import annotations
 # --- connections: `pipelined-128`, `produce-128`, and `latency` ------------------------------------------------------
 
 TURN_SECONDS = 0.005
-"""When the requests of one connection have taken this long, the other connections have their turn."""
+"""When requests of one connection have been served for this many seconds, the other connections have their turn."""
 
 ITERATION_SECONDS = 0.01
 """Seconds in one iteration of the reactor for the turns of all connections together. The processing of incoming data
@@ -34,8 +34,8 @@ BUSY_READS = 8
 """A connection that had more work than one turn allows counts as busy for this many more reads."""
 
 LARGE_WORK_BYTES = 128 << 10
-"""A request that holds this many bytes of memory, and takes more than one slice, begins only when one of
-MAX_LARGE_WORKS places is free.
+"""A request counts as large if it holds at least this many bytes of memory and cannot be processed in one turn. A large
+request begins only when fewer than MAX_LARGE_WORKS large requests are in progress.
 """
 
 MAX_LARGE_WORKS = 16
@@ -44,19 +44,20 @@ messages takes some 6 MiB in addition to its frame while the messages are stored
 """
 
 MAX_LISTINGS = 16
-"""Maximum number of answers with a listing that may be in progress at once. They are built in slices, and each takes 3
-MB if it lists 10,000 groups.
+"""Maximum number of answers with a listing that may be in progress at once. Such an answer is built in steps, and takes
+3 MB if it lists 10,000 groups.
 """
 
 WRITE_BYTES = 64 << 10
-"""Answers to a connection are collected, and written to the transport when they have this many bytes together. Smaller
-answers are joined into one buffer.
+"""Answers to a connection are collected, and written to the transport when they have this many bytes together. If fewer
+bytes are collected when they are written, the answers are first joined into one buffer.
 """
 
 READ_REQUESTS = 512
 """Maximum number of requests from one read that are decoded and served before other connections have their turn; this
 takes some milliseconds. For frames other than SENDs the limit is a quarter of this number. One read may bring 50,000
-requests. If the number were half as large, sends would cost 5 % more, because each turn appends its own messages.
+requests. If the number were half as large, sends would cost 5 % more, because each turn appends its messages separately
+from the other turns.
 """
 
 HTTP_READ_BYTES = 8 << 10
@@ -137,8 +138,8 @@ third of a millisecond.
 """
 
 STEP_PUTS = 256
-"""Maximum number of puts of a run that are handled in one step, if the puts of the run have to be checked one by
-one.
+"""Maximum number of puts of a run (puts that came together) that are handled in one step, if these puts have to be
+checked one by one.
 """
 
 SEND_SLICE_SECONDS = 0.003
@@ -169,12 +170,14 @@ Above this number, some pairs of the client address that has the most pairs are 
 """
 
 FORGOTTEN_SEQUENCES = 1 << 10
-"""Number of pairs that are forgotten at once; if a quarter of the address's pairs is less, only this quarter. This
-takes some milliseconds.
+"""Number of pairs of producer and partition that are forgotten at once. If a quarter of the client address's pairs is
+less than this number, only this quarter is forgotten. Forgetting the pairs takes some milliseconds.
 """
 
 FEW_SEQUENCES = 8
-"""If no address has more pairs than this, the least recently used pairs of all addresses are forgotten."""
+"""If no client address has more than this number of pairs of producer and partition, the least recently used pairs of
+all addresses are forgotten.
+"""
 
 REPEAT_LATE_SECONDS = 15 * 60.0
 """Maximum seconds that a repeated send may have been on its way through the network, in addition to the age that its
@@ -182,7 +185,7 @@ producer states. TCP gives up earlier.
 """
 
 SEQUENCES_SWEPT = 1 << 9
-"""Number of pairs that a search for old pairs examines before it reads the clock again."""
+"""Number of pairs of producer and partition that a search for old pairs examines before it reads the clock again."""
 
 SEQUENCES_SWEEP_SECONDS = 60.0
 """Seconds between two searches for old pairs; a search takes some 10 ms if MAX_SEQUENCES pairs are remembered."""
@@ -294,8 +297,8 @@ after this many seconds.
 
 HALVES_SILENT_SECONDS = 10.0
 """If a producer has not asked the broker for checks for this many seconds, it counts as gone, and other producers of
-its group are asked about its half messages. When the broker begins to lead, the time begins anew. Producers ask again
-after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
+its group are asked about its half messages. When the broker begins to lead, it measures this time from that moment.
+Producers ask again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
 """
 
 HALVES_STEP_SECONDS = 2.0
@@ -362,8 +365,8 @@ number each record costs more.
 """
 
 WHERE_LEAST_SLICE = 16
-"""Minimum number of records that a filter with many conditions checks at once. This takes 10 ms if each condition is a
-BETWEEN and each value is a number of sixty digits.
+"""Minimum number of records that a filter with many conditions checks at once. Checking these records takes 10 ms if
+each condition is a BETWEEN and each value is a number of sixty digits.
 """
 
 WHERE_SLICE_STEPS = 1 << 21
@@ -436,7 +439,7 @@ PACE_WRITTEN_FACTOR = 1.0
 
 PACE_MAX_LATENESS_SECONDS = 0.001
 """The mean number of seconds by which the reactor may be late for a timer; above it, cold reads are slowed down.
-Requests that need no cold data wait about as long.
+Requests that need no cold data wait for about the same time as a late timer.
 """
 
 PACE_MAX_WAITING_PART = 0.05
@@ -482,7 +485,7 @@ this is returned to the system after 10 s.
 # --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
 
 SHARED_SHARE = 8
-"""Of this many messages that a shared group gets in a row, one is chosen because it is the oldest, regardless of its
+"""When a shared group gets messages, one of every SHARED_SHARE messages is the oldest message, regardless of its
 priority.
 """
 

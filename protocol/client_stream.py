@@ -74,8 +74,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. The version that
-    one of metaq's own brokers answers tells that it accepts frames.
+    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. One of metaq's own
+    brokers answers with a version that tells that this broker accepts frames.
     """
 
     request = encode_version(0)
@@ -196,8 +196,8 @@ class ClientStream(Generic[R]):
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the seconds from the arrival of a half message to its first check, which a word in the broker's version
-    states; None if there is no such word.
+    """Return the seconds from the arrival of a half message to its first check. One of the words in the broker's
+    version states this time; None if there is no such word.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

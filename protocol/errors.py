@@ -395,7 +395,8 @@ class LogReadOnly(StoreError):
 
 class NotSafe(LogReadOnly):
     """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have it. A restart
-    of the broker or a new leader may still find the write stored; a repetition of the write waits for that.
+    of the broker or a new leader may still find the write stored; a repetition of the write waits for the restart or
+    the new leader.
     """
 
 
@@ -611,7 +612,7 @@ class TransactionTooLate(ClientError):
 
     Another producer may already be asked for the outcome of this transaction. Nothing is committed: the half message is
     rolled back, at the latest when its broker asks for the outcome. So the message can safely be sent again. seconds:
-    the age of the half message. limit: the age in seconds that it must not reach.
+    the age of the half message. limit: the age in seconds that the half message must not reach.
     """
 
     def __init__(self, what: str, seconds: float, limit: float) -> None:
@@ -646,7 +647,7 @@ class TlsRequired(MetaqError):
 
 
 class BrokerCertificateRequired(MetaqError):
-    """The request is one of brokers, and the connection does not show a broker's certificate."""
+    """Only brokers may send this request, and the sender has shown no broker's certificate on this connection."""
 
     status = Status.FORBIDDEN
 

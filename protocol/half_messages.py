@@ -12,7 +12,8 @@ The body of CHECK_HALVES' answer has one item for each half message:
 
     topic bytes u16 | topic | partition u32 | asked u32 | taken i64 | record: header, body            all big-endian
 
-The body of END_HALVES has an item for each half message, and the body of its answer one for each of these, in order:
+The body of END_HALVES has one item for each half message. The body of the answer has one item for each item of the
+request, in the same order. The first line shows an item of the request, the second an item of the answer:
 
     message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian

@@ -80,13 +80,13 @@ FRAMES_MARK = "frames/1"
 
 MANY_MARK = "many/1"
 """A broker whose `version` answer contains this word accepts SEND_MANY. The first versions of metaq's own broker did
-not.
+not accept SEND_MANY.
 """
 
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's sequence number only once, even if
 the send is repeated (sends.py). Java brokers, older metaq brokers, and brokers on either side of 1.x's synchronous
-replication do not.
+replication store a repeated send again.
 """
 
 DELAYS_MARK = "delays/1"
@@ -132,13 +132,13 @@ MAX_LISTED_DELAYED = 1000
 """Maximum number of delayed messages in one answer to LIST_DELAYED."""
 COMPRESSED_MARK = "compressed/1"
 """A broker whose `version` answer contains this word accepts compressed messages only for topics that allow them, and
-delivers them only to clients that can read them. All other brokers deliver them to any client.
+delivers them only to clients that can read them. All other brokers deliver compressed messages to any client.
 """
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
 SHARED_MARK = "shared/1"
 """A broker whose `version` answer contains this word leases messages to shared consumers (shared.py). Java brokers,
-older metaq brokers, and brokers on either side of 1.x's replication do not.
+older metaq brokers, and brokers on either side of 1.x's replication do not lease messages.
 """
 
 MAX_LINE_BYTES = 64 * 1024
@@ -182,7 +182,7 @@ its values is long, for example a list of topics.
 
 MAX_HEADER_TEXTS = 256
 """Maximum number of names and values in a JSON header that is larger than PLAIN_HEADER_BYTES. No request of metaq has
-more than fifty.
+more than fifty names and values.
 """
 
 MAX_PULLED_TAGS = 1 << 13
@@ -202,12 +202,14 @@ because a partition appends the records of a batch in one uninterrupted step.
 """
 
 MAX_TX_BATCH_RECORDS = 1 << 10
-"""Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower because a transaction takes
-the records one by one, but in one step of the event loop.
+"""Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower than MAX_BATCH_RECORDS because
+a transaction takes the records of a frame one by one, but all of them in one step of the event loop.
 """
 
 MAX_PARTS = 1 << 14
-"""Maximum number of parts in one SEND_MANY frame. Each part costs a separate append, regardless of its size."""
+"""Maximum number of parts in one SEND_MANY frame. A part consists of the records for one partition. Each part costs a
+separate append, regardless of its size.
+"""
 
 MAX_FOUND_MESSAGES = 1024
 """Maximum number of messages in the answer to one search by key."""
@@ -221,8 +223,8 @@ limit.
 """
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
-"""Maximum size in bytes of an attribute that a filter by content reads. For a filter, a message with a longer attribute
-has no attribute.
+"""Maximum size in bytes of an attribute that a filter by content reads. A filter treats a message with a longer
+attribute like a message without an attribute.
 """
 
 MAX_WHERE_CHARACTERS = 4096

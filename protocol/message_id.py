@@ -1,8 +1,8 @@
 """Message ids (storage.md §2): `(t - 1303895660503) << 22 | brokerId << 12 | sequence`, int64.
 
 1.x takes t from a clock without a fixed origin, so its ids contain no date and are usually negative. In ids of metaq's
-own brokers, t is the wall-clock time in milliseconds, so these ids are positive. They treat (t, sequence) as one
-counter, so the ids of a batch can be computed from its first id.
+own brokers, t is the wall-clock time in milliseconds, so these ids are positive. Brokers of metaq treat (t, sequence)
+as one counter, so the ids of a batch can be computed from its first id.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 OWN_MARK = "%"
-"""The first character of the names of these topics. Lists of topics leave these topics out unless they are
-requested.
+"""The first character of the names of metaq's own topics. Lists of topics leave metaq's own topics out unless the
+caller requests them.
 """
 
 RETRY_PREFIX = "%RETRY%"
@@ -34,7 +34,7 @@ DEAD_PREFIX = "%DEAD%"
 REPLY_TOPIC = "%REPLY%"
 
 OWN_PARTITIONS = 1
-"""Number of partitions of each of these topics on a broker without a section for it."""
+"""Number of partitions of each of metaq's own topics on a broker whose server.ini has no section for the topic."""
 
 
 def retry_topic(group: str) -> str:

@@ -2,7 +2,7 @@
 
 | value | as written | e.g. |
 |---|---|---|
-| str | as it is; one that begins with 0x03 with 0x03 `s` in front | `EU` |
+| str | as it is; a text that begins with 0x03 gets 0x03 `s` in front | `EU` |
 | int | 0x03 `i` and the number in decimal | 0x03 `i-7` |
 | float | 0x03 `f` and the shortest decimal that is read as the same number (Python's repr) | 0x03 `f0.5` |
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |

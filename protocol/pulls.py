@@ -67,8 +67,8 @@ TagsField = Annotated[tuple[str, ...], Field("tags", _read_tags, TAG_SEPARATOR.j
 
 @dataclass(slots=True)
 class PullRequest(ExtFields):
-    """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is whole even if it is
-    larger).
+    """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is returned whole even
+    if it is larger than `max_bytes`).
 
     tags: only records with one of these tags, empty = all records; the broker compares only hashes, so the client
     checks the tags again. wait_ms: how long the broker may park the request while there is no record to return, 0 …
@@ -104,10 +104,11 @@ class PullReply(ExtFields):
 
     next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min_offset, max_offset:
     bounds of the readable bytes. behind: number of messages between next_offset and max_offset. runs: 0 = the body is
-    one slice of the log from the requested offset on; n = the records were filtered, and the body begins with a table
-    of n runs (`encode_runs`). records: n = the body begins with a table of the sizes of its n records (`encode_sizes`,
-    `split_batch`); 0 = it has no such table, even if the request asked for it. damaged_from: in a PULL_OFFSET_MOVED
-    answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the offset moved for another reason.
+    one contiguous part of the log, from the requested offset on; n = the records were filtered, and the body begins
+    with a table of n runs (`encode_runs`). records: n = the body begins with a table of the sizes of its n records
+    (`encode_sizes`, `split_batch`); 0 = it has no such table, even if the request asked for it. damaged_from: in a
+    PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the offset moved
+    for another reason.
     id_before: the id of the message right before the requested offset, if the request had a last_id and this id is
     different. UNKNOWN_ID if the id is the same, if there is no such message (any more), or if its id is not known now.
     """

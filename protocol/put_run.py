@@ -94,8 +94,8 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """Return the run from the pieces into which the search has split its puts; None if a number in a header is outside
-    the range of Java's int.
+    """Make a PutRun of `pieces`: for each put, the fields of its header and its body, as the search has split them.
+    Return None if a number in a header is outside the range of Java's int.
     """
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))

@@ -280,8 +280,8 @@ def encode_attributes(
 
 
 def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text, to find the one that
-    causes an error. Raises LocalProtocolError.
+    """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text. If encoding fails, they
+    are used to find the value that causes the error. Raises LocalProtocolError.
     """
     try:
         return text.encode("utf-8")

@@ -107,8 +107,8 @@ def is_success(frame: Frame) -> bool:
 
 
 def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that the frame of a refused request reports by its response code and remark. partition, broker:
-    those of the request, for the error.
+    """Return the error that a broker reports by the response code and the remark of the answer `frame`. partition,
+    broker: the partition and the broker of the request, for the error text.
     """
     code, remark = frame.code, frame.remark
     if code == ResponseCode.NO_PERMISSION:
@@ -137,8 +137,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
 
 
 def text_error(result: Result, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that a `result` answer reports by its status. partition, broker: those of the request, for the
-    error.
+    """Return the error that a `result` answer reports by its status. partition, broker: the partition and the broker of
+    the request, for the error text.
 
     1.x answers most failures with the status 500 and a text for people. These texts are not evaluated, with one
     exception: the text for a wrong checksum, which is the same in Java brokers and metaq's own.

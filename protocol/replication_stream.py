@@ -70,8 +70,8 @@ UNIT_BYTES = 32
 """Size of an index unit (broker/store/index.py)."""
 
 MAX_MESSAGE_BYTES = 1 << 28
-"""Maximum size of a message in bytes. A block contains at most the data that the leader appended in one turn of its
-reactor.
+"""Maximum size of a message in bytes. A block contains at most the data that the leader appended in one step of its
+event loop.
 """
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
@@ -114,11 +114,13 @@ class Kind(IntEnum):
     PING = 3
     """Sent by the leader several times a second."""
     READY = 4
-    """Sent by a follower when it has truncated its data to what it has in common with the leader. Contains where its
-    partitions begin and end, and the size and the digest of its transaction log.
+    """Sent by a follower when it has truncated its data to what it has in common with the leader. The message contains
+    the offsets at which the follower's partitions begin and end, and the size and the digest of its transaction log.
     """
     LIVE = 5
-    """Sent by the leader: the initial copy is complete up to this block; newly appended records follow."""
+    """Sent by the leader: the initial copy is complete. The message contains the number of the last block whose data
+    the copy includes; blocks with later numbers follow.
+    """
     DROP = 6
     """Sent by the leader after retention has deleted records: the offsets at which partitions begin now."""
     BEGIN = 7
@@ -138,8 +140,9 @@ class Kind(IntEnum):
     CAUGHT_UP = 12
     """Sent by the leader once, when the follower has all committed data."""
     COMMITTED = 13
-    """Sent by the leader: the numbers of the last committed blocks. It is sent only if no later block reports these
-    numbers soon. The follower does not answer it.
+    """Sent by the leader: the number of the last block that is committed in memory, and the number of the last block
+    that is committed on the disk. This message is sent only if no later block reports these numbers soon. The follower
+    does not answer this message.
     """
 
 

@@ -175,7 +175,7 @@ def shortened(cause: str) -> str:
 
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
     """Return the flag and the body of the record that is stored for a failed message. With delay_ms the message waits
-    for another attempt; without it, it is a dead letter.
+    for another attempt; without delay_ms the message is a dead letter.
 
     flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer. It has at most
     MAX_RECORD_BODY_BYTES, unless an attribute of 1.x of more than 40 KB has to be written in base64. A compressed

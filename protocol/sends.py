@@ -61,7 +61,9 @@ AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 
 
 MAX_REPLICAS = 255
-"""An answer reports a larger number of nodes as this number."""
+"""Maximum number of nodes that an answer can report. If more nodes have the message, the answer reports this
+maximum.
+"""
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
 """The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id and is stored

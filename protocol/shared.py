@@ -99,8 +99,8 @@ class AcquireRequest(ExtFields):
 class AcquireReply(ExtFields):
     """Answer to ACQUIRE, with the response code SUCCESS or PULL_NOT_FOUND.
 
-    records: number of rows in the body. waiting: how many more messages could be leased immediately; there are at least
-    this many. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
+    records: number of rows in the body. waiting: a lower bound of the number of further messages that could be leased
+    immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
     valid record. suspect: 1 = an earlier lease of this one message has ended without an answer, so the message may have
     killed its worker; 2 = as 1, and this is also the only message of the group that the broker has leased to the
     member. If this lease also ends without an answer, it counts as an attempt.

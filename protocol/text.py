@@ -449,7 +449,9 @@ def encode_transaction(
 
 
 def encode_stats(item: str, opaque: int) -> bytes:
-    """Return a `stats` command. If `item` is "", it has two blanks after `stats`, as the Java client sends it."""
+    """Return a `stats` command. If `item` is "", the command has two blanks after `stats`, as the Java client sends
+    it.
+    """
     return b"stats %b %d\r\n" % (_token(item) if item else b"", opaque)
 
 

@@ -60,8 +60,8 @@ _FORMAT_ID = 0x6D717370
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One batch of one query. Either all of its messages become visible or none. They become visible at one broker
-    after the other.
+    """One batch of one query. Either all of its messages become visible or none. The brokers make the messages visible
+    one after the other, not all at the same time.
     """
 
     query_id: str
@@ -69,8 +69,8 @@ class BatchWrite:
 
 
 class Verdicts(NamedTuple):
-    """Which transactions in doubt are to be committed, and which are to be rolled back. Transactions of later batches
-    are in neither list.
+    """Which transactions in doubt are to be committed, and which are to be rolled back. Transactions of batches after
+    the one that is being finished are in neither list.
     """
 
     commit: tuple[Xid, ...]
@@ -121,17 +121,17 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""XA error codes of a transaction that is not prepared yet and whose broker, or broker set's leader, is gone or does
-not answer.
+"""XA error codes that are reported for a transaction that is not prepared yet if its broker, or the leader of its
+broker set, is gone or does not answer.
 """
 
 
 class TaskTransactions:
     """The transactions of one attempt of one task. Only one thread may use this object.
 
-    Rows are collected up to `max_bytes`, then sent in one transaction per broker. This transaction is begun and
-    prepared without a pause. So the brokers' time limit for transactions is not exceeded even if Spark delivers rows
-    slowly.
+    Rows are collected up to `max_bytes`, then sent in one transaction per broker. Each of these transactions is begun
+    and prepared without a pause. So the brokers' time limit for transactions is not exceeded even if Spark delivers
+    rows slowly.
     """
 
     def __init__(
@@ -156,8 +156,8 @@ class TaskTransactions:
         self._xa: XaResource | None = None
 
     def add(self, rows: Rows) -> None:
-        """Collect rows of one topic. If enough rows are collected, send them in transactions and prepare these. Raises
-        NoPartition, XaError.
+        """Collect rows of one topic. If enough rows are collected, send them in transactions, and prepare the
+        transactions. Raises NoPartition, XaError.
         """
         partitions = self._producer.partitions(rows.topic)
         if not partitions:
@@ -173,7 +173,7 @@ class TaskTransactions:
                 self._wait(partition, batch)
 
     def finish(self) -> None:
-        """Send the remaining collected rows in transactions, and prepare these."""
+        """Send the remaining collected rows in transactions, and prepare the transactions."""
         waiting, self._waiting, self._bytes = self._waiting, defaultdict(list), 0
         for broker in sorted({partition.broker for partition in waiting}):
             mine = {partition: items for partition, items in waiting.items() if partition.broker == broker}
@@ -374,9 +374,9 @@ class Coordinator:
                 ) from error
 
     def _clear(self, found: Versioned, batch: int) -> None:
-        """Roll back the prepared transactions of this batch and of earlier batches that no decision names; they come
-        from task attempts that failed or were killed. If a broker does not answer now, a later call rolls its
-        transactions back.
+        """Roll back the prepared transactions of this batch and of earlier batches, except transactions that a decision
+        names. They come from task attempts that failed or were killed. If a broker does not answer now, a later call
+        rolls its transactions back.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():

@@ -1,5 +1,5 @@
-"""The program `metaq-spark`: write topics to Parquet files that are partitioned by day, and send their rows to topics
-again. It can also be run by spark-submit (docs/spark.md).
+"""The program `metaq-spark`: write topics to Parquet files that are partitioned by day, and send the rows of such files
+to topics again. It can also be run by spark-submit (docs/spark.md).
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _POLL_SECONDS = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. Progress goes to standard error, the result as a line of JSON to standard
-    output."""
+    """Run one command; return the exit code. Progress is written to standard error. The result is written to standard
+    output as one line of JSON.
+    """
     chosen = _parser().parse_args(arguments)
     return _administer(chosen) if "tool" in chosen else _run_in_spark(chosen)
 

@@ -321,7 +321,8 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 def started_of(offsets: StreamOffsets) -> int | None:
     """Return the start time of the query with this position, in milliseconds since 1970. None: an earlier version of
-    metaq has written the position. The query then reads partitions that it did not see at its start from byte 0.
+    metaq has written the position. If such a query finds a partition that it did not see at its start, it reads this
+    partition from byte 0 on.
     """
     return offsets.get(_STARTED, {}).get("ms")
 

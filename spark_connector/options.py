@@ -1,8 +1,8 @@
 """Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
 An option that Spark's Kafka source also has, has the same name and meaning here. A wrong value raises ConfigError,
-which names the option, the value and the choices. An unknown option also raises ConfigError, and so does an option for
-streams in a batch query, or the reverse.
+which names the option, the value and the choices. ConfigError is also raised for an unknown option, for an option of
+streams in a batch query, and for an option of batch queries in a stream.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class OptionValues:
     def __init__(
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
-        """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: the text of an
-        error that lists the valid names; needed if some options are only for some uses.
+        """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: a list of the
+        valid names for the error text, "" = all of `names`. It is needed if some options are only for some uses.
         """
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
@@ -193,7 +193,7 @@ EARLIEST, LATEST = -2, -1
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
 """Default size of one block, in bytes. A block is fetched by one request and becomes one Arrow batch. Smaller blocks
-cost Python and the broker more time per row, larger blocks cost Spark's JVM more.
+cost Python and the broker more time per row, larger blocks cost Spark's JVM more time per row.
 """
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600

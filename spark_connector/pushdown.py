@@ -59,8 +59,8 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Return the tags that pulls name, so that the broker sends only messages with these tags; () if messages with
-        any tag must be fetched.
+        """Return the tags that each pull request names, so that the broker sends only messages with these tags; () if
+        messages with any tag must be fetched.
         """
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
@@ -112,8 +112,8 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """Restrict by store time. Messages are stored with milliseconds, and `value` is rounded down to milliseconds. So
-    messages of the same millisecond as `value` are always fetched.
+    """Restrict `pushed` by a filter on the store time. Store times are in milliseconds, and `value` is rounded down to
+    milliseconds. So messages of the same millisecond as `value` are always fetched.
     """
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)

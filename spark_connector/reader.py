@@ -68,7 +68,7 @@ class MetaqReader(DataSourceReader):
 
 
 class FilteringReader(MetaqReader):
-    """A reader that uses the query's filters to fetch less.
+    """A reader that uses the query's filters to fetch less data.
 
     It is not the default: Spark 4.3 keeps the plan of a DataFrame's first query and uses it for later queries of the
     same DataFrame that have no filter to push. Those queries then miss rows.
@@ -83,8 +83,8 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one range; called in a task. It reads from the planned broker. If that broker goes away, it
-    continues at the broker that serves the partition now.
+    """Yield the messages of one range; called in a task. This function reads from the planned broker. If that broker
+    goes away, the function continues at the broker that serves the partition now.
 
     Raises the errors of RangeReader.batches, and BrokerUnavailable when no broker has served the partition for
     FAILOVER_SECONDS.
@@ -327,9 +327,9 @@ class _CutOff(Exception):
 
 
 class Failover:
-    """Searches for the broker that serves a partition now, after its former broker has gone away during a task. That
-    broker may be the restarted master, a slave, another node of the broker set, or the broker to which the partition
-    was moved with its offsets. place: the partition's name at this broker.
+    """Searches for the broker that serves a partition now, after its former broker has gone away during a task. The
+    broker that serves the partition now may be the restarted master, a slave, another node of the broker set, or the
+    broker to which the partition was moved with its offsets. place: the partition's name at this broker.
     """
 
     def __init__(

@@ -235,8 +235,9 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Do what Partitions.check_sections does. But check nothing on a slave or on a node of a broker set, because
-        its file may lack topics of the broker that it copies.
+        """Check the topic sections of `config`, as Partitions.check_sections does. On a slave or on a node of a broker
+        set nothing is checked, because the server.ini of such a broker may lack topics that the broker copies from
+        another broker.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)

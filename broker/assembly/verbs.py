@@ -90,7 +90,9 @@ __all__ = ["make_gate"]
 
 
 def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, caller: Caller | None) -> Served:
-    """Serve a request if its connection shows a broker's certificate. Those of clients name no host."""
+    """Serve a request if its connection shows a broker's certificate, which names a host. Certificates of clients name
+    no host.
+    """
     if caller is None or not caller.certified_hosts:
         raise BrokerCertificateRequired
     return serve(request, caller)

@@ -29,8 +29,8 @@ ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """The addresses from which connections without TLS are accepted."""
 Brokers = Literal["required", "tls", "plain"]
-"""How this broker connects to other brokers: with TLS or without TLS. `required`: with TLS, and this broker accepts
-requests of brokers only from brokers.
+"""How this broker connects to other brokers: with TLS or without TLS. `required`: with TLS; also, requests that only
+brokers send are refused on a connection without a broker's certificate.
 """
 
 _KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
@@ -38,7 +38,7 @@ _KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The settings of the file's section [tls]."""
+    """The settings of the section [tls] of security.ini."""
 
     files: CertificateFiles
     client_certificates: ClientCertificates = "none"

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 AdminFrom = Literal["loopback", "any"]
-"""Where admin requests are accepted from: only this machine, or every address that can reach the port."""
+"""The addresses from which admin requests are accepted: only this machine, or every address that can reach the port."""
 
 DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
@@ -229,8 +229,8 @@ class BrokerConfig:
         nor matched by a pattern.
 
         A topic that only a pattern matches has the settings of [system], not those of the pattern's section, as in 1.x.
-        metaq's own topics (own_topics.py) are always accepted. If a pattern that begins with the mark of such topics
-        matches, the topic has the settings of the pattern's section.
+        metaq's own topics (own_topics.py) are always accepted. If one of these topics matches a pattern that begins
+        with `%`, the topic has the settings of the pattern's section.
         """
         exact = self.topics.get(name)
         if exact is not None:

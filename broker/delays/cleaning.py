@@ -1,8 +1,8 @@
 """Rewrite the waiting messages of an internal log's oldest segment at the log's end, so that the segment can be
 removed.
 
-All waiting messages together may have gigabytes, so only one segment is rewritten at a time. The messages keep their
-ids, so that they can still be cancelled.
+All waiting messages together may have a size of gigabytes, so only one segment is rewritten at a time. The messages
+keep their ids, so that they can still be cancelled.
 """
 
 from __future__ import annotations

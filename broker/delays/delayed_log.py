@@ -282,8 +282,9 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The byte offset before which the log is no longer needed. It is the end of the last of the log's first
-        segments in which no message waits and no message can wait again after a power failure.
+        """The byte offset before which the log is no longer needed. A segment is not needed if no message waits in it,
+        and no message in it can wait again after a power failure. The offset is the end of the last segment before the
+        first segment that is needed.
         """
         end, unsettled = (
             self.log.first_offset,

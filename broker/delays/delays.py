@@ -5,7 +5,7 @@ at the wall clock again. If the wall clock is set forward, messages that are the
 set back, messages are delivered later.
 
 A delivery first appends one record, the mark, to the internal log. Then it appends the messages to each partition. Both
-happen in one turn of the reactor. The mark counts only for those messages that are really in their partition
+appends happen in one turn of the reactor. The mark counts only for those messages that are really in their partition
 (delayed_log.py). So no message is lost or delivered twice if the broker crashes between the two steps, or if a new
 leader has only some of these records.
 """
@@ -107,7 +107,9 @@ class Delays(Memory[DelayedLog]):
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """A part of the text that tells operators what the move of a partition with such messages waits for."""
+    """The words in the text of `left_behind` that say for what the messages wait. The text tells operators why a
+    partition with waiting messages cannot move yet.
+    """
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
 
@@ -681,7 +683,9 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.counts[place] for contents in self._logs.values())
 
     def late(self) -> dict[DelayTarget, tuple[int, str]]:
-        """Return for each partition that refuses due messages now how many it refuses, and why."""
+        """Return the number of refused due messages and the reason, by partition. The result has only the partitions
+        that refuse due messages now.
+        """
         found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
             for place, late in contents.late.items():

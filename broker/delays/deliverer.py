@@ -1,5 +1,5 @@
-"""Protocols for the objects of the package writing/ that this package uses. The package writing/ stores messages. This
-package may not import it.
+"""Protocols for the objects of the package writing/ that the package delays/ uses. The package writing/ stores
+messages, and delays/ may not import writing/.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ message's sender.)
 The highest bits of an id are the time (protocol/delays.py), so the order of ids is the order of times. The newest ids
 are in one leaf, `_recent`. When `_recent` is full, its ids are distributed to the other leaves. Each of the other
 leaves has its own range of ids. A leaf consists of two sorted arrays and of the additions since these arrays were
-sorted. So a step never moves the data of more than one leaf, and each message takes O(log n) time. Whole batches of
-messages are handled with numpy.
+sorted. So inserting or removing a message never moves the data of more than one leaf, and takes O(log n) time. Whole
+batches of messages are handled with numpy.
 """
 
 from __future__ import annotations

@@ -114,11 +114,12 @@ def choose_records(
 ) -> Chosen:
     """Return the accepted records from `offset` on, at most `size` bytes. Rejected records between them are left out.
 
-    read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: also the size of each read. largest:
-    if the first record is longer than `size`, it is returned up to this number of bytes. gap: how many rejected bytes
-    may be left out. If more bytes are rejected before the first accepted record, no record is returned. In this case
-    next_offset is the offset of that record, or lies SCAN_BYTES after `offset`. If no whole record begins at `offset`,
-    the bytes there are returned unchanged, and next_offset is `offset`; the client can handle this.
+    read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: the most bytes of returned records,
+    and the size of each read. largest: if the first record is longer than `size`, it is returned up to this number of
+    bytes. gap: how many rejected bytes may be left out. If more bytes are rejected before the first accepted record, no
+    record is returned. In this case next_offset is the offset of the first accepted record, or lies SCAN_BYTES after
+    `offset`. If no whole record begins at `offset`, the bytes there are returned unchanged, and next_offset is
+    `offset`; the client can handle such bytes.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -116,13 +116,13 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """By how many bytes the client's offset is behind the stored offset."""
+        """The number of bytes by which the client's offset is behind the stored offset."""
         return self.stored - self.offset
 
     @property
     def behind_since(self) -> float | None:
-        """When the client's offset fell behind the stored offset, in seconds of the reactor's clock; None if it is not
-        behind.
+        """The time when the client's offset fell behind the stored offset, in seconds of the reactor's clock; None if
+        it is not behind.
         """
         return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
 

@@ -78,7 +78,9 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 
 
 class Halves(Delays):
-    """The half messages of one broker. Used only on the reactor thread. The object leads and follows like Delays."""
+    """The half messages of one broker. Used only on the reactor thread. As in Delays, the object does its work only
+    while this node leads.
+    """
 
     topic = HALVES_TOPIC
     name = "half messages"
@@ -145,8 +147,9 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return the number of seconds for which this broker has run. The times in producer_groups.py are times of this
-        clock. Time in which the process was stopped does not count, because no producer could ask then.
+        """Return the number of seconds for which this broker has run. All times in producer_groups.py are measured in
+        this way. Time in which the process was suspended does not count, because producers could not ask during that
+        time.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -200,9 +203,9 @@ class Halves(Delays):
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
-        """Find the half messages whose outcomes this producer should tell. The Deferred gets them as soon as there are
-        any; if there are none when the request's waiting time is over, it gets an empty sequence. Fails with NotLeader
-        when the broker no longer leads. Raises HalfRefused.
+        """Find the half messages whose outcomes this producer should tell. The Deferred gets these half messages as
+        soon as there are any. If there are none when the request's waiting time is over, the Deferred gets an empty
+        sequence. Fails with NotLeader when the broker no longer leads. Raises HalfRefused.
         """
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:

@@ -34,8 +34,8 @@ _ANYBODY = ""
 """The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""How many entries of its lanes one poll examines before other work gets a turn. This takes some 3 ms. One answer needs
-fewer entries.
+"""The number of entries in lanes that are examined for one poll before other work gets a turn. This takes some 3 ms.
+One answer needs fewer entries.
 """
 
 
@@ -508,8 +508,8 @@ class ProducerGroups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """Return the time when the next alarm is due; infinity if there is no alarm. The returned alarm may be
-        stale.
+        """Return the time when the next alarm is due; infinity if there is no alarm. The returned time may belong to an
+        alarm that is no longer set.
         """
         for _ in range(_LOOKED_AT):
             if not self._alarms or self._is_set_still(self._alarms.first):

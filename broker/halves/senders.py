@@ -14,8 +14,8 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """A client address that has sent half messages. number: identifies the address in the table. count: number of
-    waiting half messages that the address has sent.
+    """A client address that has sent half messages. number: identifies the address in the WaitingTable of half
+    messages. count: number of waiting half messages that the address has sent.
     """
 
     __slots__ = ("address", "count", "number")
@@ -27,9 +27,9 @@ class _Sender:
 
 
 class Senders:
-    """Counts each waiting half message in the account `places`. A half message counts for the address that sent it. If
-    it arrived at an earlier leader or before a restart, it counts for NOBODY. Each half message with an address takes
-    16 bytes of memory.
+    """Counts each waiting half message in the account `places`. A half message counts for the address that sent it. A
+    half message that arrived at an earlier leader or before a restart counts for NOBODY. Each half message with an
+    address takes 16 bytes of memory.
     """
 
     def __init__(self, places: Shares) -> None:
@@ -55,8 +55,8 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Subtract half messages that no longer wait from the counts. count: how many of the messages `ids` have waited
-        until now.
+        """Half messages no longer wait: subtract them from the counts. count: how many of the messages `ids` have
+        waited until now.
         """
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):

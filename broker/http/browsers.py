@@ -1,9 +1,9 @@
 """Detect requests to this broker that a foreign web page makes a browser send without the user's knowledge.
 
-A foreign page can send requests as forms and images do. The browser then names the page's site in the header Origin. A
-foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. Then it can send every
-request that our own pages can send, and the header Host has the foreign domain. Programs other than browsers send no
-Origin, and their Host is the name to which they connect.
+A foreign page can send requests by means of forms and images. The browser then names the page's site in the header
+Origin. A foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. Then it can
+send every request that our own pages can send, and the header Host has the foreign domain. Programs other than browsers
+send no Origin, and their Host is the name to which they connect.
 """
 
 from __future__ import annotations

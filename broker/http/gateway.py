@@ -1,7 +1,8 @@
 """The gateway, which replaces the jettyBroker plugin of metaq 1.x: get, put and offset by HTTP (semantics.md §7).
 
-The requests are `GET /get/…`, `POST /put/…` and `GET /offset/…`; only the first letter of the path matters. The HTTP
-status of an answer is the status code of metaq's text protocol, and the body is the body of that answer.
+The requests are `GET /get/…`, `POST /put/…` and `GET /offset/…`; only the first letter of the path matters. Each
+request is answered as in metaq's text protocol: the HTTP status is the status code of the text protocol's answer, and
+the HTTP body is the body of the text protocol's answer.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _COMMANDS = ("cmd_put", "cmd_get", "cmd_offset", "get_miss", "put_failed")
 
 @dataclass(slots=True)
 class TopicTotals:
-    """A topic's numbers of stored messages and bytes, of partitions with a log, and of partitions that are read-only
-    after a failed write or sync.
+    """Four totals of one topic: the number of stored messages, the number of stored bytes, the number of partitions
+    with a log, and the number of partitions that are read-only after a failed write or sync.
     """
 
     messages: int = 0

@@ -75,8 +75,8 @@ class _Channel(HTTPChannel):
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle received data, and also the errors in doing so. Otherwise a client could fill Twisted's log with
-        tracebacks.
+        """Handle received data, and also handle exceptions that are raised while the data are handled. Otherwise a
+        client could fill Twisted's log with tracebacks.
         """
         try:
             super().dataReceived(data)
@@ -113,8 +113,8 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """Tell the account how many bytes of the request's body were received; they count among the unfinished
-        requests. The number is 0 when the request is done.
+        """Tell the account how many bytes of the request's body were received; these bytes count among the unfinished
+        requests. body_bytes: 0 when the request is done.
         """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
@@ -227,8 +227,8 @@ class _GuardedRequest(Request):
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        """Let the request's body be kept in memory, where the account limits its size. Twisted would store a large body
-        in a file, and nothing would count the file's descriptor.
+        """Prepare to keep the request's body in memory, where the account limits the size of the body. Twisted would
+        store a large body in a file, and nothing would count the file's descriptor.
         """
         self.content = BytesIO()
         self._check(length or 0)

@@ -32,8 +32,9 @@ def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
     """Write a sheet in turns that count for the client address that asked, and finish the request. failed: returns the
-    sheet that is shown instead if making a piece fails before anything is written. If a later piece fails, the
-    connection is closed, so that the reader does not take a part for the whole page. Used only on the reactor thread.
+    sheet that is written instead, if a piece of the page cannot be made and nothing has been written yet. If making a
+    later piece fails, the connection is closed, so that the reader does not take a part for the whole page. Used only
+    on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 

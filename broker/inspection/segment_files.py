@@ -1,5 +1,5 @@
-"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped. They are
-reported in the way in which a broker's recovery would judge them.
+"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped. The
+report about bad bytes says how a broker's recovery would judge these bytes.
 """
 
 from __future__ import annotations

@@ -188,7 +188,8 @@ class _Inspection:
 
     def _incomplete(self, number: int, ended: Ended) -> None:
         """Report a commit whose entries in the transaction log are damaged and whose messages are not in the partitions
-        at the offsets that the log names. At its start a broker also looks for the single messages.
+        at the offsets that the log names. A broker's start would also look for each of these messages elsewhere in the
+        partitions.
         """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"

@@ -34,7 +34,9 @@ class Kept(Protocol):
         """Return the log's maximum length in bytes."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing in the log is needed, even without a rewrite."""
+        """Return the byte offset before which nothing in the log is needed. Segments before this offset can be dropped
+        without a rewrite.
+        """
 
     async def write_anew(self, log: PartitionLog) -> int:
         """Append the still needed content of the log's first part again, with pauses for other work. Return a byte

@@ -14,13 +14,13 @@ alone tell which messages were stored, when each is due, and for which partition
 (protocol/delays.py). taken: the ordinary message id that the message got when it arrived; this id includes the time of
 arrival. flag, checksum and body have the values that the producer has sent.
 
-A group of `/delivered` says that these pending messages were appended to the partition from byte `base` on, with these
-sizes; the first of them got the id `first id`. The group is written before the messages, so it counts only for messages
-that the partition really has. A group of `/cancelled` says that the messages will not be delivered. A group of
-`/returned` says that an earlier delivery of the messages did not happen, so that they wait again. In groups of
-`/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages: `size` tells how
-often producers were asked for the outcome of each message, and `base` is the time of the last question (Unix ms).
-settled: a byte offset in the log; the deliveries of all marks before it have happened.
+A group of a `/delivered` mark says that the messages in the group were appended to the partition from byte `base` on,
+with the sizes in the group; the first of these messages got the id `first id`. The group is written before the
+messages, so it counts only for messages that the partition really has. A group of `/cancelled` says that the messages
+will not be delivered. A group of `/returned` says that an earlier delivery of the messages did not happen, so that they
+wait again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half
+messages: `size` tells how often producers were asked for the outcome of each message, and `base` is the time of the
+last question (Unix ms). settled: a byte offset in the log; the deliveries of all marks before it have happened.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 class MarkKind(StrEnum):
-    """The kinds of marks. Each value begins with `/`, as no name of a topic does."""
+    """The kinds of marks. Each value begins with `/`; the name of a topic never begins with `/`."""
 
     DELIVERED = "/delivered"
     CANCELLED = "/cancelled"
@@ -199,8 +199,8 @@ def _place_named(name: bytes) -> DelayTarget:
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""The first bytes of a record, in this number, always include the field `taken`, because a partition's name is not
-longer than the name of a directory may be.
+"""This many bytes from the beginning of a record always include the field `taken`. The reason is that a partition's
+name is not longer than the name of a directory may be.
 """
 
 

@@ -127,7 +127,9 @@ class Memory(ABC, Generic[R]):
         """Return the log's maximum length in bytes."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing in the log is needed, even without a rewrite."""
+        """Return the byte offset before which nothing in the log is needed. Segments before this offset can be dropped
+        without a rewrite.
+        """
         return log.first_offset
 
     async def write_anew(self, log: PartitionLog) -> int:

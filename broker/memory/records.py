@@ -34,9 +34,9 @@ def internal_record(body: bytes, record_id: int, offset: int) -> tuple[bytes, by
 def read_cut(
     snapshot: Snapshot, first_offset: int, most_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes, Sequence[tuple[int, int]]]]:
-    """Yield the pieces of an internal log in order. Each item has the piece's byte offset, its bytes, and where in
-    these bytes the body of each record begins and ends. The iteration stops after about `most_bytes` bytes, at the end
-    of a record. Raises StoreError.
+    """Read an internal log in pieces that contain several records, and yield the pieces in order. Each item has the
+    piece's byte offset, the piece's bytes, and where in these bytes the body of each record begins and ends. The
+    iteration stops after about `most_bytes` bytes, at the end of a record. Raises StoreError.
     """
     last = None if most_bytes is None else first_offset + most_bytes
     size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)

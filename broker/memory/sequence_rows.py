@@ -12,7 +12,8 @@ record to an internal log; partitions with group commit and other partitions hav
 [base, end): the byte offsets in the partition that the records get if their append succeeds. The partition shows
 whether the append has succeeded: a row counts only if the message at `base` has the row's first id. A row with 0
 records cancels earlier rows of the same producer and partition. A row of producer 0 is not about a single producer. The
-time in its first id says up to when producers were forgotten because there was no space for them.
+first id in such a row contains a time. Rows that were stored up to this time may have been forgotten, because there
+were too many producers.
 
 The high bits of `records` mark a row about delayed or half messages. Base and end of such a row are byte offsets in an
 internal log of these messages (delayed_records.py), and its first id is the field `taken` of the record at `base` in
@@ -81,8 +82,8 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer number of a row that says up to when producers were forgotten. Older versions of the broker ignore such
-rows.
+"""The producer number of a row with the time up to which stored rows may have been forgotten. Older versions of the
+broker ignore such rows.
 """
 
 DELAYED_ROW = 1 << 31

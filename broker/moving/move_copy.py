@@ -28,8 +28,9 @@ GROUP = "metaq-move"
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""The smallest number of bytes to fetch at once. This number depends on the move's rate, so that the fetches do not
-load the source's disk and network in bursts. But even a slow copy need not fetch each message separately.
+"""The lower limit for the number of bytes to fetch at once. The number of bytes is smaller for a move with a lower
+rate, so that the fetches do not load the source's disk and network in bursts. Because of the lower limit, even a slow
+copy need not fetch each message separately.
 """
 
 _PAUSE_SECONDS = 0.02

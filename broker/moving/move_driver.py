@@ -386,8 +386,8 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Ask the source broker to act according to this state of the move. Raises MetaqError if the source does not do
-        so yet.
+        """Ask the source broker to act according to this state of the move. Raises MetaqError if the source does not
+        act according to this state yet.
         """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):

@@ -291,8 +291,9 @@ class BrokerMoves:
     def _ends(self, move: Move) -> dict[str, Any]:
         """Return the final end offsets of the move's partitions, or the reason why these offsets are not known yet.
 
-        This is called when the broker has already read the move's state and acts according to it. If this node of a
-        broker set still leads now, no other node led before this call. So a later leader will read this state, too.
+        This method is called after the broker has read the move's state and has begun to act according to this state.
+        If this node of a broker set still leads now, no other node led before this call. So a later leader will read
+        this state, too.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}

@@ -273,8 +273,8 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Finish the decoding of one part of a read. If the read contains more requests, they are decoded in a later
-        turn of this connection, after the turns of other connections.
+        """Record that these requests were decoded from the data of one read. If the data contain more requests, the
+        other requests are decoded in a later turn of this connection, after the turns of other connections.
         """
         if self._reader.more and not self._yielding:
             self._yield_turn()
@@ -311,8 +311,8 @@ class Session(Protocol):
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """Abort the connection and return True. If its unserved bytes wait for this broker and not for its client, do
-        nothing and return False.
+        """Abort the connection and return True. If the connection's unserved bytes wait for this broker and not for the
+        client, do nothing and return False.
         """
         slow = self._reading and self._work is None and not self._lost
         if slow:
@@ -333,7 +333,7 @@ class Session(Protocol):
 
     @property
     def certified_hosts(self) -> frozenset[str]:
-        """As Caller."""
+        """The hosts that the client's verified certificate names, as Caller.certified_hosts describes."""
         return self._transport.certified_hosts
 
     @property
@@ -500,8 +500,8 @@ class Session(Protocol):
             self._go_on_serving()
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
-        """Handle a request until it is done or this turn's time is over. The request is also finished if the connection
-        is lost.
+        """Handle a request until it is done or this turn's time is over. If the connection is lost, the request is
+        nevertheless handled to its end.
         """
         turn_end = self.seconds() + tuning.TURN_SECONDS
         while True:

@@ -43,11 +43,13 @@ class CertificateState(NamedTuple):
 
     path: str
     name: str
-    """The common name of its subject; empty if it has none or has expired."""
+    """The common name of the certificate's subject; empty if the subject has no common name or the certificate has
+    expired.
+    """
     serial: str
-    """Its serial number in hexadecimal digits; empty if it has expired."""
+    """The certificate's serial number in hexadecimal digits; empty if the certificate has expired."""
     expires: float
-    """When it expires, Unix seconds; 0 if it had expired when it was read."""
+    """When the certificate expires, Unix seconds; 0 if the certificate had already expired when it was read."""
 
 
 class Certificates:
@@ -115,15 +117,17 @@ class Certificates:
         return None if self._security.brokers == "plain" else (lambda: self._to_brokers)
 
     def _load(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        """Read the certificate files. Return the SSL context for connections from clients and that for connections to
-        other brokers.
+        """Read the certificate files. Return two SSL contexts: one for connections from clients, and one for
+        connections to other brokers.
         """
         files = self._security.files
         served = files.server_context(self._security.client_certificates)
         return served, served if self._security.brokers == "plain" else files.client_context()
 
     def _state(self) -> CertificateState:
-        """Look at the certificate, and log an expired one: clients refuse it."""
+        """Read the broker's certificate, and return its state. If the certificate has expired, log this, because
+        clients refuse an expired certificate.
+        """
         path = self._security.files.certificate
         try:
             shown = self._security.files.own_certificate()

@@ -104,7 +104,7 @@ class Metrics:
 
     def damaged(self, size: int, new_range: bool) -> None:
         """Count bytes that were newly found to be damaged. new_range: whether these bytes are a new damaged range, and
-        not an extension of a known range.
+        not an extension of a damaged range that was counted before.
         """
         self.damaged_ranges += new_range
         self.damaged_bytes += size

@@ -291,8 +291,8 @@ class Partitions:
         return log
 
     def _make(self, topic: str, partition: int) -> PartitionLog:
-        """Create the log of a partition. Also raises AccountSpent if this would create a new topic and the requesting
-        client has created too many topics.
+        """Create the log of a partition. Raises AccountSpent if the log would be the first of a new topic and the
+        requesting client has already created too many topics.
         """
         address = NOBODY
         if self._account is not None and topic not in self._stored and topic not in self._config.topics:

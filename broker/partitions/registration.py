@@ -44,7 +44,7 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 
 def _can_be_registered(topic: str) -> bool:
     """Return whether the topic's name can be the name of a znode. Earlier versions of the broker also stored topics
-    whose names cannot; such topics are still served.
+    whose names cannot be names of znodes; the broker still serves these topics.
     """
     try:
         check_znode("topic", topic)

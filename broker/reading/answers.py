@@ -54,7 +54,7 @@ Work: TypeAlias = Generator[None, None, Answer]
 
 
 class ReplyFields(Protocol):
-    """A reply, as the package protocol/ defines them."""
+    """A reply to a request; the package protocol/ defines the classes of replies."""
 
     def to_ext(self) -> dict[str, str | int]: ...
 

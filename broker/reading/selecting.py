@@ -48,7 +48,7 @@ class TurnTime:
     reactor thread.
 
     When the time is over, readers wait for a later turn, in the order in which they have asked. So with any number of
-    readers, a turn takes at most one slice longer than its time, and each reader makes progress.
+    readers, a turn exceeds its time limit by at most one slice, and each reader makes progress.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -252,7 +252,7 @@ class Selection:
         return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
-        """Return whether to answer now with the chosen records instead of looking at more."""
+        """Return whether to answer now with the chosen records instead of looking at more records."""
         if self._give_by is None:
             return False
         full = self.chosen.size >= max_bytes // 2 or len(self.chosen.runs) >= tuning.PULL_MAX_RUNS

@@ -36,7 +36,7 @@ class Fetched(NamedTuple):
     moved_to: the offset at which to continue; set only if the master does not have the requested offset. end: the end
     offset of the master's readable data. behind: the number of the master's messages after these bytes. Both are None
     if the answer does not tell them. waited: whether the master delays answers until there are data, so that no pause
-    is needed. damaged: a range [start, end) of the master's bytes at this offset that contains no good record.
+    is needed. damaged: a range [start, end) of the master's bytes at the requested offset that contains no good record.
     """
 
     data: bytes | memoryview = b""
@@ -61,7 +61,8 @@ class MasterSource(Protocol):
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         """Read bytes from `offset` on. A master that returns whole records may return a record larger than max_bytes.
 
-        verify: data received from this offset were damaged, so the master should check them if it can.
+        verify: whether the master should check the data at `offset` if it can, because data received from this offset
+        were damaged.
         """
 
     async def server_ini(self) -> bytes:

@@ -29,18 +29,21 @@ __all__ = ["PartitionCopy"]
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""The most bytes that are requested at once, as by 1.x's slave. A larger record is requested as a whole."""
+"""The most bytes that are requested at once; 1.x's slave requests the same number. A larger record is requested as a
+whole.
+"""
 
 MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
-"""How many bytes at the slave's end are compared with the master before the copy continues. The next larger size is
-used only if a record is larger than the previous size.
+"""The number of bytes at the end of the slave's log that are compared with the master's log before copying continues.
+The next larger size is used only if a record is larger than the previous size.
 """
 
 AHEAD_SECONDS = 30.0
-"""A Java master's end may stay below the slave's end for this many seconds. The end that a Java master reports does not
-include unsynced data, and the unflushInterval in 1.x's sample file is 10 s.
+"""The end offset of a Java master's partition may stay below the end offset of the slave's copy for this many seconds.
+The end offset that a Java master reports does not include unsynced data, and the unflushInterval in 1.x's sample file
+is 10 s.
 """
 
 _END_SECONDS = 1.0

@@ -220,7 +220,9 @@ class KeptPeer:
         self.error = ""
         """The reason why there is no connection."""
         self.since_ms = 0
-        """When the connection was made or lost, by the wall clock in ms; 0 if never."""
+        """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever
+        made.
+        """
         self.stopped = False
         self._broker = broker
         self._pauses = pauses

@@ -46,8 +46,8 @@ class MetaslavePlugin:
 
 @dataclass(frozen=True, slots=True)
 class SamsaPlugin:
-    """The settings of the plugin samsa, which makes the broker a synchronous master. host, port: where the slave
-    listens; an IPv6 address has no brackets.
+    """The settings of the plugin samsa, which makes the broker a synchronous master. host, port: the address and port
+    on which the master's slave listens; an IPv6 address has no brackets.
     """
 
     host: str

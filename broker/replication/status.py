@@ -116,7 +116,7 @@ class ReplicationStatus:
     connected: bool = False
     error: str = ""
     since_ms: int = 0
-    """When the connection was made or lost, by the wall clock in ms; 0 if never."""
+    """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever made."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
     """Additional figures that only this role has, by name."""
     partitions: list[PartitionStatus] = field(default_factory=list)

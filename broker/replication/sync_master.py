@@ -108,7 +108,7 @@ class SyncMaster:
 
     def check(self) -> None:
         """Raise SlaveDisconnected if there is no connection to the slave. As in 1.x, the broker should store no message
-        then.
+        while this connection is missing.
         """
         if self._link.peer is None:
             raise SlaveDisconnected

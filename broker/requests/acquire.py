@@ -134,9 +134,9 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
-    """Settle the rows of a SETTLE request slice by slice. If any row cannot be decoded, no row is settled. Otherwise
-    each row is settled independently of the others. If a slice is refused or its outcome is unknown, the answer is the
-    error of this slice.
+    """Settle the rows of a SETTLE request in slices of many rows; each row is the action on one leased message. If any
+    row cannot be decoded, no row is settled. Otherwise each row is settled independently of the others. If a slice is
+    refused or its outcome is unknown, the answer is the error of this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB

@@ -55,7 +55,7 @@ class Caller(Protocol):
     @property
     def certified_hosts(self) -> frozenset[str]:
         """The DNS names, in lower case, and IP addresses that the client's verified certificate names. Empty if the
-        client has shown none, as clients without TLS.
+        client has shown no certificate, for example because the client does not use TLS.
         """
 
     @property
@@ -121,7 +121,7 @@ class Nodes(Enum):
 
 class Verb(NamedTuple):
     """A row of the table of verbs. `serve` combines a decoder, an action and an encoder. The other fields tell the gate
-    how to treat such requests.
+    how to treat requests of this kind.
     """
 
     serve: Callable[[Any, Caller | None], Served]
@@ -146,7 +146,7 @@ class Verb(NamedTuple):
     """
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
-    """The verb that serves the request instead if it has the key of a transaction."""
+    """If a request has the key of a transaction, this other verb serves the request."""
 
 
 Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]

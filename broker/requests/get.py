@@ -174,8 +174,8 @@ def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferr
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
-    """Answer a request whose offset none of the remembered answers explains. start: where the record that contains this
-    offset begins.
+    """Answer a request whose offset is not explained by any remembered answer. start: where the record that contains
+    this offset begins.
     """
     if start != request.get.offset:
         return request.move(start)
@@ -226,7 +226,7 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return the answer that 1.x sends when a `get` fails. Its text is the one for a failed put."""
+    """Return the answer that 1.x sends when a `get` fails. The text of this answer is the same as for a failed put."""
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

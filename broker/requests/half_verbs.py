@@ -92,7 +92,7 @@ async def _list(halves: Halves, request: ListHalvesRequest, slices: Slices) -> d
 
 
 def _describe(batches: Sequence[Batch], whole: bool, slices: Slices) -> dict[int, dict[str, Any]]:
-    """Return a description of each half message, by message id. Runs in a worker thread."""
+    """Return a description of each half message in these batches, by message id. Runs in a worker thread."""
     return {pending.id: _said(pending, whole) for pending in read_pendings(batches, slices)}
 
 

@@ -95,8 +95,8 @@ class Lookups:
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """Return the number of messages before the request's offset. Also return the id of the last of these messages, if
-    this id differs from the one in the request.
+    """Return the number of messages before the request's offset. Also return the id of the last message before the
+    offset, if this id differs from the message id in the request.
     """
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)

@@ -229,8 +229,8 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Return index units of the records from the offset on, up to known damage; an empty array if no unit begins at
-        the offset.
+        """Return index units of the records from the pull's offset on, up to the next damage that was already found; an
+        empty array if no unit begins at the pull's offset.
         """
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:

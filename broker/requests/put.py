@@ -91,7 +91,7 @@ class PutAnswers:
 
     def lost(self, log: PartitionLog, error: MetaqError) -> MetaqError:
         """Return the error that the client gets for a failed write. If this broker is a synchronous master, the error
-        contains its own name, as in 1.x.
+        is a SyncFailed that names this master by its URL, as in 1.x.
         """
         if self._writing.slave is None:
             return error
@@ -134,7 +134,7 @@ class PutGroup(Puts[PutOrSend]):
         self._order.append(self._answers.refused(put, *taken) if isinstance(taken, tuple) else taken)
 
     def refuse(self, answer: bytes) -> None:
-        """Add a put that is not stored but gets this answer, in its place among the answers."""
+        """Add a refused put: the put is not stored, and `answer` gets the put's place among the answers."""
         self._order.append(answer)
 
     def commit(self) -> Answer:
@@ -228,7 +228,7 @@ async def _joined(answers: Sequence[Answer]) -> Bytes:
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"
-"""The text of metaq 1.x that says that no request handler is registered for this class."""
+"""The text of metaq 1.x that says that no request handler is registered for the class SyncCommand."""
 
 
 def answer_sync(writing: Writing, answers: PutAnswers, now_ms: Callable[[], int], sync: Sync, caller: object) -> Answer:

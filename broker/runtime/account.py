@@ -4,8 +4,9 @@ the limits.
 The limits are in `Quotas`, which holds the section [limits] of server.ini. Each resource has one `Shares` object, which
 knows how much of the resource each address uses. If only one address uses the resource, that address may use everything
 except a reserve. While several addresses use the resource, each may use up to its share, which is half by default. So a
-single host may open nearly all connections, and a host that comes later still finds room. Use that already exists when
-the broker starts belongs to no address. This use does not reduce the reserve, so the total may exceed the limit.
+single host may open nearly all connections, and another host that connects later can still open connections. Use that
+already exists when the broker starts belongs to no address. This use does not reduce the reserve, so the total may
+exceed the limit.
 
 Only lasting use is counted (a connection, a waiting request, an incomplete frame), never a message that is answered at
 once. Everything here runs on the reactor thread.

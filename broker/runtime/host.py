@@ -1,7 +1,7 @@
 """The interface through which every part of a broker gets the time and threads from its process.
 
-Packages that need more declare it in their own `host.py`. The broker (assembly/broker.py) implements all of these
-protocols.
+Packages that need more methods declare them in their own `host.py`. The broker (assembly/broker.py) implements all of
+these protocols.
 """
 
 from __future__ import annotations

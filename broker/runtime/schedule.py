@@ -1,7 +1,7 @@
 """Quartz cron expressions (`deleteWhen`): `second minute hour day-of-month month day-of-week [year]`.
 
-cronsim computes the dates. This module translates what differs in Quartz: `?` means "any day", days of the week are
-numbered from 1 = Sunday, and there may be a year.
+cronsim computes the dates. This module translates the differences of Quartz from cronsim: `?` means "any day", days of
+the week are numbered from 1 = Sunday, and there may be a year.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ __all__ = ["ScheduledCalls", "repeat"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 3600.0
-"""The wall clock is read again at least every so many seconds, because somebody may have set it."""
+"""The longest time, in seconds, between two reads of the wall clock. The wall clock is read again because somebody may
+have set it.
+"""
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:

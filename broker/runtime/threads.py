@@ -28,8 +28,8 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. Turns can use
-    this function in place of a worker thread.
+    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. An object of the
+    class `Turns` (store/worker_turns.py) can use this function in place of a worker thread.
     """
     ensureDeferred(begin()).addBoth(done)
 

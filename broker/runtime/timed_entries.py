@@ -11,8 +11,8 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""How many entries of the old heap one push examines. Two would be enough to move all old entries before the new heap
-has too many.
+"""How many entries of the old heap one push examines. Two entries per push would be enough to move all old entries
+before the new heap has too many entries.
 """
 
 _NONE: list[Any] = []
@@ -50,7 +50,7 @@ class TimedEntries(Generic[E]):
         return heappop(self._first_heap())
 
     def drop(self) -> None:
-        """Remove any one entry."""
+        """Remove one entry, no matter which."""
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:

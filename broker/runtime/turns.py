@@ -15,7 +15,7 @@ __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class _Queue:
-    """A queue of waiting turns. The addresses take turns: each gets one turn after the other, no matter how many
+    """A queue of waiting turns. The addresses alternate: in each round, every address gets one turn, no matter how many
     connections it has.
     """
 

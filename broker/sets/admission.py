@@ -73,8 +73,8 @@ class Admission:
         self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
     ) -> None:
         """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
-        protocol. certified_hosts: the hosts that the connection's certificate names; None if it needs none. Raises
-        RemoteProtocolError.
+        protocol. certified_hosts: the hosts that the connection's certificate names; None if the connection needs no
+        certificate. Raises RemoteProtocolError.
         """
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
@@ -131,7 +131,9 @@ class Admission:
         leader.serve(hello.node, connection)
 
     def _stranger(self, hello: Hello, certified_hosts: frozenset[str] | None) -> str:
-        """Return why the certificate is not that of the node which asks; "" if it is, or if none is needed."""
+        """Return why the certificate does not belong to the node that asks to follow. Return "" if the certificate
+        belongs to this node, or if no certificate is needed.
+        """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)
         if certified_hosts is None or node is None:  # `_refusal` refuses a node that has no znode

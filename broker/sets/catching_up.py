@@ -1,8 +1,8 @@
 """Bring a follower up to date: read the data that it lacks from the partition files, and send them as blocks of a copy.
 
-A round copies each partition up to the end that it has at the round's start. Further rounds follow until little is left
-to copy. During the last round the leader holds its new blocks back, so that they arrive after the copy. Worker threads
-read the files. The next piece is sent only when the connection has room for it.
+A round copies each partition up to the point where the partition ended when the round began. Further rounds follow
+until little is left to copy. During the last round the leader holds its new blocks back, so that they arrive after the
+copy. Worker threads read the files. The next piece is sent only when the connection has room for it.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class FollowedLeader:
         on_end: Callable[[], None],
     ) -> None:
         """make: returns a new Follower for one connection. address: returns host and port of a node, None if they are
-        unknown. on_gone: called when the process of that leader has ended. on_failure: called when this node may follow
-        no leader until an operator acts; this object then does not connect again. on_end: called after each connection.
+        unknown. on_gone: called with the office of a leader whose process has ended. on_failure: called when this node
+        may follow no leader until an operator acts; this object then does not connect again. on_end: called after each
+        connection.
         """
         self.office: Office | None = None
         """The leader that this node follows or tries to follow; None if there is none."""

@@ -91,7 +91,7 @@ class EpochHistory:
         return EpochHistory(self.changes[: self._number(epoch) + 1])
 
     def behind(self, epoch: Epoch) -> EpochHistory:
-        """Return the epochs after `epoch`, with the changes since then."""
+        """Return a history that contains only the epochs after `epoch`, with their changed ends."""
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
@@ -166,7 +166,7 @@ class NodeFile:
         self.boot = ""
         """The id of the start of the machine during which the node was last known to have all data."""
         self.ends: Mapping[str, int] = {}
-        """Where each partition of this node ended when the file was written."""
+        """Where each partition of this node ended when this file of the node was last written."""
         self._files = files
         self._lock = threading.Lock()
 

@@ -1,8 +1,9 @@
-"""Find data that a node's directories have lost since its file was written. Causes: a disk is not mounted, a directory
-was moved away, or a file system check has removed files.
+"""Find data that a node's directories have lost since the node last wrote its file (history.py). Causes: a disk is not
+mounted, a directory was moved away, or a file system check has removed files.
 
-If the newest messages are missing after a restart of the machine, that is not such a loss, because nobody had promised
-that they were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as in sync.
+If only the newest messages are missing after a restart of the machine, they do not count as such a loss, because nobody
+had promised that these messages were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no
+longer count as in sync.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def contents(store: Store, log_directory: str) -> dict[str, int]:
 def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_boot: bool) -> list[str]:
     """Return the sorted names of the logs that this node had and now lacks, wholly or in part. Raises StoreError.
 
-    known: the result of contents() when the node's file was written (NodeFile.ends). same_boot: whether the machine has
-    not been restarted since then; if so, no byte may be missing. To be called on the owning thread, before anything is
-    appended.
+    known: NodeFile.ends, which is the result of contents() at the time when the node's file was written. same_boot:
+    whether the machine has not been restarted since then; if so, no byte may be missing. To be called on the owning
+    thread, before anything is appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

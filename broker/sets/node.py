@@ -304,8 +304,8 @@ class SetMember:
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """Check, for the gate, whether a request is allowed while `refusal` is not None. Raises NotLeader if this node
-        does not serve such requests.
+        """Check whether a request is allowed while `refusal` is not None. The gate calls this method. Raises NotLeader
+        if this node does not serve such requests.
         """
         if verb.nodes is Nodes.ALL:
             return
@@ -477,7 +477,7 @@ class SetMember:
         known. While the outcome is unknown, the request may still arrive, so the same state is written again
         (rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write. It makes a read unnecessary."""
+        after: the view to return if ZooKeeper confirms the write. With `after`, ZooKeeper need not be read again."""
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
@@ -752,8 +752,8 @@ class SetMember:
         return True
 
     def _leader_gone(self, office: Office, *, for_good: bool) -> None:
-        """Record that the leader of this office does not lead any more. for_good: whether the leader's process has
-        ended.
+        """Record that the leader of this office (an epoch and the leader's name) does not lead any more. for_good:
+        whether the leader's process has ended.
         """
         self._gone, self._gone_for_good = office, for_good
         self._decide()

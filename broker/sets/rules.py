@@ -133,9 +133,9 @@ def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozen
     """Return the nodes that count: commits need their copies, and acknowledgements need their grants. (2, 5)
 
     in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing; else None.
-    It is given from before the leader sends the write request until the leader knows the outcome. If the znode still
-    has its old version, the outcome is still unknown, because the request may arrive later. If the leader does not know
-    the outcome, it writes the same set again.
+    The leader gives `pending` from before it sends the write request until it knows the outcome. If the znode still has
+    its old version, the outcome is still unknown, because the request may arrive later. If the leader does not know the
+    outcome, it writes the same set again.
     """
     return frozenset(in_sync) if pending is None else frozenset(in_sync) | frozenset(pending)
 

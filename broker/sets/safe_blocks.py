@@ -1,4 +1,6 @@
-"""Track up to which block all data that must be on this node's disk are on the disk."""
+"""Some data of a set's blocks must be on this node's disk. Track up to which block all of these data are on the
+disk.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ class SafeBlocks:
         on_failure: called when the disk has failed; then no block becomes safe any more.
         """
         self.number = safe
-        """The last block that is safe together with all blocks before it."""
+        """The number of the last block that is safe together with all blocks before it."""
         self._store = store
         self._on_safe = on_safe
         self._on_failure = on_failure

@@ -316,9 +316,9 @@ class TransactionMirror:
         make_change(self._files, self._folder.path, change)
 
     def write_back(self) -> None:
-        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. The caller
-        may ignore the result, because only the later sync decides; its file descriptor also reports errors of this
-        write. Raises OSError.
+        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. Raises
+        OSError. The caller may ignore this error, because only that later sync decides whether the data are safe. The
+        file descriptor of that sync also reports errors of this write.
         """
         file_systems = FileSystems(self._files)
         try:

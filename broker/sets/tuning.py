@@ -6,7 +6,9 @@ rules.GRANT_SECONDS.
 """
 
 PINGS_PER_LOOK = 5
-"""The leader checks its logs for failures each time it has sent so many pings. A check takes 1 ms with 10,000 logs."""
+"""The leader checks its logs for failures each time it has sent this many pings. A check takes 1 ms with 10,000
+logs.
+"""
 
 TELL_SECONDS = 0.005
 """The minimum time between two messages to followers that contain only the number of the last committed block. New
@@ -50,7 +52,9 @@ STREAM_READ_BYTES = 256 << 10
 """The maximum number of bytes that one read of a connection returns."""
 
 STUCK_SECONDS = 60.0
-"""The leader closes a follower's connection if data have waited in memory for so long without being read."""
+"""The leader closes a follower's connection if data for the follower have waited in memory for this long and the
+follower has read none of them.
+"""
 
 KEPT_PINGS = 64
 """How many unanswered pings the leader remembers per follower. An answer to an older ping would come too late to be a
@@ -84,8 +88,8 @@ begin, but everything else goes on.
 """
 
 WRITE_BACK_SECONDS = 3.0
-"""How long a leader that hands over, but does not stop, writes its page cache to the disk before it refuses
-messages.
+"""If a leader hands over but does not stop, it first writes its page cache to the disk for this long, and only then
+refuses messages.
 """
 
 DRAIN_SECONDS = 5.0
@@ -109,10 +113,10 @@ LEAVE_SECONDS = 3.0
 """How long a stopping follower waits until the leader has removed it from the in-sync set."""
 
 FULL_BYTES = 1 << 20
-"""With less free space than this, a leader stops leading if another node can lead."""
+"""If the disk has fewer free bytes than this, a leader stops leading, provided that another node can lead."""
 
 ROOM_BYTES = 16 << 20
-"""A node whose disk was full joins its set again once the disk has so many free bytes in addition to its reserve."""
+"""A node whose disk was full joins its set again once the disk has this many free bytes in addition to its reserve."""
 
 ROOM_SECONDS = 1.0
 """The time between two checks of whether a full disk has enough free space again."""
@@ -120,7 +124,7 @@ ROOM_SECONDS = 1.0
 LOOK_SECONDS = 0.01
 
 SILENT_SECONDS = 3.0
-"""A follower that gets no message for so long assumes that the connection is dead and makes a new one."""
+"""A follower that gets no message for this long assumes that the connection is dead and makes a new one."""
 
 NAMED_LOSSES = 5
 """How many lost partitions a log line names."""

@@ -1,5 +1,6 @@
 """Keep track of the messages that the members of one group have leased from all partitions of a broker, and choose the
-member that gets the next suspect. This module has no I/O.
+member that gets the next suspect. A suspect is a message whose lease has expired unsettled (state.py). This module has
+no I/O.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Crew:
                 self._alone[member] = self._alone.get(member, 0) + count
 
     def let_go(self, member: str, suspicion: Suspicion) -> None:
-        """Record that one lease of the member has ended."""
+        """Record that the member's lease of one message has ended."""
         leased = self._leased  # inlines _count_down: this runs for each message
         if (left := leased[member] - 1) > 0:
             leased[member] = left
@@ -74,8 +75,9 @@ class Crew:
     # --- a suspect for a member that has nothing else -----------------------------------------------------------------
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
-        """Choose this member as the one that has to settle all its messages, unless another member is chosen already.
-        Return whether this member is chosen. is_wanted: returns whether the suspect still waits.
+        """Choose this member as the member that has to settle all its messages before it gets a suspect. Do nothing if
+        another member is chosen already. Return whether this member is chosen. is_wanted: returns whether the suspect
+        still waits.
         """
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member

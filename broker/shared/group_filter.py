@@ -87,7 +87,7 @@ class TopicFilter:
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
-        """Check the filter with which a member asks, and use it as the group's filter. Return whether this changes the
+        """Check the filter in a member's request, and use it as the group's filter. Return whether this changes the
         group's filter.
 
         has_leases: whether a member has leased messages of the topic or waits for them. Raises SharedRefused,

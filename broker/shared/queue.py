@@ -93,8 +93,8 @@ class SharedQueue:
         self.log: PartitionLog | None = None
         """The partition's log; None while the partition has no data."""
         self.mode: bool | None = None
-        """Whether the stored sections of this queue are in the internal log with group commit (True) or in the other
-        one (False). None if no log has sections of this queue.
+        """Whether the stored sections of this queue are in the internal log with group commit (True) or in the internal
+        log with asynchronous flush (False). None if no log has sections of this queue.
         """
         self.filter: GroupFilter | None = None
         """The group's filter on the topic; None if no member has set it yet."""

@@ -86,7 +86,8 @@ record length that is accepted when the log is read at the start of the broker.
 
 _TOKEN_BITS = 63
 """The number of random bits in a token, as many as the protocol has room for. Because tokens are random, only the
-holder of a lease can settle it. Only the answer to ACQUIRE contains a token; no page, log or other answer does.
+holder of a lease can settle it. Only the answer to ACQUIRE contains a token; no web page, log line or other answer
+contains one.
 """
 
 Fire = Callable[[MetaqError | None], None]
@@ -563,7 +564,7 @@ class SharedGroups(Memory[StoredStates]):
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
         """Schedule a check for waiting members, for the time when the next lease ends or a released message comes back.
-        waits: a member is about to wait.
+        waits: whether a member is about to wait.
         """
         when, key = queue.state.next_time, queue.key
         if when is None or not (waits or self._parked.waiting(key)):
@@ -864,8 +865,8 @@ def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str,
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
-    """Return the newest stored filter of each group and topic. A partition that has had no request since then has an
-    older filter.
+    """Return the newest stored filter of each group and topic. A partition that has had no request since the filter was
+    replaced still has an older filter.
     """
     newest: dict[tuple[str, str], StoredState] = {}
     for key, (stored, _) in found.items():

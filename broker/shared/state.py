@@ -162,7 +162,7 @@ class Grant(NamedTuple):
 class Limits(NamedTuple):
     """The limits of a state. held: the maximum number of leased or released records. ahead, ahead_bytes: the maximum
     number of records read ahead, and of their bytes. ranges: the maximum number of ranges of acknowledged records.
-    share: one in so many leases takes the oldest waiting record. scarce: replaces held and ahead while memory is
+    share: one in this many leases takes the oldest waiting record. scarce: replaces held and ahead while memory is
     scarce.
     """
 
@@ -779,7 +779,7 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """Apply a stored row which says that records were leased, or are held in another state."""
+        """Apply a stored section which says that records were leased, or are held in another state."""
         for offset, size, priority, attempts in grants:
             before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
@@ -795,18 +795,18 @@ class SharedState:
                 held.suspicion = _SUSPECT
 
     def read_suspects(self, suspects: Iterable[Suspect]) -> None:
-        """Apply a stored row with information about suspects."""
+        """Apply a stored section with information about suspects."""
         for offset, suspicion, has_ended in suspects:
             if (held := self._held.get(offset)) is not None:
                 held.suspicion, held.has_ended = suspicion, has_ended
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
-        """Apply a stored row which says that a record was acknowledged or bytes were skipped."""
+        """Apply a stored entry which says that a record was acknowledged or bytes were skipped."""
         self._held.pop(start, None)
         self._mark_done(start, end, records)
 
     def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
-        """Apply a stored row which says that a held record was released or its lease extended."""
+        """Apply a stored entry which says that a held record was released or that its lease was extended."""
         held = self._held.get(offset)
         if held is not None:
             if state is not _LEASED and attempts == held.attempts:  # a member has worked on it

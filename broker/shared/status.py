@@ -20,7 +20,7 @@ __all__ = ["answer_status"]
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
     """Answer a SHARED_STATUS request. The status of each group and partition is taken at the moment when it is
-    described, so the answer as a whole shows no single moment. Raises RemoteProtocolError, NotLeader.
+    described, so the parts of one answer may show different moments. Raises RemoteProtocolError, NotLeader.
     """
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []

@@ -139,8 +139,9 @@ class _Peer(TwistedProtocol):
 
 
 def _is_too_much(connection: PeerConnection) -> bool:
-    """Return whether a connection has more than BUFFERED_BYTES bytes of requests that wait to be handled. An incomplete
-    request does not count, because a request that is larger than the limit must still be received.
+    """Return whether a connection has more than BUFFERED_BYTES bytes of unsent answers and of requests that wait to be
+    handled. An incomplete request does not count, because a request that is larger than the limit must still be
+    received.
     """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 

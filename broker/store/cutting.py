@@ -3,7 +3,7 @@ segments afterwards.
 
 First, all data of these partitions are synced and the journal removes all its files, because otherwise a start of the
 broker could restore the removed data from the journal. Then a worker thread changes the files (cut_files.py) and opens
-them as a start does (recovery.py). `tick` checks whether the next step can run.
+them in the same way as the start of a broker (recovery.py). `tick` checks whether the next step can run.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Cutting:
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
         """Return whether the journal holds no data of the logs and nothing is left to write for them. Raises StoreError
-        if that can never become true.
+        if this state can never be reached.
         """
         for log in logs:
             if log.read_only is not None:

@@ -1,4 +1,6 @@
-"""Damaged bytes of a partition: the known damaged ranges, and a check whether a good record lies at an offset."""
+"""Damaged bytes of a partition: the damaged ranges that have been found so far, and a check whether a good record lies
+at an offset.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ Soundness = Damaged | Sound
 
 
 class DamagedRanges:
-    """The known damaged ranges of one partition, in order. Only the owning thread uses this object.
+    """The damaged ranges of one partition that have been found so far, in order. Only the owning thread uses this
+    object.
 
     Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. They are found again when somebody
     reads there.
@@ -75,10 +78,10 @@ class DamagedRanges:
         return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
 
     def add(self, found: Damaged) -> int:
-        """Add a range, and merge the known ranges that begin in it. Return how many of its bytes were not known as
-        damaged.
+        """Add a damaged range, and merge it with the ranges found before that begin in it. Return how many bytes of the
+        added range were not known as damaged.
 
-        A range that begins in a known range and ends behind it extends the known range.
+        If the added range begins in a range found before and ends behind it, the range found before is extended.
         """
         known = self.at(found.start)
         if known is not None:

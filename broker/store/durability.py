@@ -98,7 +98,7 @@ class DurabilityEvent(IntEnum):
     ASYNCHRONOUS = 6
     """The settings now ask for asynchronous flush."""
     FAILURE = 7
-    """A sync failed. It is never repeated, because the kernel has dropped the data that it could not write."""
+    """A sync failed. The sync is never repeated, because the kernel has dropped the data that it could not write."""
 
 
 _M, _E = Mode, DurabilityEvent
@@ -202,8 +202,8 @@ class Durability:
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether some data could be restored only from the journal or the transaction log after a power cut. True if
-        this holds for a power cut now, or if it will hold when the journal's present write is synced.
+        """Whether some data could be restored only from the journal or the transaction log after a power cut. Also True
+        if there will be such data once the journal's present write is synced.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
@@ -287,7 +287,9 @@ class Durability:
         return self._next(DurabilityEvent.FAILURE)
 
     def write_failed(self, cause: str) -> None:
-        """Allow no more appends. Existing data can still be made safe. If there already is a cause, it stays."""
+        """Allow no more appends. Existing data can still be made safe. If a cause is set already, the old cause
+        stays.
+        """
         if self.read_only is None:
             self.read_only = cause
 

@@ -480,7 +480,7 @@ class OpenFiles:
         """Write to a file that is not open. If `limit` files are open already, either an unused file is closed first,
         or this file is closed again after the write.
 
-        Without this, if more files are written in turn than may be open, each file would be closed before its next
+        Without this rule, if more files are written in turn than may be open, each file would be closed before its next
         write.
         """
         if len(self._ring) < self.limit or self._has_idle():

@@ -191,11 +191,11 @@ def write_units(
     anew. Return the CRC-32 of the units in the last block if that block is incomplete.
 
     crc: the result of the last write; 0 if nothing is stored. vouched: given only if nothing is stored but the old
-    file's header says that a range of data is synced (because the file has version 1, or the range is damaged). An
-    overwritten file would not say this before the next checkpoint. A start in between would check, and perhaps cut,
-    data that it could have trusted. So in this case the file is replaced by a new file whose header says the same, and
-    this waits for the disk. Any thread may call this, but only one at a time per file. Raises OSError; then the units
-    that the header covers are unchanged, and either the old file or the new one exists.
+    file's header says that a range of data is synced (because the file has version 1, or the range is damaged). If the
+    old file were overwritten, the header would not say this again before the next checkpoint. A start in between would
+    check, and perhaps cut, data that it could have trusted. So in this case the file is replaced by a new file whose
+    header says the same, and this waits for the disk. Any thread may call this, but only one at a time per file. Raises
+    OSError; then the units that the header covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]

@@ -124,8 +124,9 @@ def order_times(units: UnitArray, floor_ms: int = 0) -> None:
     """Raise store times in place, so that each is at least `floor_ms` (Unix ms) and at least the time of the record
     before it.
 
-    Within a segment times must never decrease, so that a binary search by time works. Bounds stay bounds (negative).
-    Times are raised and never lowered, so a search may begin too early, but it skips no message.
+    Within a segment times must never decrease, so that a binary search by time works. A negative time, which is only an
+    upper bound, stays negative. Times are raised and never lowered, so a search may begin too early, but it skips no
+    message.
     """
     times = units["time_ms"]
     known = np.abs(times)

@@ -58,8 +58,8 @@ class IndexRebuilding:
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Plan to rebuild the missing indexes of the log. The rebuilds begin with `start`, or with the next `tick`
-        after it.
+        """Plan to rebuild the missing indexes of the log. The rebuilds begin when `start` is called; after `start`,
+        they begin at the next `tick`.
         """
         for segment in log.segments:
             if segment.index is None:
@@ -81,7 +81,7 @@ class IndexRebuilding:
         return self._busy
 
     def hold(self, held: bool) -> None:
-        """Begin no further rebuild while `held`."""
+        """If `held` is True, begin no further rebuild until this method is called with False."""
         self._held = held
 
     def stop(self) -> None:

@@ -50,8 +50,9 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same turn of the reactor. After a crash, a start then finds either both or neither. recovered: called when a
-    log of this topic is recovered, before partitions and other internal topics are recovered.
+    in the same turn of the reactor. So after a crash, the next start of the broker finds either both appends or none of
+    them. recovered: called when a log of this topic is recovered, before partitions and other internal topics are
+    recovered.
     """
 
     directory: str

@@ -7,8 +7,8 @@ an acknowledgement does not grow with the number of partitions. While only one o
 files are synced instead, which avoids the second write. For the files' format see journal_format.py.
 
 Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
-only when the data of all its entries are synced in the partitions' own files. This may happen before the removal of an
-older journal file, if the older one is still needed because a partition has failed. After a failed write or sync
+only when the data of all its entries are synced in the partitions' own files. A journal file may be removed before an
+older journal file, if the older file is still needed because a partition has failed. After a failed write or sync
 nothing more is written, except if the write failed because of a full disk and was undone.
 """
 
@@ -374,8 +374,8 @@ class Journal:
         """Start to make all present journal files removable. Return the number of the next journal file, for calls of
         `has_older`.
 
-        This requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is being
-        written; then call this again later.
+        This method requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is
+        being written; in this case call this method again later.
         """
         if self._running is not None or self._waiting:
             return None
@@ -399,8 +399,8 @@ class Journal:
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Check that no journal file with a lower number exists, and sync their removal, so that none can come back.
-        Blocks, so it is called in a worker thread.
+        """Check that no journal file with a lower number exists, and sync the removal of these files, so that none of
+        them can come back. Blocks, so it is called in a worker thread.
 
         Raises OSError, also if such a file exists.
         """

@@ -46,9 +46,9 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
-"""give_up(segment, index, damage): drops `index` of the segment and starts its rebuild. Returns False if that is not
-possible now, or if it is not necessary because the segment has a new index or no longer exists. Raises StoreError if
-this requires a new segment and the new segment cannot be created.
+"""give_up(segment, index, damage): drops `index` of the segment and starts its rebuild. Returns False if the index
+cannot be dropped now, or need not be dropped because the segment has a new index or no longer exists. Before the index
+of the last segment is dropped, a new last segment is created. Raises StoreError if the new segment cannot be created.
 """
 
 
@@ -293,7 +293,7 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap. If there is no gap, one comparison of sums is enough to find this out."""
+    """Return the units before the first gap. If there is no gap, one comparison of sums is enough to show that."""
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
         return units

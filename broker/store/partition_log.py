@@ -2,7 +2,7 @@
 
 `segments` and `lookup` read, and `Writer` appends. `Durability` decides which data are synced, which data readers see,
 and which waiting callbacks are called. This object carries out the decisions of `Durability`. Tests check the
-invariants after every step (`testing.check_invariants`). The invariants of the parts hold, and in addition:
+invariants after every step (`testing.check_invariants`). The invariants of these four objects hold, and in addition:
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
 - with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
@@ -181,7 +181,7 @@ class PartitionLog:
         their size. Raises ValueError if that segment is not the last one and cannot become the last one. Raises
         StoreError if the segment's index must be rebuilt first. journaled: False for a large copy, if nobody waits
         until its parts are safe. With group commit, such data are safe after the next sync of this log, which the
-        caller has to request. The page cache does not keep them.
+        caller has to request. The page cache does not keep such data.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:

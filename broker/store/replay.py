@@ -2,9 +2,9 @@
 
 A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). The good records
 of the file are trusted even if the journal differs. A Java broker, which does not know the journal, may have run in
-between and written them. The journal's data are only added where the file stops, or where the file lacks the first
-bytes of a record but has the rest of it. If the file has other bytes than the journal within an entry, the rest of this
-entry is not added. If the other broker has replaced acknowledged messages with its own, this is reported.
+between and written these records. The journal's data are only added where the file stops, or where the file lacks the
+first bytes of a record but has the rest of it. If the file has other bytes than the journal within an entry, the rest
+of this entry is not added. If the other broker has replaced acknowledged messages with its own, this is reported.
 """
 
 from __future__ import annotations

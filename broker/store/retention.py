@@ -116,8 +116,8 @@ class Retention:
         not use it yet.
         """
         self.enabled = True
-        """Whether `apply` and `apply_sizes` remove segments. False for a copied log, which only drops data that its
-        source has dropped.
+        """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
+        then a log only drops data that the other node has dropped.
         """
         self._on_restored = on_restored
         self._files = files

@@ -242,8 +242,8 @@ def bound_java_times(units: UnitArray, modified_ms: int) -> None:
     mtime or the time of the next record with a date, whichever is earlier.
 
     Records without a date are those with a negative id, or with an id that this broker software cannot have assigned.
-    Then times that are lower than the time before them are raised to that time. This is necessary because ids need not
-    be in order: the messages of a transaction got their ids before the commit.
+    After that, each time that is lower than the time of the record before it is raised to the time of that record. This
+    is necessary because ids need not be in order: the messages of a transaction got their ids before the commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))

@@ -43,7 +43,9 @@ MAX_SEARCH_BYTES = 1 << 30
 """The maximum number of bytes of data and index units that one search reads."""
 
 MAX_SEARCH_SECONDS = 5.0
-"""The maximum duration of a search. It then returns the matches found so far. Clients wait 10 s for an answer."""
+"""The maximum duration of a search. When this time is over, the search returns the matches found so far. Clients wait
+10 s for an answer.
+"""
 
 
 class KeyQuery(NamedTuple):
@@ -59,8 +61,8 @@ class KeyQuery(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Sorted key entries of the records in [start, end) of a partition, which no block of a key file covers. The
-    entries are kept from earlier searches.
+    """Sorted key entries of the records in bytes [start, end) of a partition. No block of a key file covers these
+    records. The entries are kept from earlier searches.
     """
 
     start: int
@@ -91,8 +93,8 @@ class LogView(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A record that matches a search. time_ms: the store time as the index has it; it is negative if it is only an
-    upper bound (index.py).
+    """A record that matches a search. time_ms: the store time from the index; a negative number means that only an
+    upper bound of the store time is known (index.py).
     """
 
     time_ms: int
@@ -104,7 +106,7 @@ class Match(NamedTuple):
 
 @dataclass(slots=True)
 class FoundMatches:
-    """The results of a search. unsearched: the number of bytes of data that it did not search."""
+    """The results of a search. unsearched: the number of bytes of data that the search left out."""
 
     matches: list[Match] = field(default_factory=list)
     unsearched: int = 0

@@ -1,10 +1,11 @@
 """Read data that are not in the page cache in order: prefetch the next piece, and drop pages from the page cache that
 the reader has already read.
 
-Without this, a reader that is far behind would wait for the disk at each request. It would also push data out of the
-page cache that producers have just written and that readers at the end still need. Only pages that were not cached
-before are dropped. They are dropped well behind the reader, never near the end of the partition, and not while the
-machine has spare memory, unless the reader was made with spare_part=1.0.
+Without prefetching, a reader that is far behind would wait for the disk at each request. Without the dropping of pages,
+such a reader would push newer data out of the page cache: data that producers have just written and that readers at the
+partition's end still need. Only pages that were not cached before are dropped. They are dropped well behind the reader,
+never near the end of the partition, and not while the machine has spare memory, unless the reader was made with
+spare_part=1.0.
 """
 
 from __future__ import annotations

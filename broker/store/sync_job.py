@@ -51,8 +51,9 @@ class SyncJob:
     """A sync of one partition. The owning thread creates the job and applies its result; a worker thread runs it.
 
     A job covers the data below byte offset `end`. `count` is the log's own count of records up to there. The job writes
-    index units to their files before it syncs anything; then they may be removed from memory (`settle_units`). It
-    writes index headers last, because a header states that the data and units before a given offset are on the disk.
+    index units to their files before it syncs anything. After that, the units may be removed from memory
+    (`settle_units`). It writes index headers last, because a header states that the data and units before a given
+    offset are on the disk.
     """
 
     def __init__(
@@ -134,9 +135,9 @@ class SyncJob:
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
-        """Remove the index units from memory if the job has written them to their files, even if they are not synced
-        and `run` still goes on. Return whether the units are in the files; True for a job that writes no units. Called
-        on the owning thread.
+        """Remove the index units from memory if the job has written them to their files, even if these files are not
+        synced yet and `run` still goes on. Return whether the units are in the files; True for a job that writes no
+        units. Called on the owning thread.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True

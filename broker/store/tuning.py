@@ -35,7 +35,7 @@ for the next tick.
 """
 
 WRITEBACK_BYTES = 4 << 20
-"""When so many bytes were appended to a partition, the broker tells the kernel to begin writing them to the disk.
+"""When this many bytes were appended to a partition, the broker tells the kernel to begin writing them to the disk.
 Benchmarks: `batch`, `latency`.
 """
 
@@ -62,7 +62,7 @@ few units would cost more than the memory they take.
 # --- the journal: `sync-256`, `partitions-1024-sync` -----------------------------------------------------------------
 
 DIRECT_PARTITIONS = 2
-"""If at most so many partitions receive puts, the broker syncs these partitions' own files instead of writing to the
+"""If at most this many partitions receive puts, the broker syncs these partitions' own files instead of writing to the
 journal, unless the sync would have to wait for a running checkpoint.
 """
 
@@ -73,8 +73,8 @@ JOURNAL_FILE_BYTES = 64 << 20
 """When a journal file has this size in bytes, the broker begins the next journal file."""
 
 JOURNAL_FULL_FILES = 4
-"""When there are so many full journal files, all partitions with data in them get a checkpoint at once. So a start has
-to replay at most 256 MiB of the journal.
+"""When there are this many full journal files, all partitions with data in them get a checkpoint at once. So a start
+has to replay at most 256 MiB of the journal.
 """
 
 JOURNAL_JOIN_BELOW_BYTES = 4096
@@ -84,7 +84,9 @@ copy costs less than handling so many buffers.
 
 INTERNAL_SYNC_RECORDS = 100_000
 INTERNAL_SYNC_MS = 1000
-"""The sync interval, in records and in milliseconds, of the internal logs for partitions with asynchronous flush."""
+"""The internal logs for partitions with asynchronous flush are synced after INTERNAL_SYNC_RECORDS records or after this
+many milliseconds.
+"""
 
 DELAYED_SEGMENT_BYTES = 64 << 20
 """The segment size in bytes of the log of delayed messages. Messages in the oldest segment with a very long delay are
@@ -100,7 +102,7 @@ twice costs too much. Benchmarks: `sync-256`, `latency-sync`.
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
 
 FEW_PUTS = 8
-"""If a batch has at most so many records, they are encoded one by one, because for so few records a numpy call costs
+"""If a batch has at most this many records, they are encoded one by one, because for so few records a numpy call costs
 more.
 """
 
@@ -155,8 +157,9 @@ there, the data before it are not checked again.
 """
 
 MISSES_PER_STEP = 8
-"""Of so many writes to files that are not open, only one may close another open file to keep its own file open. So if
-many more files are written in turn than may be open, the files that are open stay open. Benchmark: `partitions-10240`.
+"""Of this many writes to files that are not open, only one write may close another open file in order to keep its own
+file open. So most open files stay open even if many more files are written in turn than may be open. Benchmark:
+`partitions-10240`.
 """
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
@@ -167,7 +170,7 @@ other readers.
 """
 
 HOT_TAIL_BYTES = 64 << 20
-"""So many bytes at the end of a partition are never dropped from the page cache."""
+"""How many bytes at the end of a partition are never dropped from the page cache."""
 
 SPARE_MEMORY_PART = 0.1
 """A part of the machine's memory, 0 … 1. No pages are dropped from the page cache while more than this part is used by
@@ -185,7 +188,7 @@ SCAN_CHUNK_BYTES = 4 << 20
 """How many bytes are read at once while records are checked."""
 
 SCAN_RUN_FROM = 16
-"""If at least so many neighbouring records have the same size, they are handled together, not one by one."""
+"""If at least this many neighbouring records have the same size, they are handled together, not one by one."""
 
 SCAN_MIXED_RECORDS = 256
 """How many records of different sizes are handled one by one before the next check whether neighbouring records have
@@ -199,7 +202,7 @@ COPY_BYTES = 4 << 20
 """How many bytes of a file are copied, or compared with the disk, at once."""
 
 UNITS_IN_MEMORY = 128
-"""At most so many units (4 KiB) of a recovered segment stay in memory until the next checkpoint."""
+"""The maximum number of index units (4 KiB) of a recovered segment that stay in memory until the next checkpoint."""
 
 SYNCED_ONE_BY_ONE = 64
 """If there are more recovered segments and directories than this, whole file systems are synced, including other
@@ -227,8 +230,8 @@ other work while many blocks are built after an upgrade.
 """
 
 KEY_LEAST_COST_BYTES = 1 << 20
-"""The number of bytes that a job for key files counts against the rate limit at least, because every job opens and
-syncs files.
+"""The least number of bytes that a job for key files counts against the rate limit. Even a small job has a cost,
+because every job opens and syncs files.
 """
 
 KEY_LOGS_LOOKED_AT = 1024
@@ -240,8 +243,8 @@ KEY_WINDOW_BYTES = 4 << 20
 """How many bytes of data are read at once while a block of a key file is built."""
 
 KEY_SLICE_RECORDS = 512
-"""The keys of so many records are hashed before other threads may use the Python interpreter. This takes half a
-millisecond, so other threads wait at most that long for the interpreter.
+"""How many records' keys are hashed before other threads may use the Python interpreter. This takes half a millisecond,
+so other threads wait at most that long for the interpreter.
 """
 
 KEY_SLICE_PAUSE_SECONDS = 0.00005
@@ -260,6 +263,6 @@ longer.
 # --- removing segments: no benchmark does -----------------------------------------------------------------------------
 
 MAX_DISCARDING = 2
-"""The files of at most so many logs are deleted or compressed at the same time, and topics take turns. The limit exists
-because syncs also need worker threads and must not wait for this work.
+"""The maximum number of logs whose files are deleted or compressed at the same time; topics take turns. The limit
+exists because syncs also need worker threads and must not wait for this work.
 """

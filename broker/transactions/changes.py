@@ -1,5 +1,5 @@
-"""Changes of the transaction log's files, as objects. A worker thread makes them on this node, and a broker set sends
-them to its other nodes.
+"""Objects that describe changes of the transaction log's files. A worker thread executes the changes on this node. In a
+broker set they are also sent to the other nodes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from ..store.files import Files, replace_file
 __all__ = ["REMOVED", "REPLACED", "LogChange", "LogCopies", "make_change"]
 
 REPLACED = -1
-"""The position of a change that replaces a whole file."""
+"""The value of `position` in a change that replaces a whole file."""
 REMOVED = -2
-"""The position of a change that removes a file."""
+"""The value of `position` in a change that removes a file."""
 
 
 class LogChange(NamedTuple):
-    """A change of the file `name`: the bytes to write at `position`, or REPLACED with the new content, or REMOVED."""
+    """A change of the file `name`. The bytes are written at `position`. If `position` is REPLACED, they are the new
+    content of the whole file; if it is REMOVED, the file is removed.
+    """
 
     name: str
     position: int
@@ -34,7 +36,7 @@ class LogCopies(Protocol):
     """Copies the transaction log to the other nodes of a broker set (sets/node_transactions.py)."""
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
-        """Make these changes on every in-sync node, in this order and after all earlier ones.
+        """Make these changes on every in-sync node, in this order and after all earlier changes.
 
         done(None) is called when all nodes have made these changes and all earlier writes; if `disk` is True, they are
         on the disk then. done(why) is called if the outcome is unknown.
@@ -46,13 +48,13 @@ class LogCopies(Protocol):
         """
 
     def failed(self, failure: MetaqError) -> None:
-        """Report that this node can no longer write its own files. If `failure` is DiskFull, this holds until there is
-        room.
+        """Report that this node can no longer write its own files. If `failure` is DiskFull, the node can write its
+        files again as soon as the disk has room.
         """
 
 
 def make_change(files: Files, directory: str, change: LogChange) -> None:
-    """Replace or remove a file. Blocks until that is on the disk. Raises OSError."""
+    """Replace or remove a file, as `change` says. Blocks until the change is on the disk. Raises OSError."""
     path = os.path.join(directory, change.name)
     if change.position == REPLACED:
         replace_file(files, path, b"".join(change.data))

@@ -1,10 +1,10 @@
-"""Store the position where a replay may begin: for this broker in a file of its own, for the Java broker in
+"""Store the position where a replay may begin. For this broker it is stored in `metaq.json`, for the Java broker in
 `checkpoint.<n>` (storage.md §7).
 
-The Java broker 1.4.6.2 writes the position of the newest open transaction where that of the oldest one is meant, so its
+The Java broker 1.4.6.2 by mistake writes the position of the newest open transaction instead of the oldest one. So its
 checkpoints are never read for a replay. This broker's position is in `metaq.json`, together with the operators'
-decisions (heuristics). A Java broker only appends behind that position, so it stays right. The file has a checksum over
-all its other fields.
+decisions (heuristics). A Java broker only appends records after that position, so the position stays correct. The file
+contains a checksum over all its other fields.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HEURISTICS = ("commit", "rollback", "complete")
 _CHECKSUM = "checksum"
 _STATE_FIELDS = {"replay_from", "heuristics", _CHECKSUM}
 _NOT_SAID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, RemoteProtocolError)
-"""The exceptions that are raised for text that is not JSON, or for JSON with other content."""
+"""The exceptions that reading metaq.json can raise if the text is not JSON, or is JSON with an unexpected content."""
 
 
 _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
@@ -64,8 +64,8 @@ class SavedState:
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
     damage: str | None = None
-    """What is wrong with the file; None if it is good. If set, replay_from is None, and only the decisions that could
-    be read are included.
+    """What is wrong with the file; None if the file is good. If it is damaged, replay_from is None, and the state
+    contains only the decisions that could be read.
     """
 
 
@@ -130,7 +130,7 @@ class Checkpoints:
     """
 
     def __init__(self, files: Files, directory: str, max_files: int) -> None:
-        """max_files: maxCheckpoints, at least 1."""
+        """max_files: the setting maxCheckpoints: how many checkpoint files are kept, at least 1."""
         self._files = files
         self._directory = directory
         self._max_files = max(1, max_files)
@@ -139,14 +139,14 @@ class Checkpoints:
         """The content of the newest file; RedoPosition(-1, 0) if that file is not a checkpoint, None if it is empty."""
 
     def open(self) -> None:
-        """Read the existing files. Blocks. Raises OSError."""
+        """Read the existing checkpoint files. Blocks. Raises OSError."""
         found = numbered_files(self._files, self._directory, CHECKPOINT_PREFIX)
         self._numbers = list(found)
         for path in found.values():
             self.last = self._parse(path)
 
     def next(self, position: RedoPosition) -> list[LogChange]:
-        """Return the changes that make `position` the newest checkpoint. A worker thread makes them."""
+        """Return the file changes that make `position` the newest checkpoint. A worker thread executes them."""
         if self._numbers and self.last is None:
             number = self._numbers[-1]  # Java leaves its first file empty
         else:

@@ -1,4 +1,4 @@
-"""The messages in the transaction log of metaq 1.x (storage.md §7). They are protobuf messages that are described here
+"""Encode and decode the protobuf messages in the transaction log of metaq 1.x (storage.md §7). They are described here
 in code, without a generated file.
 
     TxCommand            { required enum cmdType = 1; required bytes cmd_content = 2; optional bool force = 3; }
@@ -57,7 +57,7 @@ class OperationType(IntEnum):
 
 
 class StoredPut(NamedTuple):
-    """A message of a transaction. checksum: as the producer sent it; -1 for none."""
+    """A message of a transaction. checksum: the checksum that the producer has sent; -1 if it has sent none."""
 
     tx_key: str
     message_id: int
@@ -70,8 +70,8 @@ class StoredPut(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """The preparation or the outcome of a transaction. attachment_bytes: the length of the attachment behind the record
-    (only for commits).
+    """The preparation or the outcome of a transaction. attachment_bytes: the length of the attachment that follows the
+    record of a commit.
     """
 
     tx_key: str
@@ -175,11 +175,11 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def command_end(data: Buffer) -> int:
-    """Return where the fields of metaq 1.x end in the bytes of a TxCommand. This broker's own fields follow them
-    (redo.py).
+    """Return the position in the bytes of a TxCommand where the fields of metaq 1.x end. The fields that only this
+    broker writes follow them (redo.py).
 
-    Raises RemoteProtocolError unless the fields begin as both brokers write them: in the order of their numbers, and
-    none twice.
+    Raises RemoteProtocolError unless the bytes begin with these fields in the form in which this broker and the Java
+    broker write them: in the order of their numbers, and none twice.
     """
     end = content_end(data)
     if end > len(data):
@@ -189,8 +189,8 @@ def command_end(data: Buffer) -> int:
 
 
 def content_end(data: Buffer) -> int:
-    """Return where `cmd_content` ends according to its length, which may be beyond the data. Raises
-    RemoteProtocolError.
+    """Return the position where the field `cmd_content` ends according to its length. The position may be after the end
+    of the data. Raises RemoteProtocolError.
     """
     if bytes(data[:3]) not in _BEGINNINGS:
         raise RemoteProtocolError(f"no TxCommand: {bytes(data[:8]).hex()}")
@@ -206,9 +206,10 @@ def content_end(data: Buffer) -> int:
 
 
 def decode_command(data: bytes) -> StoredPut | Operation:
-    """Return the command in the bytes of a TxCommand that has only the fields of metaq 1.x.
+    """Decode the bytes of a TxCommand that has only the fields of metaq 1.x.
 
-    Raises RemoteProtocolError, which names the problem, for bytes that no broker writes. Such bytes are damaged.
+    If the bytes differ from everything that a broker writes, they are damaged. Then RemoteProtocolError is raised; its
+    text names the problem.
     """
     command = _parse(_TxCommand, data, "TxCommand")
     if command.cmdType == _APPEND_MSG:
@@ -263,7 +264,9 @@ def _decode_put(message_id: int, frame: bytes) -> StoredPut:
 
 
 def _int32(token: str, line: bytes) -> int:
-    """Parse a number as both brokers write it: no sign except a minus, and no leading zeros."""
+    """Parse a number in the form in which this broker and the Java broker write it: no sign except a minus, and no
+    leading zeros.
+    """
     if _DECIMAL.fullmatch(token) and INT32_MIN <= (value := int(token)) <= INT32_MAX:
         return value
     raise RemoteProtocolError(f"stored put with the number {token!r}: {line[:80]!r}")

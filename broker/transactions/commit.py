@@ -1,14 +1,16 @@
-"""Commit a transaction in three steps: write the record that decides it, append the messages, answer the client.
+"""Commit a transaction in three steps: write the commit record, which decides the transaction; append the messages;
+answer the client.
 
 1. The commit record is queued. Its attachment contains the position of each message in its partition, assuming that
    nothing else is appended before the messages.
 2. Once the record is written (and synced, if so configured), the transaction is committed, and the messages are
    appended to their partitions. If something else was appended before them, the attachment of the record is corrected.
-3. The commit is answered when the messages are visible in every partition, and synced if the topic is so configured.
+3. The commit request is answered when the messages are visible in every partition, and synced if the topic is so
+   configured.
 
-After a crash between 1 and 3 the next start (recovery.py) appends all missing messages, or none if the record was not
-written. Metaq 1.x appends the messages before it writes the record, so after a crash there may be messages of a
-transaction that nobody has committed.
+If the broker crashes between steps 1 and 3, the next start (recovery.py) appends all missing messages, or none if the
+commit record was not written. Metaq 1.x appends the messages before it writes the record, so after a crash there may be
+messages of a transaction that nobody has committed.
 """
 
 from __future__ import annotations
@@ -39,20 +41,20 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""settled(failure of the writer, first failure of a partition): called with None for both arguments when all messages
-are visible.
+"""The type of a callback settled(failure of the writer, first failure of a partition). It is called with None for both
+arguments when all messages are visible.
 """
 
 
 class EncodedBlock(Write):
-    """The bytes and the index units of one partition's messages. They are encoded for `base`, the messages' byte offset
-    in the partition.
+    """The bytes and the index units of one partition's messages. The index units are encoded for `base`, the byte
+    offset at which the messages will be in the partition.
     """
 
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode all messages at once. `make` does the same with pauses."""
+        """Encode all messages of the block without a pause. `make` does the same with pauses."""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
@@ -92,8 +94,8 @@ class EncodedBlock(Write):
         return Location(self.store, self.base, self.size, self.checksum)
 
     def move(self, base: int, now_ms: int) -> None:
-        """Rewrite the index units for another `base` and the current time. The time must change, too, because the log
-        raises a time that is before its last one.
+        """Rewrite the index units for another `base` and the current time. The time must be changed, too: if the old
+        time were before the last time in the log, the log would raise it.
         """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
@@ -125,29 +127,29 @@ class _Commit:
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         self.operation = Operation(transaction.key, kind, was_prepared)
         self.blocks = transaction.finish()
-        """The messages of each partition, until the record is queued."""
+        """The messages by partition, until the commit record is queued."""
         self.parts: list[EncodedBlock] = []
         self.record_end = 0
-        """The byte offset in the file where the queued record ends."""
+        """The byte offset in the redo file where the queued commit record ends."""
         self.appended = 0
-        """The number of parts that are appended or have errors."""
+        """The number of parts (the messages for one partition) that are appended or have an error."""
         self.error: MetaqError | None = None
-        """The first error of a part; None without an error."""
+        """The first error of a part; None if no part has an error."""
         self.missing = 1
-        """The number of steps for which the answer waits: one step until all parts are appended, and one step per slice
-        until the slice is safe.
+        """The number of steps that must be completed before the client is answered. One step is complete when all parts
+        are appended. Each slice of appended parts is one more step, which is complete when the slice is safe.
         """
         self._settled: Settled | None = settled
 
     def settle(self, failure: str | None, error: MetaqError | None) -> None:
-        """Answer the caller, unless it has been answered."""
+        """Call the `settled` callback of the commit, unless it was called before."""
         settled, self._settled = self._settled, None
         if settled is not None:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """Complete one step, because these parts are safe or have failed. Without parts: because all parts are
-        appended.
+        """Complete one of the `missing` steps, because these parts are safe or have failed. An empty list means that
+        all parts are appended.
         """
         self.error = self.error or _failure(parts)
         self.missing -= 1
@@ -156,7 +158,7 @@ class _Commit:
 
 
 class Committer:
-    """Runs the commits of one broker. Reactor thread.
+    """Runs the commits of one broker. Its methods run on the reactor thread.
 
     A transaction may have messages for thousands of partitions, so its record is made and its messages are appended in
     slices. The slices of an earlier commit come before those of a later one.
@@ -185,7 +187,7 @@ class Committer:
         self._abandoned: StoreError | None = None
 
     def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
-        """Commit a transaction with messages; `settled` is called once."""
+        """Commit a transaction that has messages. `settled` is called once, with the result."""
         commit = _Commit(transaction, was_prepared, settled)
         self._unrecorded[transaction.key] = commit
         self._recording.add(self._record(commit))
@@ -257,7 +259,7 @@ class Committer:
         commit.arrived(())
 
     def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
-        """Yield the parts to append next, until the time of the slice is over."""
+        """Yield the parts of a commit to append next, until the time of the slice is over."""
         while commit.appended < len(commit.parts):
             part = commit.parts[commit.appended]
             commit.appended += 1
@@ -270,14 +272,16 @@ class Committer:
                 return
 
     def _keep_promise(self, part: EncodedBlock) -> None:
-        """Stop counting a part's bytes as promised, because the part is about to be appended or never will be."""
+        """Stop counting the bytes of a part as promised to its partition, because the part is about to be appended or
+        never will be.
+        """
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:
             del self._promised[part.log]
 
     def abandon(self, why: str) -> None:
-        """Append no more messages, and answer all waiting callers with the error `why`. After this, the caller may only
-        abandon the writer.
+        """Append no more messages, and call all waiting callbacks with the failure `why`. After this, the caller may
+        only abandon the writer.
         """
         self._abandoned = StoreError(why)
         for commit in self._decided:
@@ -293,7 +297,7 @@ class Committer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a commit's record is being made, or a decided commit's messages are being appended."""
+        """Whether the record of some commit is being made, or the messages of a decided commit are being appended."""
         return bool(self._unrecorded or self._decided)
 
     def promised(self, log: PartitionLog) -> bool:
@@ -301,8 +305,8 @@ class Committer:
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
-        """Report committed transactions whose messages are now on the disk. This is done in slices, the oldest
-        transaction first.
+        """Call `on_settled` for the committed transactions whose messages are now on the disk. The calls are made in
+        slices of limited time, for the oldest transaction first.
         """
         if not self._settling:
             self._settling.add(self._settle())
@@ -326,12 +330,12 @@ class Committer:
                 yield
 
     def finish_records(self) -> None:
-        """Queue the records of all commits. For shutdown, before the writer finishes."""
+        """Queue the commit records of all commits. Used when the broker shuts down, before the writer finishes."""
         self._recording.finish()
 
     def finish(self) -> None:
-        """On this thread, append the messages of all decided commits, and sync the partitions for which committed
-        transactions wait. For shutdown, after the writer has finished.
+        """Append the messages of all decided commits on this thread, and sync the partitions for which committed
+        transactions wait. Used when the broker shuts down, after the writer has finished.
         """
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
@@ -341,8 +345,8 @@ class Committer:
         self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Report a transaction that was committed before the start as settled, like the others, when its messages are
-        on the disk.
+        """Add a transaction that was committed before the broker's start to those for which `on_settled` is called when
+        their messages are on the disk.
         """
         self._unsynced[transaction] = ends
 

@@ -1,5 +1,5 @@
-"""The folder of the transaction log of metaq 1.x: find its files by name, and keep copies of data that a start found
-damaged.
+"""Access the directory of the transaction log, which is the same as in metaq 1.x: find the files by name, and keep
+copies of data that was found damaged when the broker started.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 DIRECTORY = "transactions"
-"""The name of the folder below dataLogPath."""
+"""The name of the log's directory below dataLogPath."""
 REDO_PREFIX = "redo."
 CHECKPOINT_PREFIX = "checkpoint."
 DAMAGED_PREFIX = "damaged-"
-"""The prefix of the names of copies of data that a start could not read."""
+"""The prefix of the names of files with copies of data that a start of the broker could not read."""
 
 
 class RedoPosition(NamedTuple):
@@ -36,8 +36,8 @@ class RedoPosition(NamedTuple):
 
 
 def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
-    """Return the paths of the files `<prefix><n>` in a directory by n, in ascending order. Other files are ignored.
-    Raises OSError.
+    """Return the paths of the files named `<prefix><n>` in a directory. The keys are the numbers n, in ascending order.
+    Other files are ignored. Raises OSError.
     """
     found = {}
     for name in files.list_directory(directory):
@@ -48,10 +48,10 @@ def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
 
 
 def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
-    """Write a copy, unless a copy with these bytes exists, and return its path. An existing copy with other bytes is
-    not changed.
+    """Write a file with a copy of `data`, unless a copy with the same bytes exists, and return the path of the copy. An
+    existing file with other bytes is not changed.
 
-    Blocks until it is on the disk. Raises OSError.
+    Blocks until the copy is on the disk. Raises OSError.
     """
     path = os.path.join(directory, name)
     number = 1

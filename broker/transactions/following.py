@@ -4,9 +4,9 @@ undamaged.
 A commit record that metaq wrote proves all messages of its transaction at once, because it has their number and a
 checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition, because
 it has the size and checksum of their bytes in that partition. A preparation record of metaq proves the messages as a
-commit record does. A preparation record of a Java broker proves nothing. After it, the transaction is damaged only if a
-fault is visible: a body that does not match its producer's checksum, an impossible id, or earlier damage that may have
-been one of its messages.
+commit record does. A preparation record of a Java broker proves nothing. A transaction with such a preparation record
+counts as damaged only if a fault is visible: a body that does not match its producer's checksum, an impossible message
+id, or earlier damage that may have been one of the transaction's messages.
 """
 
 from __future__ import annotations
@@ -27,29 +27,37 @@ from .redo_reader import RedoDamage
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 
 _FUTURE_MS = 10 * 365 * 86_400_000
-"""No clock is this far ahead, so a message id with a time above now plus this value is damaged."""
+"""Ten years in milliseconds. No clock is wrong by so much, so a message id that contains a time later than now plus
+this value is damaged.
+"""
 
 
 @dataclass(slots=True)
 class Logged:
-    """A transaction as the log describes it. `start` and `end` are byte positions in the redo file with the number
-    `file`.
+    """A transaction as the records of the log describe it. `start` and `end` are byte positions in the redo file with
+    the number `file`.
     """
 
     transaction: OpenTransaction
-    """The transaction's key, the checksum (content) of its messages' records, and whether it is prepared."""
+    """An object with the transaction's key, the checksum (content) of its messages' records, and whether it is
+    prepared.
+    """
     file: int
     start: int
     """Position where the transaction's first record begins."""
     end: int
-    """Position where the transaction's last record so far ends."""
+    """Position where the last record of the transaction that was read so far ends."""
     puts: list[StoredPut] = field(default_factory=list)
     damage: str | None = None
-    """Why a prepared transaction cannot be committed."""
+    """The reason why a prepared transaction cannot be committed; None if it can be."""
     suspect: str | None = None
-    """What may be wrong with its messages, unless a commit or preparation record proves them."""
+    """What may be wrong with the transaction's messages, unless a commit or preparation record proves that they are
+    undamaged; None if nothing is.
+    """
     may_have_ended: bool = False
-    """Whether damage after its first message may have been its commit, its rollback or its preparation."""
+    """Whether damaged bytes after the transaction's first message may have been its commit, rollback or preparation
+    record.
+    """
 
     @property
     def key(self) -> str:
@@ -76,7 +84,7 @@ class LoggedBlock:
     puts: list[StoredPut]
     proven: bool
     location: Location | None
-    """Where the messages lie according to the commit record."""
+    """Where the messages are in the partition, as the commit record says; None if the record does not say it."""
 
     @property
     def store(self) -> str:
@@ -103,15 +111,15 @@ class Ended:
 
 
 class Following:
-    """Follows the transactions through the records of all files, in order. `open`: the transactions that have not
-    ended, by key.
+    """Processes the records of all redo files in order, and keeps the state of each transaction. `open`: by key, the
+    transactions that no record has ended so far.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.open: dict[str, Logged] = {}
         self.late = 0
-        """Number of messages that a Java broker accepted after their transaction's preparation; it never commits
-        them.
+        """Number of messages that a Java broker accepted after the preparation of their transaction; a Java broker
+        never commits such messages.
         """
         self.max_message_id = 0
         """Largest message id that can be trusted; 0 if there is none."""
@@ -120,13 +128,13 @@ class Following:
         self._damaged = False  # whether damage was found in this file
 
     def begin_file(self, number: int) -> None:
-        """Start to take the records of this file."""
+        """Begin with the records of the redo file `number`."""
         self._file = number
         self._damaged = False
 
     def damaged(self, damage: RedoDamage) -> None:
-        """Note bytes of the file that are not records. A torn tail cannot have ended a transaction, because its record
-        was never completely written.
+        """Process a range of damaged bytes, which may have been records. A torn tail cannot have ended a transaction,
+        because its record was never completely written.
         """
         if damage.torn:
             return
@@ -136,7 +144,7 @@ class Following:
                 each.may_have_ended = True
 
     def take(self, entry: RedoEntry) -> Ended | None:
-        """Take the next record. Return the transaction that it ends, or None if it ends none."""
+        """Process the next record. Return the transaction that this record ends, or None if it ends no transaction."""
         command = entry.command
         if isinstance(command, StoredPut):
             self._put(entry, command)
@@ -171,7 +179,7 @@ class Following:
             transaction.suspect = f"{doubt} at byte {entry.offset}"
 
     def _doubt(self, put: StoredPut) -> str | None:
-        """Return what is visibly wrong with a message whose record has no seal; None if nothing is."""
+        """Check a message whose record has no seal. Return what is visibly wrong with it; None if nothing is."""
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
         if (store_time_ms(put.message_id) or 0) > self._now_ms() + _FUTURE_MS:
@@ -235,7 +243,7 @@ def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> lis
 
 
 def _makes(puts: Sequence[StoredPut], location: Location) -> bool:
-    """Whether the encoded messages have the size and checksum that the attachment states."""
+    """Return whether the encoded messages have the size and checksum that `location`, from the attachment, states."""
     if sum(HEADER_BYTES + len(put.body) for put in puts) != location.size:
         return False
     records = [(put.flag, checksum(put.body), put.body) for put in puts]

@@ -1,5 +1,5 @@
-"""The transaction log as a whole. It combines the writer, the checkpoints and the operators' decisions, and determines
-when each of them reaches the disk.
+"""The transaction log as a whole. This module combines the writer of the redo files, the checkpoints and the operators'
+decisions, and determines when the data of each is written to the disk.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
-"""After this many bytes of new log, the position for a replay is saved in metaq.json. This bounds the time that a start
-takes.
+"""Each time the log has grown by this many bytes, the position where a replay may begin is saved in metaq.json. This
+limits the time that the start of the broker takes.
 """
 
 
@@ -62,7 +62,9 @@ class TransactionLog:
         writing: Writing,
         files: Files = REAL_FILES,
     ) -> None:
-        """data_paths: the data directories that the store has already locked. now_ms: Unix milliseconds."""
+        """data_paths: the data directories that the store has already locked. now_ms: returns the time in Unix
+        milliseconds.
+        """
         self.directory = os.path.join(os.path.realpath(config.log_path), DIRECTORY)
         self._config = config
         self._data_paths = data_paths
@@ -79,7 +81,8 @@ class TransactionLog:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
-        """Lock, read and replay the log; see recovery.replay. copies: the other nodes of a broker set.
+        """Lock, read and replay the log; see recovery.replay. copies: sends the log's changes to the other nodes of a
+        broker set.
 
         Raises StoreError, ConfigError, DirectoryInUse. After an error, the directory is locked only if it was locked
         before the call.
@@ -146,8 +149,8 @@ class TransactionLog:
         write_state(self._files, self.directory, SavedState(None, state.heuristics))
 
     def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
-        """Record the decisions on damaged transactions. They are on the disk when this method returns. Raises
-        OSError.
+        """Save the decisions that the replay has made on damaged transactions. They are on the disk when this method
+        returns. Raises OSError.
         """
         self._heuristics.update(decisions)
         write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
@@ -162,9 +165,9 @@ class TransactionLog:
         self.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Stop writing, as if the broker had died; the directory stays locked. Each waiter gets `why` as its failure,
-        so the outcome of its request stays unknown. The Deferred fires when no worker uses the files any more; then the
-        log may be opened again.
+        """Stop writing, as if the broker had died; the directory stays locked. Each request that waits for the log
+        fails with the reason `why`, so its outcome stays unknown. The returned Deferred fires when no worker thread
+        uses the files any more; then the log may be opened again.
         """
         deferred: Deferred[None] = Deferred()
         self._committer.abandon(why)
@@ -178,8 +181,8 @@ class TransactionLog:
         return self._committer.promised(log)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call `done` when the files contain everything that was sent to `copies` before this call. Call this only
-        while the log is open.
+        """Call `done` when the files contain all changes that were sent to the other nodes (`copies`) before this call.
+        Call this method only while the log is open.
         """
         self._writer.when_idle(done)
 
@@ -221,7 +224,7 @@ class TransactionLog:
 
     @property
     def failure(self) -> str | None:
-        """Why the log accepts no more writes until the broker is restarted; None if it accepts writes."""
+        """The reason why the log accepts no more writes until the broker is restarted; None if it accepts writes."""
         return self._writer.failure
 
     @property
@@ -232,7 +235,9 @@ class TransactionLog:
         return self._writer.lacks_room
 
     def append_put(self, transaction: OpenTransaction, put: StoredPut) -> None:
-        """Queue the record of a message. The file for a transaction's records is chosen at its first message."""
+        """Queue the record of a message for writing. At the first message of a transaction, the file for all of its
+        records is chosen.
+        """
         if transaction.file is None:
             transaction.file = self._writer.file_for(transaction)
         record, crc = sealed_put_record(put, transaction.file.size)
@@ -240,7 +245,7 @@ class TransactionLog:
         self._writer.append(transaction.file, record)
 
     def append_operation(self, transaction: OpenTransaction, operation: Operation) -> None:
-        """Queue the record of a preparation or rollback of a transaction with messages."""
+        """Queue the record of the preparation or the rollback of a transaction that has messages."""
         file = transaction.file
         assert file is not None
         messages, content = transaction.messages, transaction.content
@@ -248,7 +253,7 @@ class TransactionLog:
 
     def written(self, key: str) -> Deferred[None]:
         """Return a Deferred that fires when all queued records are as safe as flushTxLogAtCommit requires. If the log
-        fails, it fails with refusals.log_failed(key, …).
+        can no longer be written, the Deferred fails with refusals.log_failed(key, …).
         """
         deferred: Deferred[None] = Deferred()
 
@@ -262,11 +267,11 @@ class TransactionLog:
         return deferred
 
     def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
-        """See Committer.commit."""
+        """Commit a transaction; see Committer.commit."""
         self._committer.commit(transaction, was_prepared, settled)
 
     def is_recording(self, key: str) -> bool:
-        """See Committer.is_recording."""
+        """Return whether a commit of this key has not queued its record yet; see Committer.is_recording."""
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
@@ -295,7 +300,7 @@ class TransactionLog:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Write queued records once a second, and checkpoints when they are due."""
+        """Do the regular work: write queued records once a second, and checkpoints when they are due."""
         now = self._reactor.seconds()
         if now - self._ticked < _TICK_SECONDS or self.failure is not None:
             return
@@ -313,8 +318,8 @@ class TransactionLog:
             self._save_state(position)
 
     def _checkpoint(self) -> None:
-        """Save the replay position for metaq. Also write a checkpoint for Java brokers if there are unsettled
-        transactions, or if an older checkpoint would mislead a Java broker.
+        """Save the position where this broker may begin a replay. Also write a checkpoint for Java brokers if there are
+        unsettled transactions, or if an older checkpoint would lead a Java broker to a wrong position.
         """
         position = self._writer.replay_from
         if position != self._saved:

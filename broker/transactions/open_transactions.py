@@ -1,4 +1,6 @@
-"""The open transactions of one broker: their messages, limits and timeouts, and the connections that may use them."""
+"""Hold the open transactions of one broker: their messages, limits and timeouts, and the connections that may use
+them.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +31,25 @@ if TYPE_CHECKING:
 __all__ = ["Block", "OpenTransaction", "Registry", "TransactionState", "listed_bytes"]
 
 _TIMED_OUT_REMEMBERED = 1_000
-"""Maximum number of timed-out transactions that the broker remembers in order to report the timeout."""
+"""Maximum number of timed-out transactions that the broker remembers, so that it can tell clients of the timeout."""
 
 
 _JOINED_BUFFERS = 1024
 _JOINED_BYTES = 1 << 20
-"""Small buffers are joined into one if together they have at most this many bytes. For more bytes, the copy costs more
-than it saves.
+"""Small buffers are joined into one buffer if together they have at most this many bytes. For more bytes, copying them
+costs more than it saves.
 """
 
 
 _COMPARED = 1 << 12
-"""Number of open transactions that one slice compares; a slice takes some milliseconds."""
+"""Number of open transactions that are compared in one slice of the search for the largest ones; a slice takes some
+milliseconds.
+"""
 
 _ROW_BYTES = 256
-"""Bytes counted for a row of PREPARED_TRANSACTIONS in addition to its texts."""
+"""Number of bytes that are counted for each row of the answer to PREPARED_TRANSACTIONS, in addition to the row's
+texts.
+"""
 
 
 def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
@@ -54,7 +60,7 @@ def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
 
 
 class TransactionState(Enum):
-    """The state of a transaction. FINISHED: committed, rolled back, or about to be."""
+    """The state of a transaction. FINISHED means that it is committed or rolled back, or will be at once."""
 
     ACTIVE = "active"
     PREPARED = "prepared"
@@ -64,8 +70,8 @@ class TransactionState(Enum):
 class Block:
     """The messages of one transaction for one partition. They are appended together, in this order.
 
-    Each message is encoded on arrival, because encoding a hundred thousand messages at the commit would delay other
-    commits for a long time.
+    Each message is encoded when it arrives. If a hundred thousand messages were encoded at the commit, other commits
+    would be delayed for a long time.
     """
 
     __slots__ = ("_joined", "_tail_bytes", "checksum", "data", "ids", "log", "size", "sizes", "tags")
@@ -75,15 +81,15 @@ class Block:
         self.data: list[Buffer] = []
         """The buffers of the encoded records, one record directly after the other."""
         self.ids = array("q")
-        """Message ids. `sizes` has the bytes of each record, and `tags` has the tag hash for each message's index
-        unit.
+        """The message id of each message. `sizes` contains the number of bytes of each record, and `tags` the tag hash
+        for each message's index unit.
         """
         self.sizes = array("q")
         self.tags = array("q")
         self.size = 0
-        """Bytes that the records take in the partition."""
+        """Number of bytes that all records of the block take in the partition."""
         self.checksum = 0
-        """CRC-32 of `data`."""
+        """CRC-32 of all bytes in `data`."""
         self._joined = 0  # number of buffers at the start of `data` that are not joined again
         self._tail_bytes = 0  # bytes of the other buffers
 
@@ -104,13 +110,13 @@ class Block:
 
     @property
     def store(self) -> str:
-        """`<topic>-<partition>`."""
+        """The name of the partition's store: `<topic>-<partition>`."""
         return f"{self.log.topic}-{self.log.partition}"
 
 
 class OpenTransaction:
     """An open transaction. Used on the reactor thread. owner: the connection of a local transaction; None for an XA
-    transaction. address: the address of the client that began the transaction, for the account.
+    transaction. address: the network address of the client that began the transaction, to which its memory is charged.
     """
 
     __slots__ = (
@@ -137,21 +143,25 @@ class OpenTransaction:
         self.used_at = 0.0
         """Time of the transaction's last request, in seconds of the reactor's clock."""
         self.has_timeout = False
-        """Whether `timer` is for the timeout that the client requested. Otherwise it is for the idle limit."""
+        """Whether `timer` runs for the timeout that the client requested; otherwise it runs for the limit on idle XA
+        transactions.
+        """
         self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
-        """The file for its records; None until the first message."""
+        """The redo file for the transaction's records; None until the first message."""
         self.messages = 0
         self.content = 0
-        """Checksum of the log records of its messages; see redo.add_content."""
+        """Checksum of the log records of the transaction's messages; see redo.add_content."""
         self.size = 0
-        """Bytes that all its messages take in the partitions."""
+        """Number of bytes that all messages of the transaction take in the partitions."""
         self.prepared_at_ms: int | None = None
         """Time of the preparation in Unix milliseconds; None until the preparation is on the disk."""
         self.timer: Timer | None = None
         self.listed = 0
-        """Bytes charged to the account for this transaction's row in the list of prepared transactions."""
+        """Number of bytes charged to the client's account for the row of this transaction in the list of prepared
+        transactions.
+        """
 
     @property
     def is_xa(self) -> bool:
@@ -159,12 +169,14 @@ class OpenTransaction:
 
     @property
     def first_id(self) -> int:
-        """The id of the transaction's first message; 0 if it has no message. Valid only before `finish`."""
+        """The id of the transaction's first message; 0 if it has no message. The value is correct only before `finish`
+        is called.
+        """
         return min((block.ids[0] for block in self.blocks.values()), default=0)
 
     @property
     def held_bytes(self) -> int:
-        """The memory that its messages take, in bytes."""
+        """Number of bytes of memory that the transaction's messages take."""
         return self.size + PUT_OVERHEAD_BYTES * self.messages
 
     @property
@@ -180,8 +192,8 @@ class OpenTransaction:
         self.size += HEADER_BYTES + len(body)
 
     def finish(self) -> dict[PartitionLog, Block]:
-        """End the transaction, so that it accepts no more messages. Return its messages, and keep no reference to
-        them.
+        """End the transaction, so that it accepts no more messages. Return its messages by partition; the transaction
+        keeps no reference to them.
         """
         self.state = TransactionState.FINISHED
         if self.timer is not None:
@@ -192,7 +204,7 @@ class OpenTransaction:
 
 
 class Registry:
-    """The open transactions by key. Reactor thread."""
+    """The open transactions by key. Used on the reactor thread only."""
 
     def __init__(
         self,
@@ -219,7 +231,7 @@ class Registry:
         return len(self._open)
 
     def get(self, key: str) -> OpenTransaction | None:
-        """Return an open transaction, no matter who may use it."""
+        """Return the open transaction with this key, whatever connection may use it; None if there is none."""
         return self._open.get(key)
 
     @property
@@ -228,7 +240,9 @@ class Registry:
         return any(each.state is TransactionState.ACTIVE for each in self._open.values())
 
     def find(self, connection: object, key: str | None) -> OpenTransaction:
-        """Return an open transaction that this connection may use. Raises TransactionRefused."""
+        """Return the open transaction with this key, if this connection may use it. Otherwise raise
+        TransactionRefused.
+        """
         if key is not None and is_xa(key):
             found = self._open.get(key)
         else:
@@ -239,7 +253,7 @@ class Registry:
         return found
 
     def begin(self, connection: object, key: str, timeout_seconds: int) -> None:
-        """Open a transaction, unless it is open already. Raises TransactionRefused."""
+        """Open a transaction with this key for the connection, unless it is open already. Raises TransactionRefused."""
         found = self._open.get(key)
         if found is not None:
             if found.owner not in (None, connection):
@@ -267,7 +281,7 @@ class Registry:
             transaction.timer = self._reactor.callLater(idle_seconds, self._look_whether_idle, transaction)
 
     def add(self, transaction: OpenTransaction) -> None:
-        """Add an existing transaction, regardless of the limits."""
+        """Add a transaction that exists already, regardless of the limits."""
         self._open[transaction.key] = transaction
         self._account.transactions.add(transaction.address, 1)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
@@ -321,7 +335,7 @@ class Registry:
             self._account.prepared.add(transaction.address, -transaction.listed)
 
     def of_connection(self, connection: object) -> list[OpenTransaction]:
-        """Return the local transactions of a connection."""
+        """Return the open local transactions that this connection has begun."""
         return list(self._of_connection.get(connection, {}).values())
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
@@ -355,7 +369,9 @@ class Registry:
             self._timeouts -= transaction.has_timeout
 
     def close(self) -> None:
-        """Stop all timeouts and release all charges. Call nothing after this."""
+        """Stop all timeouts and release everything that was charged to clients' accounts. No method may be called after
+        this.
+        """
         for transaction in self._open.values():
             self.stop_timer(transaction)
             self._give_back(transaction)

@@ -1,9 +1,10 @@
-"""Find the messages of a committed block in their partition, and append those that are missing.
+"""Find the messages of a block (one transaction's messages for one partition) in their partition, after the transaction
+was committed. Append those that are missing.
 
 After the broker has died, the partition may have the block at the place that the commit record names, at another place,
 only in part, or not at all. Each message is looked up by its id and compared byte for byte. Missing messages are
-appended, in order. So a block that lies only in part at the end of the log is completed, and no message is stored
-twice.
+appended, in order. So if the end of the partition has only a part of the block, the block is completed, and no message
+is stored twice.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 64 << 20
 _ID = slice(8, 16)
-"""The bytes of a record that hold its message id (record.HEADER)."""
+"""The range of bytes in a record that contain its message id (record.HEADER)."""
 _CHECKED_BYTES = 4 << 20
 
 
 class PlacedBlock(NamedTuple):
-    """A committed block in its partition."""
+    """A committed block that is completely stored in its partition, and its place there."""
 
     log: PartitionLog
     location: Location
     """The location that the block's commit record should name."""
     end: int
-    """Byte offset after the block's last message. `location` does not show it if the messages lie in several files."""
+    """Byte offset after the block's last message. If the messages are in several files, it cannot be computed from
+    `location`.
+    """
 
 
 class Placed:
-    """The places of a block's records in its partition. `places`: record number -> byte offset. Records without a place
-    are missing.
+    """The places of a block's records in its partition. `places`: record number -> byte offset. Records without an
+    entry in `places` are missing in the partition.
     """
 
     def __init__(self, block: Block, now_ms: int) -> None:
@@ -58,20 +61,20 @@ class Placed:
 
     @property
     def missing(self) -> list[int]:
-        """The numbers of the missing records, ascending."""
+        """The numbers of the block's records that were not found in the partition, in ascending order."""
         return [number for number in range(len(self.block.ids)) if number not in self.places]
 
     def look(self, after: int | None) -> None:
-        """Look for the records in the partition. after: a byte offset before which they cannot lie; needed only for
-        message ids of Java brokers.
+        """Search the partition for the records. after: a byte offset before which the records cannot be; it is used
+        only for message ids of Java brokers.
         """
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
 
     def look_at(self, start: int) -> None:
-        """Look at the place that the commit record names for missing records that differ there only in the message id.
-        No checksum covers the id, so consumers accept such a record. If the record were appended again, consumers would
-        get the message twice.
+        """Check the place that the commit record names, which begins at `start`, for missing records. A record counts
+        as found if the bytes there differ from it only in the message id. No checksum covers the id, so consumers
+        accept such a record. If the record were appended again, consumers would get the message twice.
         """
         for number in self.missing:
             offset, size = start + self._bounds[number], self._size(number)
@@ -89,14 +92,14 @@ class Placed:
                 self.places[number] = offset
 
     def starts(self) -> list[int]:
-        """Return the byte offsets at which the block may begin: one for each found record, on the condition that the
-        records lie together.
+        """Return the byte offsets at which the block may begin. Each found record gives one such offset, on the
+        condition that the records are adjacent.
         """
         return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
 
     def location(self) -> Location:
-        """Return the location of all records. As in 1.x, it is one range; if the records are scattered, the range
-        includes other records between them.
+        """Return the location that includes all records of the block. As in 1.x, it is one range of bytes. If the
+        records are not adjacent, the range also includes other records between them.
         """
         whole = self.encoded.location
         start = self.places[0]
@@ -115,7 +118,7 @@ class Placed:
         return max(place + self._size(number) for number, place in self.places.items())
 
     def append_missing(self, now_ms: int) -> int:
-        """Append the missing records and return their number. Raises StoreError."""
+        """Append the missing records to the partition, and return their number. Raises StoreError."""
         missing = self.missing
         if not missing:
             return 0
@@ -136,8 +139,8 @@ class Placed:
         return self._bounds[number + 1] - self._bounds[number]
 
     def _matches(self, after: int | None) -> Iterator[tuple[int, int]]:
-        """Yield (byte offset, record number) for each readable record of the partition that has an id of the block and
-        the matching size, in the order of offsets.
+        """Yield (byte offset, record number) for each readable record of the partition whose message id is in the block
+        and whose size is the same as there, in the order of offsets.
         """
         numbers = {message_id: number for number, message_id in enumerate(self.block.ids)}
         ids = np.array(self.block.ids, np.int64)
@@ -156,8 +159,8 @@ class Placed:
                         yield unit[0], number
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
-        """Note the places of a run's records whose bytes match the block. The records of a run lie directly after each
-        other, both in the block and in the log.
+        """Compare the records of a run with the block, and add those with the same bytes to `places`. A run is a list
+        of records that are adjacent both in the block and in the log.
         """
         offset, first = run[0]
         last = run[-1][1]
@@ -186,11 +189,11 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
 
 
 def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
-    """Find a committed block in its partition. If it does not lie where its commit record says, return the places of
-    the records that were found.
+    """Find a committed block in its partition. If the block is at the place that its commit record names, return it as
+    a PlacedBlock. Otherwise return the places of the records that were found.
 
-    hint: the location in the commit record. believed: whether the record's attachment is undamaged. Then retention has
-    removed the data if the location lies below the log's start.
+    hint: the location in the commit record. believed: whether the attachment of the commit record is undamaged. If it
+    is, a location before the start of the log means that retention has removed the messages.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
@@ -205,8 +208,8 @@ def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) ->
 
 
 def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
-    """Append the missing records. Return where the block lies after that, and how many records were appended. Raises
-    StoreError.
+    """Append the missing records. Return the place of the complete block, and the number of records that were appended.
+    Raises StoreError.
     """
     log, found = placed.log, len(placed.places)
     appended = placed.append_missing(now_ms)
@@ -222,7 +225,7 @@ def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
 
 
 def is_at(log: PartitionLog, location: Location) -> bool:
-    """Whether the log has bytes with this size and checksum at this location."""
+    """Return whether the bytes at this location of the log have the size and checksum in `location`."""
     if location.size <= 0 or not log.first_offset <= location.offset <= log.visible_end - location.size:
         return False
     try:
@@ -233,8 +236,8 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Return the checksum of bytes of one segment. They may be most of the segment if a message of a block was appended
-    later than the others.
+    """Return the checksum of `size` bytes of one segment. This may be most of the segment, if a message of a block was
+    appended later than the others.
     """
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
@@ -243,17 +246,17 @@ def _checksum(log: PartitionLog, offset: int, size: int) -> int:
 
 
 def present(block: Block, now_ms: int) -> int:
-    """Return how many of a block's messages are in their partition."""
+    """Return the number of the block's messages that are found in their partition."""
     placed = Placed(block, now_ms)
     placed.look(None)
     return len(placed.places)
 
 
 def find_block(block: Block, location: Location, now_ms: int) -> Location | None:
-    """Find the place in the partition of a block of which only some messages can be read in the transaction log. Return
-    None if the partition does not have the whole block.
+    """Find the place of a block in its partition, if only some of the block's messages can be read in the transaction
+    log. Return None if the partition does not have the whole block.
 
-    location: gives the size and the checksum of the whole block.
+    location: the location in the commit record, which contains the size and the checksum of the whole block.
     """
     lost = location.size - block.size
     if lost < 0:

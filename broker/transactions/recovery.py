@@ -24,8 +24,8 @@ A commit without any message in a partition was not decided, because nothing is 
 synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
 earlier message cannot. Then none of the messages may be delivered, because some are lost. A decided commit looks the
 same if its log was damaged later on the disk and the power cut has also removed all of its messages from the
-partitions. It is rolled back, too. The two cases cannot be distinguished, because the log does not record which writes
-were synced, and no such record could cover the last write.
+partitions. Such a decided commit is rolled back, too. The two cases cannot be distinguished, because the log does not
+record which writes were synced, and no such record could cover the last write.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class _Replay:
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
         self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
-        """The commits of which some blocks are missing in their partitions. Each comes with its file and with the
-        blocks that were found, by store.
+        """The commits with blocks (the messages for one partition) that are missing in their partitions. Each commit
+        comes with its redo file and with those of its blocks that were found, by store (`<topic>-<partition>`).
         """
         self._damaged = False
 
@@ -253,8 +253,8 @@ class _Replay:
     # --- commits ------------------------------------------------------------------------------------------------------
 
     def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
-        """Return the blocks of a commit that are found in their partitions, by store. The missing blocks are appended
-        after all files are read.
+        """Return the blocks (the messages for one partition) of a commit that are found in their partitions, by store
+        (`<topic>-<partition>`). The missing blocks are appended after all files are read.
 
         A power cut may have left only a part of a block, at the end of its partition. Such a block is completed at
         once, before anything else is appended after it. This is necessary because the commits of several files are not

@@ -131,7 +131,7 @@ class RedoEntry(NamedTuple):
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
         """Return the bytes to write, and their position in the file, to replace the locations in this commit record by
-        `locations`. The names of the stores and their order must stay the same.
+        `locations`. The names of the stores (`<topic>-<partition>`) and their order must stay the same.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
@@ -192,8 +192,8 @@ def attachment_seal(attachment: bytes) -> bytes:
 
 
 def encode_locations(locations: Sequence[Location]) -> bytes:
-    """Return the attachment of a commit record for these locations. Its length depends only on the names of the
-    stores.
+    """Return the attachment of a commit record for these locations. The length of the attachment depends only on the
+    names of the stores (`<topic>-<partition>`).
     """
     parts = []
     for store, offset, size, checksum in locations:

@@ -47,8 +47,8 @@ def not_started(key: str | None) -> TransactionRefused:
 
 
 def timed_out(key: str, seconds: int) -> TransactionRefused:
-    """Return the error for a transaction that has timed out. As in 1.x, the error says that the transaction has not
-    been started.
+    """Return the error for a transaction that has timed out. Its text says so. Its XA code is the one for a transaction
+    that has not been started, as in 1.x.
     """
     kind = "XA" if is_xa(key) else "Local"
     reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
@@ -78,8 +78,8 @@ def log_failed(key: str, failure: str) -> TransactionRefused:
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return the form of an XA error that is used for a put. It lacks the text that only answers to a coordinator's
-    requests contain.
+    """Return the form of an XA error that is used for a put. The text of an XaRefused begins with the XA code, as only
+    answers to a coordinator's requests do. The text of the returned error is the reason alone.
     """
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code

@@ -51,8 +51,8 @@ MAX_LISTED = 1000
 """Maximum number of open transactions in one list."""
 
 MAX_ACTIVE_BYTES = 3 << 20
-"""A request for the list of prepared transactions may ask to include unprepared ones. This is the maximum number of
-bytes of their rows in the answer.
+"""A request for the list of prepared transactions may ask to include unprepared ones. The rows of unprepared
+transactions in the answer have at most this many bytes.
 """
 
 
@@ -329,7 +329,7 @@ class Transactions:
         no effect. first_id: the id of the transaction's first message.
 
         Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
-        through the Deferred, if the outcome is unknown, or if the open transaction with this key begins with another
+        through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
         message. In these cases nothing is rolled back.
         """
         self._check_served()
@@ -360,8 +360,8 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Return what may still append messages to a partition that accepts no new messages. The list contains the keys
-        of open transactions, and the text `a commit` if a commit is running.
+        """Return a list of everything that may still append messages to a partition that accepts no new messages. The
+        list contains the keys of open transactions, and the text `a commit` if a commit is running.
         """
         if not self._is_open:
             return ["a transaction log that is not open yet"]
@@ -374,8 +374,8 @@ class Transactions:
         """Yield all transactions that a RECOVER request would list. The numbers in an item are up to date when the item
         is yielded. Sometimes None is yielded; there the caller may let other work run.
 
-        active: whether to yield also up to MAX_LISTED unprepared transactions. Those with the most bytes are chosen,
-        and fewer if their rows would exceed MAX_ACTIVE_BYTES.
+        active: whether to yield also up to MAX_LISTED unprepared transactions. The unprepared transactions with the
+        most bytes are chosen. Fewer than MAX_LISTED are chosen if their rows would exceed MAX_ACTIVE_BYTES.
         """
         self._check_served()
         chosen, left = list(self._open.prepared()), MAX_ACTIVE_BYTES

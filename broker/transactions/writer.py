@@ -285,7 +285,7 @@ class RedoWriter:
     @property
     def is_waited_for(self) -> bool:
         """Whether a callback of `when_written` has not been called yet, because its records are still being written
-        here or on the other nodes, or because its turn has not come.
+        here or on the other nodes, or because earlier callbacks have not been called yet.
         """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
@@ -424,7 +424,9 @@ class RedoWriter:
             self._tell(self._uncopied.popleft().waiters, None)
 
     def _tell(self, waiters: Iterable[OnWritten], why: str | None) -> None:
-        """Call the callbacks in slices, because thousands of callbacks may wait for one sync. why: their argument."""
+        """Call these callbacks, and serve other requests in between, because thousands of callbacks may wait for one
+        sync. why: the argument of the callbacks.
+        """
         self._to_tell.extend([(done, why) for done in waiters])
         if not self._telling:
             self._telling.add(self._tell_all())

@@ -1,5 +1,5 @@
-"""Keep in memory the newest rows of writes with sequence numbers. A row describes one write; the rows are in the
-store's internal logs, which this module reads further as they grow.
+"""Keep in memory the newest rows of writes with sequence numbers. A row describes one write. The rows are in the
+store's internal logs; this module reads the rows that are added to these logs.
 
 A follower reads the logs once a second. So a newly elected leader has to read only the rows of one second, and not a
 log of many megabytes. This matters because nobody can send while the leader reads.
@@ -20,8 +20,8 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""Number of bytes of a log that are read at once while nobody waits for the result. They contain 24,000 rows of
-producers that wait for each send; reading them takes some 25 ms.
+"""Number of bytes of a log that are read at once while nobody waits for the result. If each producer waits for each of
+its sends, this number of bytes contains 24,000 rows; reading these rows takes some 25 ms.
 """
 
 _RowKey = tuple[int, str, int]
@@ -32,13 +32,13 @@ class LastRows(LogReader):
     """The last two rows of each producer and partition in one log. Two rows are kept because the very last row may
     belong to a write that was not stored.
 
-    forgotten_ms: producers that last sent up to this time were forgotten for lack of room, Unix milliseconds; 0 if none
-    was forgotten.
+    forgotten_ms: a time in Unix milliseconds. Producers whose last write was at this time or earlier may have been
+    forgotten for lack of room. 0 if none was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
-        """most: maximum number of pairs of producer and partition. When there are more than twice as many pairs, pairs
-        that are no longer in the log are dropped. If there are still as many, the older half is dropped.
+        """most: maximum number of pairs of producer and partition. When there are more than 2 × `most` pairs, pairs
+        that are no longer in the log are dropped. If more than 2 × `most` pairs remain, the older half is dropped.
         """
         super().__init__(log)
         self.forgotten_ms = 0
@@ -52,8 +52,8 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log must be read again. This is also the case if most of the known rows may have been
-        removed from the log.
+        """Whether the whole log must be read again. It must also be read again if too many pairs are in memory and the
+        log's oldest rows have been removed since the log was last read from its beginning.
         """
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 
@@ -70,8 +70,8 @@ class LastRows(LogReader):
             self._read_to = table.end
 
     def _forget_oldest(self) -> None:
-        """Drop the older half of the rows from memory. Reading the whole log again would not help, because the log
-        contains as many rows.
+        """Drop the older half of the rows from memory. Reading the whole log again would not reduce their number,
+        because the log still contains all of these rows.
         """
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)
@@ -94,13 +94,14 @@ class LastRows(LogReader):
                 found[key] = (former, row) if former.records else (row,)
 
     def items(self) -> Iterator[tuple[_RowKey, Sequence[SequenceRow]]]:
-        """Yield the rows by key, in the order in which they were written."""
+        """Yield each key together with its last one or two rows; the older row comes first."""
         return iter(self._found.items())
 
 
 def _last_two(table: RowTable) -> list[tuple[int | None, int]]:
-    """Return the numbers of the last two rows of each producer, topic and partition, sorted by the last row. The first
-    number is None if the table has only one such row.
+    """Return a pair of row numbers for each combination of producer, topic and partition in the table: the numbers of
+    its last two rows. The first number is None if the table has only one such row. The pairs are sorted by the second
+    number.
     """
     if not table.rows.size:
         return []

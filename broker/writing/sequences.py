@@ -102,7 +102,7 @@ _new_tuple = tuple.__new__
 
 
 _Numbered = tuple[Write, Number, PartitionLog]
-"""A write, its number and its `target`."""
+"""A write, its sequence number, and the log of the partition for which it is meant (`Write.target`)."""
 
 
 class Sequences(Memory[LastRows]):
@@ -151,10 +151,10 @@ class Sequences(Memory[LastRows]):
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
         """Check writes with sequence numbers before they are appended, and return the byte offset for each. The caller
         must append the writes next, in this order. asked: each write, and its size in bytes. sender: the connection;
-        None if unknown. The rows that describe the writes must be appended before the writes. So they are appended here
-        to the internal logs, in one record for each mode of flushing. The returned offset is None if the write has an
-        `error`, or if it is stored already. In the latter case the write gets the place where it is stored and is added
-        to `repeated`.
+        None if unknown. The rows that describe the writes must be appended before the writes. So this method appends
+        the rows to the internal logs, in one record for each mode of flushing. The returned offset is None if the write
+        has an `error`, or if it is stored already. In the latter case the write gets the place where it is stored and
+        is added to `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -386,7 +386,7 @@ class Sequences(Memory[LastRows]):
 
     def _place(self, records: int, partition: PartitionLog) -> PartitionLog:
         """Return the log that contains the messages of a row: the partition's log, or the internal log of delayed
-        messages. records: the value in the row.
+        messages. records: the value of the row's field `records`.
         """
         return self._pending_log(records) if records & DELAYED_ROW else partition
 

@@ -697,8 +697,8 @@ class TakenParts:
         self._writing.refused(self._topics[number], error, self._counts[number])
 
     def count(self, spans: _Spans, seconds: Callable[[], float]) -> Generator[None, None, None]:
-        """Count the records in the metrics as requested puts. This is done in slices, because the topic of each part
-        must be looked up.
+        """Count the records in the metrics as requested puts. A frame may name many topics, and each topic is counted
+        separately. So the generator yields after every SEND_SLICE_SECONDS, so that other requests are served.
         """
         asked, count_put = self._asked, self._writing.metrics.put
         totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
@@ -739,7 +739,9 @@ class TakenParts:
     def append(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
-        """Append all parts, with one append per part. This is done in slices, which share one sync."""
+        """Append all parts, with one append per part. The generator yields between groups of parts, so that other
+        requests are served. All groups share one sync.
+        """
         self._first_ids = stamped.units["id"][spans.starts].tolist()
         if stamped.flags & ASKS or not stamped.intact.all():
             yield from self._judge(stamped, spans, seconds)
@@ -775,7 +777,8 @@ class TakenParts:
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
         """Return a write for each part of a chunk, whose data is not set yet; None for a part that is refused or
-        repeated. sizes: the number of bytes of each part's records; this method sets it for parts with delayed records.
+        repeated. sizes: the number of bytes of each part's records; for a part with delayed records, this method
+        replaces the number by the size of the data for the internal log.
         """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []

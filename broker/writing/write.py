@@ -66,12 +66,12 @@ class Write(Append):
 
     @property
     def answered_id(self) -> int:
-        """The message id of the first record for the answer."""
+        """The message id of the first record, as the answer to the request states it."""
         return self.first_id if self.delayed is None else self.delayed.pending_id or self.first_id
 
     @property
     def answered_offset(self) -> int:
-        """The byte offset of the first record for the answer; -1 for delayed messages."""
+        """The byte offset of the first record, as the answer to the request states it; -1 for delayed messages."""
         return self.base if self.delayed is None else -1
 
     @property

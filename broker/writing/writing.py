@@ -210,8 +210,8 @@ class Writing:
         self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
-        """Return the result of `encode` when these writes are safe. The Deferred fails with the exception that `encode`
-        raises.
+        """Call `encode` when these writes are safe, and return its result. If `waiting` is not empty, return a Deferred
+        of the result; it fails with the exception that `encode` raises.
         """
         if not waiting:
             return encode()

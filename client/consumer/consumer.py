@@ -265,10 +265,10 @@ class Consumer(Poller):
 
         retry: a Retry. If the handler raises an exception, the message goes back to the broker. After a pause it is
         delivered to any member of the group that also uses a Retry; after the last attempt it goes to the group's dead
-        letters. It counts as consumed when the broker has stored it there; until then its partition waits. Later
-        messages of the partition may be handled before the failed message is tried again, unless the Retry has
-        ordered=True. A consumer that has used a Retry cannot poll() any more. A Retry needs brokers that keep delayed
-        messages, and cannot be used with broadcast=True.
+        letters. The failed message counts as consumed when the broker has stored it for its next attempt or as a dead
+        letter; until then its partition waits. Later messages of the partition may be handled before the failed message
+        is tried again, unless the Retry has ordered=True. A consumer that has used a Retry cannot poll() any more. A
+        Retry needs brokers that keep delayed messages, and cannot be used with broadcast=True.
 
         If retry is None, or if max_retries or on_reject is given, a failed message is tried again in its place after a
         growing pause (retry_step_seconds, retry_max_seconds), while other partitions continue. max_retries: number of

@@ -188,7 +188,7 @@ class Listener:
             self._begin(self._works.arrived(work))
 
     def _begin(self, works: Sequence[Work]) -> None:
-        """Hand these works to the worker threads. The caller must hold the lock."""
+        """Hand these Work objects to the worker threads. The caller must hold the lock."""
         for each in works:
             self._jobs.put(partial(self._work_on, each))
 
@@ -335,8 +335,8 @@ class Listener:
         return 0.0
 
     def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """Handle a failure of the handler; return the seconds for which the work must pause. first: the first message
-        of the unit that the handler got.
+        """Handle a failure of the handler; return the seconds for which the work must pause. unit: the messages on
+        which the handler has failed, and perhaps expired messages. first: the first message that the handler got.
         """
         if self._choose is not None:
             return self._works.failed_too_early(first, error)

@@ -80,9 +80,9 @@ class OffsetCommitter:
 
     Writes are fenced: each write is sent on the ZooKeeper session that holds the partition's owner node, or not at all.
     A partition counts as committed only after its write has succeeded, so a failed write is repeated by the next
-    commit. The first commit on a new connection reads the stored offsets before it overwrites them. It counts those
-    that are lower than the offsets that this member has committed, because they may be the only sign that ZooKeeper was
-    set back to an older state (`restore`).
+    commit. The first commit on a new connection reads the stored offsets before it overwrites them. This commit counts
+    the stored offsets that are lower than the offsets that this member has committed. Lower stored offsets may be the
+    only sign that ZooKeeper was set back to an older state (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
@@ -171,9 +171,9 @@ class OffsetCommitter:
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
         """Commit the offset of each of these RECORD requests, which is the offset where the group begins in a
-        partition. Return the requests whose offsets were written. A partition is left out if its position was moved or
-        it was lost meanwhile, or will be handed over. Raises the same errors as commit, and exceptions of a user's
-        store.
+        partition. Return the requests whose offsets were written. A request is left out if its partition was lost or
+        its position was moved meanwhile, or if the partition will be handed over. Raises the same errors as commit, and
+        exceptions of a user's store.
         """
         with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]

@@ -43,7 +43,7 @@ consumed when the function returns. If the function raises an exception, the mes
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
     """Open the default store for the rejected messages of a group, and return it. Raises ConfigError, LocalStoreError;
-    the texts of both name the options with which no store is needed.
+    the texts of both errors name the options with which no store is needed.
     """
     try:
         store = _unopened(connect, root)
@@ -125,8 +125,8 @@ class LocalRecoverStore:
         self._place = place
 
     def take_over(self, group: str) -> bool:
-        """Open the store only to deliver messages that other processes have left for `group`. It keeps no new messages,
-        so it creates no file. Call this instead of `open`.
+        """Open the store only to deliver messages that other processes have left for `group`. The store then keeps no
+        new messages, so it creates no file. Call this instead of `open`.
 
         Return whether the group has files of other processes; if not, the store stays closed. Raises ConfigError.
         """

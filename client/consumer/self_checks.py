@@ -45,7 +45,9 @@ class SessionWatch:
         self._waits = False
 
     def prove(self) -> None:
-        """Ask ZooKeeper for a proof that the session is alive, now and then at regular intervals."""
+        """Ask ZooKeeper at once for a proof that the session is alive, and repeat this question at regular
+        intervals.
+        """
         self._proof.renew()
         self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
@@ -87,8 +89,8 @@ class PollWatch:
     def __init__(
         self, group: str, consumer_id: str, limit: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """limit: number of seconds without a poll after which the member leaves its group for the time being; None: it
-        never does.
+        """limit: number of seconds without a poll after which the member leaves its group for the time being. None: the
+        member never leaves its group because nobody polls.
         """
         self._group = group
         self._consumer_id = consumer_id

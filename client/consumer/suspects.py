@@ -6,7 +6,8 @@ the last owner died, or lost its session. It does not know which message after t
 So before each of the first SUSPECT_MESSAGES messages, the new owner commits its offset and records in the mark which
 message is next. After these messages it commits at intervals that double each time. If the new owner dies too, the next
 owner begins closer to the cause. If the first message after the commit is the cause, the mark names this message. If a
-process died while it handled only this message, its death counts as a failed attempt.
+process dies while it handles only the message that the mark names, the death counts as a failed attempt of this
+message.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class Care:
 
 
 class Suspects:
-    """Reads and writes the marks of one consumer. Any thread may call the methods. After the careful phase nothing is
-    written for single messages. If several partitions were claimed, their marks are read and written in one step.
+    """Reads and writes the marks of one consumer: one mark in ZooKeeper for each partition that it owns. Any thread may
+    call the methods. After the careful phase nothing is written for single messages. If several partitions were
+    claimed, their marks are read and written in one step.
     """
 
     def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
@@ -126,8 +128,8 @@ class Suspects:
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
         """Remove the marks of partitions that this member has given up after their offsets were committed. Raises the
-        same errors as BegunMarks. If it fails, the next owner handles messages with special care although this is not
-        necessary.
+        same errors as BegunMarks. If a mark cannot be removed, the next owner handles messages with special care
+        although this is not necessary.
         """
         with self._lock:
             given = [each for each in cursors if each in self._known]

@@ -129,8 +129,9 @@ class Work:
 
 
 class Works:
-    """All works (one for each partition) of one call of run(). The methods must be called with the driver's lock held.
-    Only `done` and the methods for a failure may be called without the lock, by the worker thread that has the work.
+    """All Work objects (one for each partition) of one call of run(). The methods must be called with the driver's lock
+    held. Only `done` and the methods for a failure may be called without the lock, by the worker thread that has the
+    work.
 
     alone: the only work that may call the handler now; None: all works may. If a method returns works, the driver must
     give them to workers, in their order.
@@ -159,18 +160,22 @@ class Works:
         return work
 
     def arrived(self, work: Work) -> list[Work]:
-        """Queue a work, because messages of its partition have arrived. Return the works to begin."""
+        """Queue a Work object, because messages of its partition have arrived. Return the Work objects that the driver
+        must give to worker threads now.
+        """
         work.more = True
         return self._queue(work)
 
     def resumed(self, work: Work) -> list[Work]:
-        """Queue a work again, because its pause is over. Return the works to begin."""
+        """Queue a Work object again, because its pause is over. Return the Work objects that the driver must give to
+        worker threads now.
+        """
         work.paused = False
         return self._queue(work)
 
     def _queue(self, work: Work) -> list[Work]:
         """Queue a work, unless it is queued or paused, or a handler still works on the partition from an earlier claim.
-        Return the works to begin.
+        Return the Work objects that the driver must give to worker threads now.
         """
         if work.queued or work.paused:
             return []
@@ -237,9 +242,10 @@ class Works:
     # --- what follows a failure: the seconds to pause; None says what the driver does --------------------------------
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Handle damaged messages: they are fetched and checked again. A known damaged range is skipped if the
-        configuration says so. Otherwise the work tries again without end, because another broker, or a repaired file,
-        may have the messages intact. Other partitions continue. Return the seconds to pause.
+        """Handle damaged messages: they are fetched and checked again. If the broker has confirmed the damage, and the
+        configuration says so, the damaged range is skipped. Otherwise the consumer fetches the messages again without
+        end, because another broker, or a repaired file, may have the messages intact. Other partitions continue. Return
+        the seconds to pause.
         """
         cursor = work.cursor
         if chunk.damage is None:
@@ -280,8 +286,8 @@ class Works:
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
         """Handle a failure without a Retry: the partition waits, and the message is tried again in its place. Return
-        the seconds to pause; None: no try is left, so the caller must reject the message. first: the first message of
-        the unit that the handler got.
+        the seconds to pause; None: no try is left, so the caller must reject the message. unit: the messages on which
+        the handler has failed, and perhaps expired messages. first: the first message that the handler got.
         """
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)

@@ -39,7 +39,8 @@ class ByZone:
 
         If the group has no zone for a broker yet, the broker's zone is included at once. If a broker has moved to
         another zone, its new zone is included only after `settle_seconds`. The first member of the group writes the
-        change to the znode. If the first member does not do so, the other members write it after twice the time.
+        change to the znode. If the first member does not do so, the other members write the change after 2 ×
+        `settle_seconds`.
         """
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
         moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}
@@ -61,9 +62,9 @@ class ByZone:
     def share(
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
-        """Return the partitions of `topic` that the member `me` should own. They are assigned by zones. While any
-        member has another strategy than "zone", they are assigned by the strategy "range", because the plans of all
-        members must fit together.
+        """Return the partitions of `topic` that the member `me` should own. The partitions are assigned by zones. But
+        while any member has another strategy than "zone", the partitions are assigned by the strategy "range", because
+        the plans of all members must fit together.
         """
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)

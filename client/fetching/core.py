@@ -367,8 +367,8 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether messages that were read before are lost at the broker. This is called if the broker has another
-        message before the position `doubt` than the message that was read there.
+        """Log whether messages that were read before are lost at the broker. This is called if, directly before the
+        position `doubt`, the broker now has a different message from the one that this consumer read there.
 
         If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Without this log
         line nobody would notice. found: the first offset of these new messages; None if nothing is lost; an error if
@@ -485,8 +485,8 @@ class ConsumerCore:
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
         """Take messages as `take` does, but return them as one record batch (arrow.SCHEMA), which may be empty.
 
-        An answer that contains a table of record sizes becomes one batch. The messages of smaller answers, and messages
-        to which a filter must be applied here, are collected one by one.
+        An answer that contains a table of record sizes becomes one batch. The messages of answers without such a table,
+        and messages to which the consumer must apply a filter, are collected one by one.
         """
         from ..records.arrow import EMPTY, record_batch  # pyarrow is an extra
 
@@ -535,8 +535,8 @@ class ConsumerCore:
             self._pass_over(cursor)
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
-        """Handle damaged data: fetch them again, to check them again. If the damaged range is already known, skip it,
-        or raise the error at each poll until the user seeks.
+        """Handle damaged data: fetch them again, to check them again. If the end of the damage is already known, skip
+        the damaged range, or raise the error at each poll until the user seeks.
 
         report: whether the poll has no other messages to return, so that the error may be raised.
         """
@@ -562,7 +562,9 @@ class ConsumerCore:
         return [message for message in messages if not message.has_expired(now)]
 
     def next_messages(self, cursor: PartitionCursor, chunk: Chunk, limit: int) -> list[Message]:
-        """Take at most `limit` messages of the cursor's oldest chunk. Raises CorruptRecord."""
+        """Return at most `limit` messages of `chunk`, the cursor's oldest chunk, and remove them from it. Raises
+        CorruptRecord.
+        """
         tags, where = self._tags, self._where
         if (tags or where) and cursor.partition.topic == self._retry_topic:
             tags = where = None  # messages that wait for another attempt have passed them already

@@ -166,7 +166,7 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """Return the kind of the next request, when the position is known."""
+        """Return the kind of the next request of a cursor whose position is known."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- position ---------------------------------------------------------------------------------------------------
@@ -383,8 +383,8 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """Remember that the broker has another message before the request's offset than the message that was read
-        there.
+        """Record that, directly before the request's offset, the broker now has a different message from the one that
+        this consumer read there.
         """
         self._doubt = request.offset, request.last_id
 
@@ -396,9 +396,9 @@ class PartitionCursor:
         return doubt
 
     def was_led_back(self) -> bool:
-        """Record that the broker's answer moves the position back to the start of the record that contains it. Return
-        whether the broker has done this at the same position before. Then the caller must not follow it, because the
-        same messages would be delivered endlessly.
+        """Record that the broker's answer moves the position back, because the position is inside a record, to the
+        start of this record. Return whether the broker has done this at the same position before. Then the caller must
+        not follow it, because the same messages would be delivered endlessly.
         """
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset

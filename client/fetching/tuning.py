@@ -31,7 +31,8 @@ __all__ = [
 
 BEGINNINGS_GATHER_SECONDS = 0.01
 """Seconds that a partition without a committed offset waits for other such partitions, so that their first offsets are
-committed together. They do not come together, because brokers report the ends of partitions one by one.
+committed together. Such partitions do not become ready at the same moment, because brokers report the ends of
+partitions one by one.
 """
 ALONE_LOOK_SECONDS = 0.05
 """Seconds between two checks of a worker whether other messages are still being handled. The worker waits for their end
@@ -74,7 +75,8 @@ This is longer than a restart of the preferred leader, which leads again 60 s af
 """
 SENDING_LOOK_SECONDS = 0.25
 """Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions; after
-that, the seconds between two checks. Storing takes milliseconds while the broker is reachable.
+that, the seconds between two checks whether the message is stored. Storing takes milliseconds while the broker is
+reachable.
 """
 RECOVERED_PAGE = 100
 """Number of messages that a LocalRecoverStore reads at once."""

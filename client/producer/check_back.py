@@ -2,9 +2,9 @@
 broker. If the outcome does not come, the broker asks for it.
 
 If the caller waits for the transaction, its thread sends the half message, does the work and sends the outcome itself.
-Otherwise the half message is sent like every asynchronous message. The thread that reads the broker's answer to it
-hands the transaction to the threads of LocalWork. These do the work and send the outcome (ending_halves.py). The thread
-that reads the broker's answer to the outcome ends the future.
+Otherwise the half message is sent like every asynchronous message. The thread that reads the broker's answer to the
+half message hands the transaction to the threads of LocalWork. These threads do the work and send the outcome
+(ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
 
 The local work is not begun if the broker may already have asked another producer of the group (`check_age`). That
 producer would have answered that nothing is committed.
@@ -288,7 +288,9 @@ class _Asynchronous:
         self._sends.let_go(1, transaction.kept_bytes)
 
     def _drop(self, transaction: _Transaction) -> None:
-        """End a transaction whose local work was not begun with ClientError, because the producer was closed."""
+        """End the future of a transaction with ClientError, because the producer was closed before the local work
+        began.
+        """
         closed = ClientError("the producer was closed before the local work of this transaction was begun")
         self._end(transaction, closed, None)
 

@@ -223,8 +223,8 @@ class _Asker:
         self._pace = CheckPace()
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
-        """The topics that the request now waiting at the broker names; without such a request, the topics of the last
-        one.
+        """The topics that the request now waiting at the broker names; if no request waits there now, the topics of the
+        last request.
         """
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")

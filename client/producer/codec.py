@@ -1,9 +1,9 @@
 """Encode a flight's requests, and decode the answers about its messages, in both protocols. No I/O.
 
 A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
-requests of a flight, sends each under as many opaques as it has `answers`, and passes every answer to `read`. When the
-outcome of the request's turns is known, `read` returns a Landing. The driver reports it to the core first; then the
-Landing's `give` gives the messages their results.
+requests of a flight, sends each request with one opaque for each answer that the broker will send to it (`answers`),
+and passes every answer to `read`. When the outcome of the request's turns is known, `read` returns a Landing. The
+driver reports it to the core first; then the Landing's `give` gives the messages their results.
 """
 
 from __future__ import annotations
@@ -145,8 +145,9 @@ class FlightCodec:
         return refused
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
-        """Return the requests for these turns. There are several requests if the broker is older than assumed, or if
-        only some turns can have sequence numbers. A turn can have a sequence number only if its partition is known.
+        """Return the requests for these turns. There are several requests if the broker cannot take several turns in
+        one frame, or if only some turns can have sequence numbers. A turn can have a sequence number only if its
+        partition is known.
         now: the present time in monotonic seconds.
         """
         if len(turns) > 1 and not broker.takes_many:

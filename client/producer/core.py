@@ -15,8 +15,8 @@ stored may be sent to another partition or in another batch.
 
 1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends the flights that it gets, each to the broker of its partitions (codec.py makes the bytes), and ends the
-   reported messages; it confirms the `ended` ones with `forget`.
+3. it sends each flight (messages that go to one broker together) to its broker (codec.py makes the bytes), and ends the
+   reported messages; it confirms the messages in `ended` with `forget`.
 
 The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too: it keeps a clock, checks
 `wake_at` and `expire_at` after each event, and makes all calls in one thread. If the buffer has no room, `add` returns
@@ -175,8 +175,8 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """Return the partition that the next message of `where` without a key shall use, because the last one used it.
-        Return None if a partition must be chosen.
+        """Return the partition that the next message of `where` without a key shall use, because the previous message
+        used it. Return None if a partition must be chosen.
         """
         with self._lock:
             queue = self._gathering.get(where)
@@ -262,8 +262,8 @@ class ProducerCore:
         or some partition is avoided, do nothing and return None; then call `landed`.
 
         If a thread waits for the message, this does the work of `release` as well, because nobody else waits for the
-        result. An interrupt finds all of these changes made or none. On a thread that can be interrupted, it also
-        returns None if other messages were gathered.
+        result. An interrupt finds all of these changes made or none. On a thread that can be interrupted, this method
+        also returns None if other messages were gathered.
         """
         if self._places.avoids_any:
             return None
@@ -305,8 +305,8 @@ class ProducerCore:
 
         answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
         whether its messages are stored. Acknowledged messages count as buffered until `release`. Do not call this on a
-        thread that can be interrupted. The same flight may be reported twice, because an interrupt may already have
-        ended it in another way.
+        thread that can be interrupted. The same flight may be reported twice, because after an interrupt the flight may
+        already have been ended in another way.
         """
         broker = flight.broker
         if self._places.avoids_any:

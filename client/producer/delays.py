@@ -63,7 +63,9 @@ NOW = Timing.NOW
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
-"""By first bytes of a record's property list: the timing that a list with these bytes states."""
+"""Pairs: the first bytes of a record's property list, and the timing of a record whose property list begins with these
+bytes.
+"""
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:

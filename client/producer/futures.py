@@ -4,9 +4,9 @@ A plain Future creates a Condition and an RLock for every message, and each futu
 is only an index into an Outcome. An Outcome is set once for all messages of a batch, and only futures with a waiting
 thread or callbacks are notified. Results are created when they are accessed.
 
-It relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`, `_done_callbacks` and
-`_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run the standard library's
-wait, as_completed and asyncio.wrap_future against it.
+This module relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`,
+`_done_callbacks` and `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run
+the standard library's wait, as_completed and asyncio.wrap_future against it.
 
 The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
 `result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the lock of a condition, or a

@@ -48,10 +48,10 @@ class OrderedProducer(Closing):
 
     The choice of a partition never depends on which brokers are registered, so a key always keeps its partition. A
     message is saved if its partition is not registered now, is closed, or still has messages in the store. For each
-    partition a thread sends the saved messages in their order. It starts when a message is sent to the partition, when
-    brokers come or go, and every recover_interval_seconds. Messages that an earlier process has saved are sent first.
-    So if one `send` to a partition returned before another `send` was called, the message of the first one is stored
-    first. Any thread may call the methods.
+    partition a thread sends the saved messages in their order. The thread starts when a message is sent to the
+    partition, when brokers come or go, and every recover_interval_seconds. Messages that an earlier process has saved
+    are sent first. So if one `send` to a partition returned before another `send` was called, the message of the first
+    one is stored first. Any thread may call the methods.
     """
 
     def __init__(

@@ -275,8 +275,8 @@ class OutgoingBatch(Outgoing):
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Build the bytes that `encoded` will return. Doing this on the caller's thread has the bytes ready when the
-        partition can send its next request.
+        """Build the bytes that `encoded` will return. The caller's thread calls this method, so that the bytes are
+        ready when the partition can send its next request.
         """
         self._encoded = self.encoded()
 

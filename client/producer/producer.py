@@ -198,9 +198,9 @@ class Producer(Closing):
         partition to which the message goes. `deliver_at` (a datetime with a time zone) or `delay` (seconds after the
         broker accepts the message): the message is not delivered before that time, which is at most 366 days ahead. The
         result is then `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock, after
-        which no consumer gets the message; it must be longer than a delay. `content_type`: the type of the payload, for
-        readers; `typed` sets it. timeout: seconds for all steps, including tries on other brokers (default
-        delivery_timeout_seconds).
+        which no consumer gets the message; it must be longer than a delay. `content_type`: the type of the payload, by
+        which consumers can choose a deserializer; the view that Producer.typed returns sets this option itself.
+        timeout: seconds for all steps, including tries on other brokers (default delivery_timeout_seconds).
 
         Raises NoPartition (no broker publishes the topic; if messages were sent to it before, the send waits for it),
         RequestTimedOut (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it),
@@ -224,12 +224,13 @@ class Producer(Closing):
         """Send as `send` does, but return a future at once. It ends with the result or error of `send`, at most 0.25 s
         after the deadline.
 
-        Blocks only for the first connection to a broker, for the first look at a topic in ZooKeeper, and while
-        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, ZooKeeper is
-        asked further questions for the text of the error. While a broker set has no leader, the first look at the topic
-        takes up to 3 s. The call does not block for a topic that no broker publishes now if this producer has sent
-        messages to it before; such messages are queued. Callbacks of the future run on the thread that reads the
-        answer: keep them short. Calls that wait for an answer (`send`, `flush`, a transaction) raise ClientError there.
+        The call blocks only for the first connection to a broker, for the first look at a topic in ZooKeeper, and while
+        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, the call also
+        asks ZooKeeper for data that explain this in the text of the error. While a broker set has no leader, the first
+        look at the topic takes up to 3 s. The call does not block for a topic that no broker publishes now if this
+        producer has sent messages to it before; such messages are queued. Callbacks of the future run on the thread
+        that reads the answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a
+        transaction) raise ClientError.
 
         If the producer has a store for `undelivered` messages, a temporary error is not raised and does not end the
         future with an error. Instead the message is saved and the future's result is `pending`, without an id. The
@@ -252,7 +253,7 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send as `send_async` does, for loops of single sends: it creates no future, and is the cheapest way to send.
+        """Send as `send_async` does, but create no future. This is the cheapest way to send single messages in a loop.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
         `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the same thread as the
@@ -297,8 +298,9 @@ class Producer(Closing):
     ) -> Future[Sequence[SendResult]]:
         """Send as `send_batch` does, but return a future at once; it ends with the result or error of `send_batch`.
 
-        For large amounts: the next batch is built while the broker stores the previous one. Batches of one thread to
-        one partition keep their order. Blocks as `send_async` does; does not use a store for `undelivered` messages.
+        Use this method for large amounts of messages, because the next batch can be built while the broker stores the
+        previous one. Batches of one thread to one partition keep their order. Blocks as `send_async` does; does not use
+        a store for `undelivered` messages.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -328,7 +330,7 @@ class Producer(Closing):
         no reply has come by then, the future ends with RequestTimedOut, at most 0.25 s later. A reply that comes even
         later is dropped and counted (`late_replies`). If the request cannot be stored, the future ends with the error
         of `send`; when the producer is closed, with ClientError.
-        deserializer: decodes the reply's `value`, like a Consumer's.
+        deserializer: decodes the reply's `value`, as the deserializer of a Consumer does.
 
         The replies are stored in one partition of ProducerConfig.reply_topic. The first call of `request` starts a
         thread that reads this partition, and blocks until the partition's end is known. Callbacks of the futures run on
@@ -429,13 +431,14 @@ class Producer(Closing):
         `execute` also leaves the message open, because an exception does not tell whether the work was committed; the
         caller gets the exception. While the outcome is open (also because this process has ended), the broker asks
         producers of the same group for it. It asks for the first time `check_after` seconds from now (by default the
-        broker's value, 6), and 15 times in all, after growing pauses. Then an operator must commit or roll back the
-        message (`metaq halves`). So `execute` must store the outcome together with the work, so that `check` can find
-        it.
+        broker's value, 6), and 15 times in all, after growing pauses. After the last question without an outcome, an
+        operator must commit or roll back the message (`metaq halves`). So `execute` must store the outcome together
+        with the work, so that `check` can find it.
 
         check: a function that answers the broker's questions from now on, as with `check_transactions`; None: keep the
         function of an earlier call. `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet,
-        because another process may still work. group: the producer group, by default ProducerConfig.producer_group.
+        because another process may still be doing the local work. group: the producer group, by default
+        ProducerConfig.producer_group.
         timeout: seconds for sending the half message, and the same time again for sending its outcome. The options are
         those of `send`, except deliver_at and delay.
 
@@ -466,9 +469,9 @@ class Producer(Closing):
         """Send as `send_in_transaction` does, but return a future at once; it ends with the same result or error.
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
-        this producer (4). So several calls run at the same time, in any order, and may block. If `execute` raises an
-        exception, the future ends with it. If `execute` waits for the future of another transaction, it occupies a
-        thread that other transactions need.
+        this producer (by default 4). So several calls run at the same time, in any order, and may block. If `execute`
+        raises an exception, the future ends with it. If `execute` waits for the future of another transaction, it
+        occupies a thread that other transactions need.
 
         Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
         timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet, the future
@@ -663,7 +666,7 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """Return None always. It has the result of ProducerCore.join for the case that there is no batch to join."""
+    """Return None always, as ProducerCore.join does if there is no batch to join."""
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:

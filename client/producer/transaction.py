@@ -109,8 +109,8 @@ class Transactional:
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Return whether messages were sent to the topic before. If they were, a broker of the topic that is missing
-        now may only be restarting.
+        """Return whether messages were sent to the topic before. In this case, if a broker of the topic is missing now,
+        this broker may only be restarting.
         """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
@@ -364,14 +364,14 @@ class Transaction(TransactionSends):
         """Commit the transaction, which makes its messages visible to consumers. A transaction without a message needs
         no request.
 
-        While the leader of a broker set hands over to another node, it refuses the commit, and the refusal has no
-        effect. If this node continues to lead, the commit is sent to it again, for at most 10 s.
+        While the leader of a broker set hands over to another node, the leader refuses the commit, and the transaction
+        stays open. If this leader continues to lead after all, the commit is sent to it again, for at most 10 s.
 
-        Raises TransactionLost if the connection ended before, a send had failed, or another node leads the broker set
-        now; then no message becomes visible. Raises TransactionRefused if the broker has rolled the transaction back,
-        for example after its timeout. Raises CommitUnknown if the answer was lost, or the broker does not know the
-        outcome. Raises CommitIncomplete if the transaction is committed, but not all messages are visible yet. Raises
-        ClientError if the transaction is already over.
+        Raises TransactionLost if the connection ended before the commit, if a send had failed, or if another node leads
+        the broker set now; then no message becomes visible. Raises TransactionRefused if the broker has rolled the
+        transaction back, for example after its timeout. Raises CommitUnknown if the answer was lost, or the broker does
+        not know the outcome. Raises CommitIncomplete if the transaction is committed, but not all messages are visible
+        yet. Raises ClientError if the transaction is already over.
 
         If the answer of a broker set's leader is lost, this method asks the set for the outcome of the transaction, for
         at most 10 s. The set knows the outcome, unless so many transactions were committed afterwards that the outcome

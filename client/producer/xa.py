@@ -118,7 +118,8 @@ class XaResource:
     `topics`, and remembers it. After a restart of the program, `recover` finds the broker again. Every verb raises
     XaError, with the broker's XaCode as `code` if the broker sent one. `code` is XAER_RMFAIL if the broker cannot be
     reached, or does not answer a verb that decides the transaction; then call `recover` to find out the outcome. `code`
-    is XA_RBTIMEOUT if the broker does not answer another verb; then roll back. `code` is XAER_RMERR for other refusals.
+    is XA_RBTIMEOUT if the broker does not answer a verb that does not decide the transaction; then roll back. `code` is
+    XAER_RMERR for other refusals.
 
     If the broker is a broker set, a verb is repeated at the next leader for at most 10 s, even after a lost answer. The
     new leader has the transaction log, so it knows the outcome of a prepared transaction. The code XA_RBROLLBACK means
@@ -238,8 +239,8 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set. If it is, a transaction that was lost with one node can begin
-        again at the next leader.
+        """Return whether the broker is a broker set. If a node of a broker set is lost together with a transaction, the
+        transaction can begin again at the next leader.
         """
         return self._calls.is_set(broker)
 

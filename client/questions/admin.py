@@ -68,8 +68,9 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
 def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the XA transactions that are prepared and wait for their coordinator, the oldest first. active: whether to
-    return also those open transactions that are not prepared and have the most bytes; older brokers omit these.
+    """Return the XA transactions that are prepared and wait for their coordinator, the oldest first. active: if true,
+    the result also contains open transactions that are not prepared; if there are many, only those with the most bytes.
+    Older brokers omit the unprepared transactions.
     """
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
@@ -92,7 +93,7 @@ def replication_status(connection: Asked, timeout: float | None = None) -> dict[
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
     """Make the broker connect again for replication and check all replicated data again. Return the broker's
-    replication status at that moment.
+    replication status, which is part of the answer to this request.
 
     Raises RequestRefused if the broker takes no part in replication.
     """
@@ -112,7 +113,7 @@ def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any
 
 def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECONDS) -> dict[str, Any]:
     """Make the leader of a broker set hand over the leadership to `node`, or to any in-sync node if `node` is "".
-    Return the name of the new leader as `leader`, and the duration as `seconds`.
+    Return a dict with the name of the new leader (`leader`) and the duration of the hand-over in seconds (`seconds`).
 
     Raises RequestRefused, with the reason, if the leadership was not handed over.
     """

@@ -53,7 +53,7 @@ exists under this name.
 
 
 class Asked(Protocol):
-    """The methods and attributes of a Connection that questions use."""
+    """The methods and attributes of a Connection that the functions of this package use."""
 
     @property
     def endpoint(self) -> Endpoint: ...

@@ -39,9 +39,9 @@ class WaitingMessage(NamedTuple):
 
 class DelayedPage(NamedTuple):
     """One page of the list of delayed messages of a broker. total: number of waiting messages of the topic, or of all
-    topics. topics: number of waiting messages of each topic. late: for each partition that does not take its due
-    messages, given as `<topic>-<partition>`, the number of these messages and the reason. next: the argument `after`
-    for the next page, 0 if this is the last page.
+    topics. topics: number of waiting messages of each topic. late: the partitions that do not take their due messages.
+    The key is `<topic>-<partition>`; the value is the number of these messages and the reason. next: the argument
+    `after` for the next page, 0 if this is the last page.
     """
 
     total: int

@@ -56,8 +56,9 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if the
-    message was stored at this time or earlier, which is so for a message of a Java broker.
+    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if only an
+    upper limit of the time is known, so that the message was stored at this time or earlier. This is the case for a
+    message of a Java broker.
     """
 
     message: Message
@@ -101,7 +102,7 @@ class MessageFinder:
         """Return the message with this id (SendResult.message_id, Message.id). If Java brokers gave several messages
         the same id, return the oldest.
 
-        If a broker does not answer, this is an error only if no other broker has the message. Raises MessageNotFound,
+        A broker that does not answer leads to an error only if no other broker has the message. Raises MessageNotFound,
         SearchIncomplete if the message may be in data that was not searched, CorruptRecord if the message is damaged,
         NoPartition, and RequestRefused if a broker cannot search (a Java broker). Also raises BrokerUnavailable,
         RequestTimedOut, and the errors of refusals.py.
@@ -171,8 +172,8 @@ class MessageFinder:
     def _search_on(
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
-        """Send one search to one broker, and return its answer. The answer to a search by id contains several messages
-        only if Java brokers gave them the same id.
+        """Send one search to one broker, and return the broker's answer. The answer to a search by id contains several
+        messages only if Java brokers gave them the same id.
         """
         from .stored_records import decode_records  # imports NumPy: only commands that decode records need it
 

@@ -46,8 +46,8 @@ def left_out(
     wanted: Callable[[str], bool],
     offered: Collection[TopicPartition],
 ) -> list[LeftOut]:
-    """Return the mentioned partitions of the wanted topics that are not in `offered`, sorted. This function reads the
-    znodes of all groups. wanted: returns whether a topic is wanted.
+    """Return the partitions of the wanted topics that a znode mentions, but that are not in `offered`. The result is
+    sorted. This function reads the znodes of all groups. wanted: returns whether a topic is wanted.
 
     registered: ids of the brokers that were live before `offered` was read. A broker that registers between these two
     reads counts as absent.

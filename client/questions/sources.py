@@ -28,8 +28,8 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return the address of the broker from which a partition is read. This is the partition's master. If there is no
-    master, it is always the same slave; None if there is no slave either.
+    """Return the address of the broker from which a partition is read. The partition is read from its master. If there
+    is no master, it is read from a slave, always from the same one. Return None if there is no slave either.
     """
     nodes = brokers.get(partition.broker)
     if nodes is None:
@@ -78,9 +78,9 @@ class Source(NamedTuple):
 
 
 class Survey:
-    """Asks the brokers of many partitions. For each partition this is its master, or a slave if there is no master. If
-    some brokers do not answer, the answers of the other brokers can still be used, and the survey records which answers
-    are missing. Only one thread may use it.
+    """Asks the brokers of many partitions. For each partition, the survey asks the partition's master, or a slave if
+    there is no master. If some brokers do not answer, the answers of the other brokers can still be used, and the
+    survey records which answers are missing. Only one thread may use it.
 
     A broker that did not answer is not asked again. So if a broker with many partitions hangs, the caller waits for it
     only once.
@@ -143,8 +143,8 @@ class Survey:
         return found
 
     def ask(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
-        """Ask a partition's broker, and return its answer. Return None in place of the errors whose reasons `answer`
-        records in `silent` or `closed`.
+        """Ask a partition's broker, and return its answer. If an error occurs that `answer` records in `silent` or
+        `closed`, return None and do not raise the error.
         """
         try:
             return self.answer(partition, question)
@@ -180,8 +180,8 @@ class Survey:
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:
-        """Forget which brokers did not answer, and from which brokers partitions are read, because brokers may be
-        back.
+        """Forget which brokers did not answer, because they may be back. Also forget the broker that was found for each
+        partition, so that it is looked up again.
         """
         self.silent.clear()
         self._brokers = None

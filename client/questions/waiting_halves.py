@@ -131,8 +131,9 @@ class WaitingHalf(NamedTuple):
 
 class HalvesPage(NamedTuple):
     """One page of the list of half messages of a broker. total: number of all half messages of the broker. states:
-    number of half messages in each state. groups: three numbers for each producer group. `asked` and `parked` count
-    half messages whose first check is due; `askers` is the number of producers that wait for questions of the broker.
+    number of half messages in each state. groups: three numbers for each producer group. `asked` is the number of half
+    messages about which producers are asked. `parked` is the number of half messages about which producers are no
+    longer asked. `askers` is the number of producers that wait for questions of the broker.
     next: the argument `after` for the next page, 0 if this is the last page.
     """
 

@@ -94,8 +94,8 @@ class ZooKeeperMetadata:
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Begin to watch the topic. If this fails, try again later on the event thread; meanwhile the last view of the
-        topic is used. When the watch begins, the topic is read again.
+        """Begin to watch the topic. If the watch cannot be set, try again later on the event thread; meanwhile the last
+        view of the topic is used. When the watch begins, the topic is read again.
         """
         try:
             self._cluster.watch_topic(topic, self._changed)
@@ -134,8 +134,8 @@ class ZooKeeperMetadata:
 
     def _look_at_brokers(self) -> None:
         """Update the broker addresses in the views of all topics after a change of the brokers. The addresses may
-        change before the topics do: for example, a broker set may have a new leader that has not registered its topics
-        yet.
+        change earlier than the topics. For example, a broker set may have a new leader that has not registered its
+        topics yet.
         """
         try:
             endpoints = _endpoints(self._cluster)

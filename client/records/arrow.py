@@ -149,8 +149,8 @@ class DecodedColumns(NamedTuple):
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
         """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
-        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The field `end` of the
-        result stays the same as before: it is the end of all messages of this object.
+        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The result has the same
+        value of `end` as this object: the offset where all messages of this object end.
 
         Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
         message cannot be decompressed, the result ends before it.
@@ -262,7 +262,7 @@ def decode_columns(
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
     """Copy the slices data[start : start + size], which are in ascending order, into a binary column. The bytes are
-    copied once, and no Python object is made per row.
+    copied once, and no Python object is made for each slice.
 
     If all slices have the same size and distance, numpy copies them in one strided copy. Otherwise the function builds
     an array whose elements are alternately a slice and the bytes up to the next slice, and lets Arrow take the elements

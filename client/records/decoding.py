@@ -139,14 +139,16 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Return a buffer's memory address. Only addresses tell the position of a memoryview inside its object."""
+    """Return a buffer's memory address. The address is needed because a memoryview does not tell its position inside
+    the object that it views.
+    """
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
 
 
 class Decoded(NamedTuple):
-    """The result of decoding records: `total` messages. The last decoded record ends at byte offset `end` of the
-    partition.
+    """The result of decoding records. total: number of messages in `messages`. end: the byte offset in the partition
+    where the last decoded record ends.
 
     damage: a description of the damage of the record that begins at `end`; "" if there is no damage. An incomplete
     record may follow at `end`. flags: the flag bits that are set in any message, including messages that the filters

@@ -203,7 +203,7 @@ class LocalMessageStore:
             return sorted(self._counts)
 
     def _settle(self) -> None:
-        """Wait until an interrupted call of this thread is finished."""
+        """Wait until an interrupted call that this thread has made is finished."""
         if may_be_interrupted() and self._aside.is_behind:
             self._aside.do(_nothing)
 

@@ -297,9 +297,9 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """Return the message that a handler gets after `tries` failures in place. Before these failures, the message may
-    already have been sent back to the broker to wait for another attempt. A message that never failed is returned
-    unchanged.
+    """Return the message that a handler gets after the handler has failed `tries` times on the stored copy `copy`.
+    Before these failures, the message may already have been sent back to the broker to wait for another attempt. A
+    message that never failed is returned unchanged.
     """
     failure = failure_in(copy)
     if failure is None and not tries:

@@ -1,5 +1,5 @@
-"""Detect standard modules that gevent or eventlet has replaced. With replaced modules, the client's threads and sockets
-would wait in another way.
+"""Detect standard modules that gevent or eventlet has replaced. With a replaced module, the client's threads could wait
+longer than their timeouts, or for ever.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""Largest number of seconds by which close() of a client may exceed its timeout. They are needed to end connections and
-sessions if the delivery of messages has used up the timeout.
+"""Largest number of seconds by which close() of a client may exceed its timeout. This additional time is needed to end
+connections and sessions if the delivery of messages has used up the timeout.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]

@@ -64,8 +64,8 @@ class Waiter:
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the waiting thread will call the connection's `drive` again after a deadline. Then no other thread needs
-    to read the answer for this operation meanwhile.
+    """Whether the waiting thread will call the connection's `drive` again after a deadline. If it will, no other thread
+    needs to read the answer for this operation meanwhile.
     """
 
     def __init__(self) -> None:

@@ -159,8 +159,8 @@ def check_threads(threads: int) -> None:
 
 
 def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
-    """Return the settings that a caller has given as the option `config`, or the default settings if it is None. Raises
-    ConfigError if `given` is not of the class `kind`.
+    """Return the settings that a caller has given as the option `config`, or the default settings if `given` is None.
+    Raises ConfigError if `given` is not of the class `kind`.
     """
     if given is None:
         return kind()
@@ -246,7 +246,8 @@ class ProducerConfig:
     0 means that it does not wait.
     """
     max_batch_bytes: int = 1 << 20
-    """Largest number of bytes of records in one request. A single message that is larger is sent in a separate request.
+    """Largest number of bytes of records in one request. A message with more bytes than this number is sent in a
+    separate request.
     """
     max_batch_records: int = 10_000
     """Largest number of messages in one request."""
@@ -261,7 +262,7 @@ class ProducerConfig:
     """
     max_buffered_messages: int = 50_000
     """Largest number of messages that the producer has accepted and no broker has answered yet. If this limit is
-    reached, a send waits in the same way. A batch of send_batch_async() counts as one message.
+    reached, a send waits as for max_buffered_bytes. A batch of send_batch_async() counts as one message.
     """
     delivery_timeout_seconds: float = 30.0
     """Longest time in seconds from the call of a send to its final result, including all retries. A call can state its

@@ -120,9 +120,9 @@ class ConsumerConfig:
     It is required for read_from="nearest" and strategy="zone".
     """
     fetch_max_bytes: int = 2 << 20
-    """Number of bytes that one pull requests. A broker returns at most 4 MiB, or its maxTransferSize if this is more.
-    Over the text protocol, the limit is always maxTransferSize. The first record is returned completely, regardless of
-    its size.
+    """Number of bytes that one pull requests. A broker returns at most 4 MiB, or at most its maxTransferSize if that
+    setting is above 4 MiB. Over the text protocol, the limit is always maxTransferSize. The first record is returned
+    completely, regardless of its size.
     """
     arrow_fetch_bytes: int = 3 << 20
     """Number of bytes that one pull of poll_arrow() requests. The cost of poll_arrow() depends more on the number of

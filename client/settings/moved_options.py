@@ -1,5 +1,5 @@
-"""Support former arguments of constructors and methods that have become settings of a configuration object. They work
-for one more release, with a DeprecationWarning.
+"""Support former arguments of constructors and methods that have become settings of a configuration object. The former
+arguments work for one more release, with a DeprecationWarning.
 """
 
 from __future__ import annotations

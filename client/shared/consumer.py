@@ -378,9 +378,9 @@ class SharedConsumer(Closing):
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Return messages that nobody has taken to the brokers, send all settlements to the brokers, and end the
-        consumer, within `timeout` seconds. Messages that were taken but not settled are leased to other members when
-        their leases end. Further calls do nothing.
+        """Give untaken messages back to the brokers, send all settlements to the brokers, and end the consumer, within
+        `timeout` seconds. Messages that were taken but not settled are leased to other members when their leases end.
+        Further calls do nothing.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()

@@ -91,9 +91,9 @@ class SharedCore:
     """Makes the decisions of one shared consumer. Only one thread at a time may use an object of this class.
 
     waiting: the waiting callers, each with the number of messages for which it waits; a caller that stops waiting
-    removes itself. workers: the number of threads that handle messages, which is the number of run()'s threads,
-    otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens; the driver sets
-    it. is_due: whether the driver must call `actions` earlier; the driver resets it.
+    removes itself. workers: the number of threads that handle messages. During run(), it is the number of run()'s
+    threads; otherwise it is 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens;
+    the driver sets it. is_due: whether the driver must call `actions` earlier; the driver resets it.
     """
 
     def __init__(
@@ -208,8 +208,8 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """Process the answer to an Acquiring. waiting: number of further messages that the broker could have leased; it
-        may be stated too low. suspect: has the same meaning as in AcquireReply.
+        """Process the answer to an Acquiring. waiting: number of further messages that the broker could have leased;
+        the broker may report a number that is too low. suspect: has the same meaning as in AcquireReply.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -427,9 +427,7 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Return messages that no caller has taken to their brokers, including messages that
-        still arrive.
-        """
+        """Request no more messages. Give untaken messages back to their brokers, including messages that still arrive."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -489,9 +487,9 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Return messages that no caller has taken to the broker before their leases end, because an ended lease would
-        make them suspects, or count as an attempt. If messages are returned while no caller waits for messages, lease
-        no messages ahead until a caller takes messages again.
+        """Give untaken messages back to the broker before their leases end. Otherwise the end of a lease would make the
+        message a suspect, or count as an attempt. If messages are returned while no caller waits for messages, lease no
+        messages ahead until a caller takes messages again.
         """
         if now < self._stale_at:
             return

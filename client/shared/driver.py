@@ -3,7 +3,7 @@
 A thread that notices a due action executes this action itself. For example, a thread of run() requests more messages
 when it has taken all but a few messages, and a connection's thread processes the answers. The driver's own thread
 executes actions that are due at a certain time. It also sends requests for a user's thread, because an interrupt
-(interrupts.py) could come there between the decision and the request.
+(interrupts.py) could reach the user's thread between the decision and the request.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class SharedDriver:
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Return messages that nobody has taken to the brokers, including messages that still arrive. Then wait at most
-        `timeout` seconds until all requests and settlements are answered. Return whether they are.
+        """Give all untaken messages back to the brokers, including messages that still arrive. Then wait at most
+        `timeout` seconds until all requests and settlements are answered. Return whether all of them are answered.
         """
         deadline = self._clock() + timeout
         with self.lock:
@@ -321,7 +321,7 @@ class SharedDriver:
         self._follow_up()
 
     def _withdrawn(self, ask: Acquiring, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
-        """Process the answer to a withdrawal. The broker answers the withdrawn request separately."""
+        """Process the answer to a withdrawal. The broker sends a separate answer to the withdrawn request."""
         try:
             if reply is None:
                 raise error or BrokerUnavailable("no answer")
@@ -374,8 +374,8 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        """Stop the consumer because of this error: request no more messages, and return messages that nobody has taken
-        to the brokers.
+        """Stop the consumer because of this error: request no more messages, and give untaken messages back to the
+        brokers.
         """
         with self.lock:
             if self.failure is None:

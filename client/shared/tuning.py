@@ -56,6 +56,6 @@ each, and each of them would carry a few settlements.
 """
 
 UNBURIED = 1024
-"""Largest number of failed messages whose failures run() remembers until their dead letters are stored. So many
-failures take half a megabyte of memory.
+"""Largest number of failed messages whose failures run() remembers until their dead letters are stored. This number of
+failures takes half a megabyte of memory.
 """

@@ -11,8 +11,8 @@ from ..records.results import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""Number of seconds within which a broker set normally elects its next leader, and this leader registers the topics. It
-takes longer if no node may lead.
+"""Number of seconds within which a broker set normally elects its next leader, and this leader registers the topics.
+The election takes longer if no node may lead.
 """
 
 
@@ -26,8 +26,8 @@ class Absences:
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Number of seconds after which the first of the partitions that the last call of `kept` has returned is no
-        longer kept. None if that call has returned no partition.
+        """Number of seconds from the last call of `kept` until the client must drop the first of the partitions that
+        this call has returned. None if the call has returned no partition.
         """
         self._since: dict[tuple[str, int], float] = {}
 

@@ -6,8 +6,8 @@ once: with an answer, at its deadline, or when the connection ends.
 
 **Interrupts.** A signal handler may raise an exception at any line of a user's thread, for example KeyboardInterrupt or
 an exception of a SIGALRM handler. Therefore:
-- the stream keeps ended requests for the next reader. It also records whether received data was processed only in part
-  (`torn`); then the connection ends;
+- the stream keeps requests that have ended, so that the next reader can call their handlers. The stream also records
+  whether received data was processed only in part (`torn`); in this case the connection ends;
 - steps that must be executed after an interrupt are started by one call of a C function, and run on a thread that no
   interrupt reaches;
 - if the handler of a request was interrupted, the next reader calls the request's `on_done` again, with an error;
@@ -175,8 +175,8 @@ class Connection:
         self.send((request,), build(request.opaque))
 
     def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
-        """Send requests, pipelined. buffers: the bytes of the requests, which contain the opaques. All requests have
-        the same deadline and `background`.
+        """Send requests, pipelined. buffers: the bytes of the requests, which contain the opaques. All requests must
+        have the same values of `deadline` and `background`.
 
         The only error that is raised is ClientError, in a forked process; then nothing was sent, and on_done is not
         called. If the call is interrupted, `taken` of the first request applies to all requests.
@@ -325,7 +325,9 @@ class Connection:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """Make the background thread end the connection, because the wire has failed. This may be called again."""
+        """Make the background thread end the connection, because the wire has failed. This method may be called
+        again.
+        """
         if not self._role.has_ended:
             self._role.wake_background()
 

@@ -4,8 +4,7 @@ broker set leads. This module has no I/O, threads, locks or clocks.
 | event | method | what comes out |
 |---|---|---|
 | a caller needs a broker | `found` | the broker's link; if None, `link` makes one, and the driver connects |
-| a connection was made, has failed or ended | `connected`, `failed` | whether it is still wanted; whether this is news
-|
+| a connection was made, has failed or ended | `connected`, `failed` | whether it is wanted; whether its end is new |
 | a request has ended with an error | `follow` | the seconds to wait before another node is asked |
 | ZooKeeper shows these brokers | `listed` | the links to close, and whether a check is due earlier |
 | the time of `look_at` has come | `due` of each link | what to do with the link |
@@ -70,7 +69,7 @@ class Due(Enum):
 
     NOTHING = auto()
     BEAT = auto()
-    """If there is a connection, send a heartbeat on it if this is necessary."""
+    """If there is a connection and a heartbeat is due, send the heartbeat on this connection."""
     CONNECT = auto()
     GIVE_UP = auto()
     """Remove the link by `drop`, and end its connection with the error LeaderMoved."""

@@ -1,5 +1,6 @@
 """Remember which node leads a broker set according to the answers of the other nodes. A client gets these answers
-before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, this overrides the answers.
+before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, ZooKeeper's information replaces the
+answers.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class _Trouble:
 
 
 class Redirects:
-    """Stores for each node that has refused a request which node to ask instead. The class does no I/O. Any thread may
-    call the methods, because each change is a single assignment. now: the current time in monotonic seconds.
+    """Stores a substitute for each node that has refused a request: the node that a client must ask instead. The class
+    does no I/O. Any thread may call the methods, because each change is a single assignment. now: the current time in
+    monotonic seconds.
     """
 
     def __init__(self) -> None:

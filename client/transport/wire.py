@@ -201,7 +201,9 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Send the buffers for at most TICK seconds. Return the data that the socket has not taken by then."""
+        """Send the buffers for at most TICK seconds. Return the rest of the data, which the socket has not taken within
+        this time.
+        """
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             sent = self._try_send(self._sock.send, data)

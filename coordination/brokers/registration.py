@@ -144,8 +144,8 @@ class BrokerRegistration:
         If the own znode belongs to another broker, this method waits as long as that broker's session may live without
         a connection. Then it raises ConfigError, which names the broker that uses the id. A node of a broker set must
         have been elected before; this method raises CoordinationError if the own znode does not belong to this session.
-        Also raises CoordinationUnavailable, SessionLost; then the broker is not kept registered, and register() may be
-        called again. register() cannot be called after unregister().
+        Also raises CoordinationUnavailable, SessionLost. After one of these two errors the broker does not stay
+        registered, and register() may be called again. register() cannot be called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}

@@ -1,8 +1,8 @@
 """Assign partitions to the consumers of a group. The functions are pure.
 
-All members of a group must use the same strategy. Two strategies come from 1.x. They give the same results as the Java
-classes (golden/assignment.json), and their members do not record the strategy in ZooKeeper. Members that assign by
-zones record this strategy in ZooKeeper together with their zone.
+All members of a group must use the same strategy. Two strategies come from 1.x, and give the same results as the Java
+classes (golden/assignment.json). Members that use one of these two do not record the strategy in ZooKeeper. Members
+that assign by zones record their strategy in ZooKeeper together with their zone.
 """
 
 from __future__ import annotations

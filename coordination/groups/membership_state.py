@@ -45,7 +45,7 @@ class MembershipState:
 
     def registered(self, session_id: int, topics: tuple[str, ...]) -> bool:
         """Record that the session `session_id` has created the member's znodes, with these topics. Return whether the
-        member's topics have changed since then, so that its znode must be created again.
+        member's topics have changed since then, so that the member's znode must be created again.
         """
         with self._lock:
             self.is_registered = True

@@ -1,5 +1,5 @@
-"""Keep the last decided batch of each Spark query in ZooKeeper. Each query has one znode. Its data is replaced only if
-the znode still has the version that was read.
+"""Keep the last decided batch of each Spark query in ZooKeeper. Each query has one znode. The data of a znode is
+replaced only if the znode still has the version that was read.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ def host_and_port(host: str, port: int) -> str:
 def format_broker_url(host: str, port: int) -> bytes:
     """Return `meta://host:port`; an IPv6 host is put in brackets.
 
-    Raises ConfigError for a host that Java's URI class cannot parse, because it would make every 1.x client in the
-    cluster fail.
+    Raises ConfigError for a host that Java's URI class cannot parse, because a URL with this host would make every 1.x
+    client in the cluster fail.
     """
     if not 0 < port < 65536:
         raise ConfigError("serverPort", port, "choose a port between 1 and 65535")
@@ -209,8 +209,8 @@ def format_partition_count(partitions: int, replica: str) -> bytes:
 
 
 def parse_partition_count(path: str, data: bytes | None) -> int | None:
-    """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if it is
-    empty or JSON null.
+    """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if the
+    payload is empty or JSON null.
 
     Raises CoordinationError for every payload that Java clients skip (unknown key, no number), because all members of a
     group must see the same partitions.

@@ -30,12 +30,12 @@ class SetState:
     """The state of a broker set on which its nodes have agreed.
 
     epoch: number of the current leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
-    nodes that may be elected. The key is the node's name; the value is the instance of its data; sorted by name. A node
-    with the same name but other data (a new directory or a copy) is not in sync. preferred: name of the node that
-    should lead, or "". members: names of the nodes that the set should have, sorted. These are all nodes that have ever
-    been in sync, except nodes that an operator has removed. chosen: the highest epoch that was known when an operator
-    last chose a leader by `elect --unclean`; 0 for never. Data of this epoch and older epochs that only other nodes
-    have is given up.
+    nodes that may be elected. The key is the node's name; the value is the identifier of the node's data
+    (SetNode.instance); sorted by name. A node with the same name but other data (a new directory or a copy) is not in
+    sync. preferred: name of the node that should lead, or "". members: names of the nodes that the set should have,
+    sorted. These are all nodes that have ever been in sync, except nodes that an operator has removed. chosen: the
+    highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never. If the chosen
+    node lacks data of this epoch or of an older epoch, this data is given up, even if other nodes have it.
 
     If a state has no in-sync nodes, ZooKeeper was set back to an older state, and a node that had seen a newer state
     has revoked the older state (see `revoked`). Then no node may be elected until an operator has chosen one.
@@ -106,9 +106,9 @@ def may_revoke(state: SetState, newest: SetState) -> bool:
     """Return whether a node that has seen the state `newest` may revoke the older `state`, to which ZooKeeper was set
     back.
 
-    The result is False if a node has been elected since, or if an operator has chosen a node. Then the present nodes
-    may already follow that node, and must not be stopped because a node with newer knowledge comes late. The late node
-    does not truncate its own newer data.
+    The result is False if, after ZooKeeper was set back, a node has been elected or an operator has chosen a node. Then
+    the present nodes may already follow that node, and must not be stopped because a node with newer knowledge comes
+    late. The late node does not truncate its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 

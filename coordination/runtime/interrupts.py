@@ -72,7 +72,7 @@ def may_be_interrupted() -> bool:
 
 class Bell:
     """Wakes one waiting thread. If no thread is waiting when the bell is rung, the next thread that begins to wait is
-    woken at once. If the bell is rung several times before that, it still wakes only one wait. Any thread may call the
+    woken at once. Several rings before this wake-up count as one: they wake only one wait. Any thread may call the
     methods.
 
     This class does not use an Event, because an Event's lock may stay locked after an interrupted wait. It does not use

@@ -21,8 +21,8 @@ __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
 """Longest time in seconds for which a caller waits until another thread has written the caller's log line. The wait is
-limited because of log handlers that themselves send messages with metaq. There, the waiting caller may hold the
-handler's lock; then its line is written when the lock is free again.
+limited because of log handlers that themselves send messages with metaq. With such a log handler, the waiting caller
+may hold the handler's lock. In this case the caller's line is written when the lock is free again.
 """
 
 

@@ -32,8 +32,9 @@ def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
 
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` successive ports that begin with `first`, if servers can listen on all of them. If `first` is 0,
-    return free ports instead. As long as this process runs, no other process gets these free ports from this function.
+    """Return `count` successive ports, the first of which is `first`, if servers can listen on all of these ports. If
+    `first` is 0, return free ports instead. As long as this process runs, no other process gets these free ports from
+    this function.
 
     Raises ConfigError, which names `option` and the port that is in use.
     """

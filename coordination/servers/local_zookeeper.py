@@ -199,8 +199,8 @@ class ZooKeeperProcess(LocalZooKeeper):
 
 
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. Each step may take `timeout` seconds. Raises
-    OSError.
+    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. Connecting, sending and each receive may each
+    take `timeout` seconds. Raises OSError.
     """
     with socket.create_connection((host, port), timeout=timeout) as connection:
         connection.sendall(word)

@@ -66,9 +66,9 @@ def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all:
     """Return whether ZooKeeper was set back, so that it has lost the last transaction that the client has seen. seen:
     the zxid of this transaction. findings: the state of each server.
 
-    This is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`, because
-    such a server has all committed transactions. Otherwise every server must have refused the session. In both cases
-    the result is False if any server still waits for a majority, or reports a zxid of `seen` or higher.
+    The set-back is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`,
+    because such a server has all committed transactions. Otherwise every server must have refused the session. In both
+    cases the result is False if any server still waits for a majority, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

@@ -59,7 +59,7 @@ class Presence:
     @contextmanager
     def begun(self) -> Iterator[None]:
         """Call `appear` after the beginning of each new session from now on. If the `with` block raises an exception,
-        stop doing so.
+        end these calls.
         """
         self._session.on_session(self._session_changed)
         try:

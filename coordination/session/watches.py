@@ -36,11 +36,11 @@ T = TypeVar("T")
 class NodeWatcher(Generic[T]):
     """Calls `on_change(path, value)` on the session's event thread: once after start(), then after every change.
 
-    It is also called after each reconnection, because kazoo drops all watches when the connection is lost. Several
-    changes in quick succession may lead to a single call, but the last value is always reported. For a missing znode
-    the value `absent` is reported, and the creation of the znode is noticed. If `on_change` raises CoordinationError,
-    the znode is read and `on_change` is called again after 2 s. Any thread may call the methods of this class. Its
-    private attributes are used on the event thread only.
+    `on_change` is also called after each reconnection, because kazoo drops all watches when the connection is lost.
+    Several changes in quick succession may lead to a single call, but the last value is always reported. For a missing
+    znode the value `absent` is reported, and the creation of the znode is noticed. If `on_change` raises
+    CoordinationError, the znode is read and `on_change` is called again after 2 s. Any thread may call the methods of
+    this class. Its private attributes are used on the event thread only.
 
     stat: the znode's ZooKeeper stat that belongs to the last reported value; None if the znode does not exist.
     """

@@ -394,8 +394,8 @@ class ZkSession:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _revive(self) -> None:
-        """Restart kazoo's connection thread. This thread ends permanently after an error that it does not know, for
-        example a damaged answer.
+        """Restart kazoo's connection thread. kazoo's thread ends permanently after an error that kazoo does not handle,
+        for example a damaged answer.
         """
         if not self._closing:
             log.warning("the ZooKeeper client stopped by itself: starting it again")

@@ -120,9 +120,9 @@ class Znodes:
     """The znode operations of one client. Any thread except kazoo's may call the methods.
 
     timeout: if a call gets no answer for this number of seconds, it raises CoordinationUnavailable. If the connection
-    is lost, reads and the creation of persistent znodes are repeated until then, also on a new session. Fenced writes
-    are not repeated. In a forked child, the methods raise ClientError. If a call is interrupted after it has begun, it
-    is completed before the next call.
+    is lost, reads and the creation of persistent znodes are repeated until `timeout` is over, also on a new session.
+    Fenced writes are not repeated. In a forked child, the methods raise ClientError. If a call is interrupted after it
+    has begun, it is completed before the next call.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:

@@ -113,7 +113,8 @@ class BrokerSet:
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
         process has a znode with the same name, start() waits as long as that process's session may live without a
         connection. Then it raises ConfigError, which names both processes. Raises CoordinationUnavailable or
-        SessionLost if ZooKeeper cannot be used. Then the node is not kept registered, and start() may be called again.
+        SessionLost if ZooKeeper cannot be used. After each of these errors the node does not stay registered, and
+        start() may be called again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -299,12 +300,12 @@ class BrokerSet:
 
     def _revoke_if_set_back(self, session_id: int) -> bool:
         """If ZooKeeper was set back to an older state, revoke this older state, so that no node is elected on the basis
-        of it. Return whether a revocation was tried.
+        of the older state. Return whether a revocation was tried.
 
-        The older state may name the wrong in-sync nodes. A node that was away does not know this, and would stand for
-        election. So the state itself must show that it is revoked, because an election is based on the state. If an
-        election or an operator has changed the state meanwhile, the state's version has changed, and this method writes
-        nothing.
+        The older state may name the wrong in-sync nodes. A node that was away does not know that the state is older,
+        and would stand for election. So the state itself must show that it is revoked, because an election is based on
+        the state. If an election or an operator has changed the state meanwhile, the state's version has changed, and
+        this method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

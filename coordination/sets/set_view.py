@@ -73,7 +73,9 @@ class SetView:
 
     @property
     def in_sync_present(self) -> list[str]:
-        """Names of the in-sync nodes that are present and have the data that is in sync."""
+        """Names of the present nodes whose data is in sync. A present node with an in-sync name but other data is left
+        out.
+        """
         state = self.state
         return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
 
@@ -132,7 +134,7 @@ def read_sets(session: ZkSession) -> dict[int, SetView]:
 
 def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetView], None]) -> DataWatcher:
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
-    reconnection. Close the returned watcher to end it.
+    reconnection. Close the returned watcher to end these calls.
 
     This function needs one ZooKeeper watch per set. A node that comes or goes is noticed only when the leader changes
     the in-sync set because of it. That is sufficient for clients that read from in-sync nodes. BrokerSet notices such

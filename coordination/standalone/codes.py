@@ -1,5 +1,5 @@
-"""The code numbers of ZooKeeper's protocol. They are those of ZooDefs, KeeperException.Code and Watcher.Event.EventType
-in ZooKeeper 3.9.5.
+"""The code numbers of ZooKeeper's protocol. The classes ZooDefs, KeeperException.Code and Watcher.Event.EventType of
+ZooKeeper 3.9.5 define the same numbers.
 """
 
 from enum import IntEnum

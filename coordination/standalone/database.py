@@ -49,8 +49,8 @@ class WatchEvent(NamedTuple):
 
 
 class Database:
-    """The znodes and watches of a server. Only one thread may use it. entries: the list of the Outbox to which the log
-    entries of a write are added. events: the events of the running write that were not sent yet.
+    """The znodes and watches of a server. Only one thread may use it. entries: a list that belongs to the Outbox; the
+    log entries of each write are added to this list. events: the events of the running write that were not sent yet.
     """
 
     def __init__(self, entries: list[bytes]) -> None:

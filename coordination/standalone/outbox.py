@@ -65,8 +65,8 @@ class Outbox:
         self._position += self._keeps
 
     def pack(self) -> None:
-        """Join the log entries that the running write has made so far, if they are at least 512. Joining all entries
-        only at the end of a long write would take too long.
+        """Join the log entries that the running write has made so far, if there are at least 512 of them. Joining all
+        entries only at the end of a long write would take too long.
         """
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))

@@ -15,8 +15,8 @@ Invariants:
   connection (setWatches). Further requests of the same connection wait meanwhile.
 - A session that owns many ephemeral znodes ends in several writes. The first write records the session's end, so that a
   restarted server deletes the remaining znodes.
-- All answers and events that are made after a log record, including answers to reads, are sent only when this record is
-  on the disk.
+- If an answer or event is made after a log record, it is held back until this record is on the disk. Answers to reads
+  are held back, too.
 - Each write takes the next zxid, even if it is refused. The beginning and the end of a session also take a zxid.
 """
 
@@ -291,8 +291,8 @@ class StandaloneServer:
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Begin a job: its steps are done before any other work. Work that began aside makes its changes in such a job
-        at its end.
+        """Begin a job: its steps are done before any other work. A request that is processed aside makes its changes in
+        a job at the end.
         """
         self._job = steps
 

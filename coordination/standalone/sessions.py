@@ -1,8 +1,8 @@
 """The sessions of clients: ids, passwords, granted time-outs, and expiry times.
 
-Source: SessionTrackerImpl, ExpiryQueue, ZooKeeperServer.generatePasswd, ZooKeeper 3.9.5. Passwords are computed as in
-Apache's server. Anybody who knows a session's id can compute its password, so passwords only distinguish sessions and
-do not authenticate people.
+The behaviour is that of SessionTrackerImpl, ExpiryQueue and ZooKeeperServer.generatePasswd in ZooKeeper 3.9.5.
+Passwords are computed as in Apache's server. Anybody who knows a session's id can compute its password, so passwords
+only distinguish sessions and do not authenticate people.
 """
 
 from __future__ import annotations

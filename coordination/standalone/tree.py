@@ -1,8 +1,8 @@
 """The znodes in memory, with their statistics (Stat), which follow ZooKeeper's rules. This module does not use files,
 clocks or watches.
 
-Source: DataTree and DataNode, ZooKeeper 3.9.5. Each znode takes about 500 bytes in addition to its data. Every
-operation except `children_number` takes constant time.
+The behaviour is that of the classes DataTree and DataNode of ZooKeeper 3.9.5. Each znode takes about 500 bytes in
+addition to its data. Every operation except `children_number` takes constant time.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class ZnodeTree:
         return self.ephemerals.setdefault(owner, {})
 
     def children_number(self, path: str) -> int:
-        """Return the number of znodes below a path, at any depth. This looks at all znodes."""
+        """Return the number of znodes below a path, at any depth. This method examines every znode of the tree."""
         if path == "/":
             return len(self.nodes) - 2
         below = path + "/"

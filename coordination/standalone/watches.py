@@ -1,8 +1,8 @@
 """The watches that clients have set. One table has the watches of the data and the existence of znodes, the other table
 has the watches of their children.
 
-Source: WatchManager, DataTree, ZooKeeper 3.9.5. A watcher is a connection. The watchers of one event are notified in
-the order in which they set their watches.
+The behaviour is that of the classes WatchManager and DataTree of ZooKeeper 3.9.5. A watcher is a connection. The
+watchers of one event are notified in the order in which they set their watches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WatcherKind(IntEnum):
 
 
 class WatchTable(Generic[WatcherT]):
-    """A table of watches, in which they are found by path and by watcher."""
+    """A table of watches. It can be searched by path and by watcher."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[WatcherT, int]] = {}
@@ -82,8 +82,8 @@ class WatchTable(Generic[WatcherT]):
             yield len(step)
 
     def triggered(self, path: str) -> dict[WatcherT, None]:
-        """Return the watchers that must be notified of an event at `path`, each once. Remove their watches of the mode
-        ONCE at this path.
+        """Return the watchers that must be notified of an event at `path`. The result contains each watcher only once.
+        Remove their watches of the mode ONCE at this path.
         """
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):

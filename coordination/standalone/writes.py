@@ -225,7 +225,7 @@ class AheadView:
         return self._holds and all(self._state(path) == seen for path, seen in self._seen.items())
 
     def expect(self, outcome: WriteOutcome) -> None:
-        """Include the changes that a write will make in this view."""
+        """Include in this view the changes that a write will make."""
         match outcome:
             case Creation():
                 parent = self._expected(parent_of(outcome.path))

@@ -58,8 +58,8 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the committed offsets of groups that are after these ends of the broker's partitions. No request is sent
-    to a broker.
+    """Return those committed offsets of groups that are after the end of their partition. ends: the end of each
+    partition of the broker. No request is sent to a broker.
     """
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
@@ -69,8 +69,8 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return the committed offsets of groups in the partitions of this broker that are after the partition's end, or
-    that follow a message that the partition does not have.
+    """Return those committed offsets in this broker's partitions that are after the partition's end, or that follow a
+    message that the partition does not have.
 
     ends: for each partition, its end before the first message that replaced a lost one. A group that has read past this
     end must go back to it, or to an earlier offset. Raises the errors of Cluster.ask.

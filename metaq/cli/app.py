@@ -49,8 +49,8 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""The name and the short help of each command. The click command is in the module with the same name (with _ instead of
--), and also has this name.
+"""The name and the short help of each command. The click command object has the name of the command, with _ instead of
+-. It is in the module that has this name, too.
 """
 
 _EXTRA_OF = {
@@ -143,8 +143,8 @@ def cli(zk: str | None, zk_timeout: float) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line `args` (default: that of the process), and exit with its exit code. This is the entry point
-    of the program.
+    """Run the command line `args` (default: the command line of the process), and exit with its exit code. This is the
+    entry point of the program.
     """
     _open_standard_streams()
     code = run(args)
@@ -211,7 +211,7 @@ def _open_standard_streams() -> None:
     """Open the standard streams that the caller of the program has closed. Otherwise a socket could get the file number
     of such a stream. Output to a reopened stream is discarded.
 
-    `sys.stdin` stays None, so that a command that wants to read it notices that it is closed.
+    `sys.stdin` stays None, so that a command that wants to read stdin notices that stdin is closed.
     """
     for number in range(3):
         try:

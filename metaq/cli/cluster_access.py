@@ -43,8 +43,8 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Return the maximum seconds to wait for the first connection to ZooKeeper, which the option --zk-timeout before
-    the command sets.
+    """Return the maximum seconds to wait for the first connection to ZooKeeper. The option --zk-timeout, which is given
+    before the command, sets this value.
     """
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
@@ -150,8 +150,8 @@ def _endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True)
 class Target:
-    """The broker that the user has named by options. `connected` finds its address. If `server` is given, it is the
-    address, and ZooKeeper is not used.
+    """The broker that the user has named by options. `connected` finds its address. If `server` is given, `server` is
+    the broker's address, and ZooKeeper is not used.
     """
 
     zk: str
@@ -223,7 +223,9 @@ def _slave(slave_id: int | None) -> str:
 
 
 def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options --broker, --slave, --server and --zk, passed on as one argument `target`."""
+    """Add the options --broker, --slave, --server and --zk to a command. The command receives their values as one
+    argument `target`.
+    """
 
     def call(zk: str, broker: int | None, slave: int | None, server: Endpoint | None, **others: Any) -> Any:
         if slave is not None and broker is None:

@@ -31,7 +31,7 @@ READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
 """Pause in seconds of a reader that follows new messages, after it has found none in any partition."""
 RETRY_SECONDS = 5.0
-"""Seconds after which a reader that follows new messages asks a broker again that has not answered."""
+"""Seconds after which a reader that follows new messages sends another request to a broker that has not answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,8 @@ def find(
 ) -> int:
     """Find a message by its id, or messages by one of their keys.
 
-    Exit code 1 if there is none, if one is damaged, or if a broker does not answer; whatever else is found is shown.
+    Exit code 1 if no message is found, if one is damaged, or if a broker does not answer; all other found messages are
+    shown.
 
     \b
     Example

@@ -130,7 +130,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
     """Return the number of failed messages of a group that still wait for another attempt; None if a broker does not
-    report it. Only a group that reads its topic of failed messages has any.
+    report it. Only a group that reads its topic of failed messages has such messages.
     """
     topic = RETRY_PREFIX + group
     if topic not in topics:

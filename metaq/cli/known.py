@@ -19,10 +19,10 @@ __all__ = ["check_known_group", "check_known_topic", "own_topics_groups", "share
 
 
 def shared_partitions(cluster: Cluster, group: str = "") -> tuple[list[SharedPartition], dict[int, str]]:
-    """Ask all brokers about a shared group ("" = all shared groups). Return their reports, and for each broker that did
-    not answer the reason, by broker id.
+    """Ask all brokers about a shared group ("" = all shared groups). Return two results: the brokers' reports, and a
+    dict from the id of each broker that did not answer to the reason.
 
-    Brokers that do not know shared groups, such as those of 1.x, count as having none.
+    A broker that does not know shared groups, such as a broker of 1.x, counts as a broker without shared groups.
     """
     masters = [broker_id for broker_id, nodes in cluster.view.brokers().items() if nodes.master is not None]
     found, silent = ask_brokers(cluster, masters, partial(_shared_status, group=group))
@@ -37,8 +37,8 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
-    """Return the groups that have one of metaq's own topics with one of these prefixes, that is, a topic of failed
-    messages or of dead letters. Such a topic exists from its first message on.
+    """Return the groups that have a topic of failed messages or a topic of dead letters. prefixes: the prefixes of the
+    names of the topics to look for. Such a topic exists from its first message on.
     """
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
@@ -47,7 +47,8 @@ def check_known_group(cluster: Cluster, group: str) -> None:
     """Check that a group exists: that it is a consumer group or a shared group, or has failed messages or dead letters.
 
     Raises ClientError for an unknown group; the error text names the most similar known group. Raises BrokerUnavailable
-    if the group is unknown, but a broker that does not answer may know it as a shared group.
+    if the brokers that answer do not know the group, but a broker that does not answer may know the group as a shared
+    group.
     """
     known = own_topics_groups(cluster, RETRY_PREFIX, DEAD_PREFIX).union(cluster.view.groups())
     if group in known:

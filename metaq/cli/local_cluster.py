@@ -287,7 +287,8 @@ class LocalCluster:
         """Check the processes until `wait(seconds)` returns true. Raise BrokerUnavailable as soon as a process has
         ended by itself.
 
-        A node of a broker set that was stopped, or that a signal has ended, is started again instead.
+        If the ended process is a node of a broker set, and the node was stopped or a signal has ended it, the node is
+        started again instead.
         """
         while not wait(0.5):
             if self.plan.replicas > 1:

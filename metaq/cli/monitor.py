@@ -111,7 +111,7 @@ def monitor(
 ) -> int:
     """Check ZooKeeper, every broker and every group. Exit code 1 if the last check gave an alarm.
 
-    Reports servers of --zk that do not answer, and brokers that do not answer or have left. Of brokers it reports
+    Reports servers of --zk that do not answer, and brokers that do not answer or have left. For each broker it reports
     messages refused because of a full disk or a failed write, failed puts, connections, prepared transactions and
     parked half messages. It reports groups that are too far behind, have messages waiting and no member, stand still
     (--every), have no owner, have an offset outside the readable bytes or have read lost messages. It also reports

@@ -265,7 +265,7 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before i
 
 def with_options(call: Callable[..., Any], command: Callable[..., Any], *options: Decorator) -> Callable[..., Any]:
     """Add `options` to a click function. call: a wrapper of the click function `command`. Return `call` as a click
-    function with the options of both; its help lists `options` above the options of `command`.
+    function that has `options` and the options of `command`; its help lists `options` first.
     """
     wrapped: Callable[..., Any] = wraps(command)(call)
     for option in reversed(options):

@@ -589,7 +589,9 @@ def _writes(what: str, connection: Connection) -> Iterator[Seen]:
 
 
 def _certificate(what: str, connection: Connection) -> Iterator[Seen]:
-    """Check the certificate of a broker's port, if it has one. Brokers before version 3.1 do not tell it."""
+    """Check the certificate of a broker's port, if it has one. Brokers before version 3.1 do not report their
+    certificate.
+    """
     figures = named_figures(read_stats(connection, "certificate"))
     if figures.get("tls") != "true":
         return

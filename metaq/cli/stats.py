@@ -37,7 +37,8 @@ _ITEMS = (
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
 """The beginning of the second line of a broker's answer if the item is a topic, even an unknown one. An item that is
-not in _ITEMS may also name a kind of messages that only the broker knows; the answer for such an item has no such line.
+not in _ITEMS may also be the name of another statistic that only the broker knows. The answer for such an item has no
+line with this beginning.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -52,7 +53,7 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
     halves, shared, config, help, reset or a topic.
 
-    Without ITEM the figures of the broker itself. reset sets the realtime figures to zero.
+    Without ITEM, shows the figures of the broker itself. reset sets the realtime figures to zero.
 
     \b
     Example

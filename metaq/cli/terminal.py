@@ -48,8 +48,8 @@ def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
     """Print a table on stdout that is not wider than the terminal, with `columns` as its head and `texts` as its rows.
-    If it is too narrow for a table, print each row as lines of name and value. numeric: for each column, whether it is
-    right-aligned and not folded. widths: the length of the longest text in each column.
+    If the terminal is too narrow for a table, print each row as lines of name and value. numeric: for each column,
+    whether it is right-aligned and not folded. widths: the length of the longest text in each column.
     """
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)

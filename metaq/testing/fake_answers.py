@@ -203,8 +203,8 @@ class Answers:
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
-        """Return the number of partitions of `topic` that the broker serves. If it does not imitate a Java broker, it
-        also serves metaq's own topics.
+        """Return the number of partitions of `topic` that the broker serves. If the broker does not imitate a Java
+        broker, it also serves metaq's own topics.
         """
         own = OWN_PARTITIONS if self.speaks_frames and is_own_topic(topic) else 0
         return self.topics.get(topic, own)
@@ -225,7 +225,7 @@ class Answers:
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
     def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
-        """Check the compressed ones of the records in a send. records: their flags and bodies. Raises
+        """Check the compressed records of a send. records: the flags and bodies of all records of the send. Raises
         CompressionNotAccepted, PayloadUnreadable.
         """
         if not (self.speaks_frames and self.knows_compressed):

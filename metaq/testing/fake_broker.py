@@ -42,9 +42,9 @@ class FakeBroker(Answers):
     speaks_frames: False = it answers like a Java broker. takes_many: False = it does not know SEND_MANY, like the first
     versions. takes_delays: False = it does not know delayed messages. takes_halves: False = it does not know half
     messages. takes_where: False = it cannot filter by content, like earlier versions. knows_compressed: False = it does
-    not know compressed messages, like earlier versions, and so it accepts any. accept_compressed: topics with
-    acceptCompressed=true in server.ini; other topics accept no compressed messages, and 1.x clients get no messages of
-    the listed ones.
+    not know compressed messages, like earlier versions, and so it accepts them for any topic. accept_compressed: topics
+    with acceptCompressed=true in server.ini; other topics accept no compressed messages, and 1.x clients get no
+    messages of the listed topics.
     silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
     request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
     leader: if it is not None, the broker behaves like a node of a broker set that does not lead, and refuses every
@@ -137,7 +137,7 @@ class FakeBroker(Answers):
 
     def ask_for_halves(self) -> None:
         """Ask for the outcomes of all waiting half messages now. The producers that have sent CHECK_HALVES requests get
-        them as answers.
+        these half messages in the answers.
         """
         self.run_there(self.halves.make_due)
 
@@ -260,7 +260,7 @@ class FakeCluster:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
         self.sets: set[int] = set()
-        """The broker ids that clients are told to be broker sets."""
+        """The broker ids that this cluster reports to clients as broker sets."""
 
     def register(self, broker: FakeBroker) -> None:
         """Register a broker, also when it was started again."""

@@ -122,7 +122,7 @@ class MemoryLog:
 
     def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
         """Return (offset, size) of each record from `offset` on that has one of the tags and matches the filter.
-        Without tags, or without a filter, that condition is not checked.
+        If `tags` is empty, tags are not checked; if `where` is None, no filter is evaluated.
         """
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]

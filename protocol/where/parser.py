@@ -231,7 +231,9 @@ class _Parser:
         raise self._no_literal(expected)
 
     def _no_literal(self, expected: str) -> InvalidWhere:
-        """Return the error for a missing literal, with a hint: many languages write texts in quotation marks."""
+        """Return the error for a missing literal. If a quotation mark stands in its place, the error has a hint,
+        because many languages write texts in quotation marks.
+        """
         if self._text.startswith('"', self.token.position):
             expected += "; texts stand in '…', names of properties in \"…\""
         return self._wrong(expected)
