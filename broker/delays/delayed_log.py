@@ -232,7 +232,8 @@ class DelayedLog(LogReader):
 
     def lead(self, find: Find) -> list[Group]:
         """Read to the log's end, and find out which deliveries with a mark have happened. Return the messages of the
-        deliveries that have not happened; the caller must write marks that say so. Raises StoreError.
+        deliveries that have not happened. For each of these deliveries the caller must write a mark that says that it
+        has not happened. Raises StoreError.
         """
         self.read_on()
         returned = []

@@ -46,8 +46,9 @@ __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
 """The memory, in bytes, that the parts of a state take. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: in
-addition, for each of the first records of a line. _ORDERED_BYTES and _KEY_BYTES: for each record read ahead and for
-each key in an ordered group. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of acknowledged records.
+addition, for each record at the front of a queue. _ORDERED_BYTES: in an ordered group, also for each record read
+ahead. _KEY_BYTES: in an ordered group, for each key. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of
+acknowledged records.
 """
 
 _MOST_MS = 8 * 24 * 3600 * 1000

@@ -476,8 +476,8 @@ def _message(half: SendResult, flag: int, body: bytes) -> Message:
 
 
 def _result(half: SendResult, telling: Telling) -> TransactionResult:
-    """Return the result of a transaction after its outcome was sent to the broker, with or without success. Raises
-    HalfDecided if the broker had another outcome already.
+    """Return the result of a transaction after the producer has tried to send its outcome to the broker. The attempt
+    may have failed. Raises HalfDecided if the broker had another outcome already.
     """
     outcome, reply = telling.outcome, telling.reply
     if reply is None:

@@ -13,10 +13,10 @@ The thread that settles an Outcome reads answers for all callers, so nothing may
 lock of the standard library's `wait` and `as_completed`, locked permanently. The thread that settles the Outcome waits
 for such a lock at most half a second, and then leaves the remaining work to another thread.
 
-Why no wake-up is lost or duplicated: a watched future is in its Outcome's `watched`, which changes only under the lock
-that also guards the settling. A future with a condition has its own state, which changes only with the condition held,
-as in a plain Future. So a waiting thread, which takes the condition first, either finds the state final, or is notified
-of its change.
+Why no wake-up is lost or duplicated: a future for which a thread waits, or that has callbacks, is in its Outcome's
+`watched`. The lock that guards `watched` is also held while the Outcome is settled. A future with a condition has its
+own state, which changes only with the condition held, as in a plain Future. So a waiting thread, which takes the
+condition first, either finds the state final, or is notified of its change.
 """
 
 from __future__ import annotations

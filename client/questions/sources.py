@@ -78,9 +78,10 @@ class Source(NamedTuple):
 
 
 class Survey:
-    """Asks the brokers of many partitions. For each partition, the survey asks the partition's master, or a slave if
-    there is no master. If some brokers do not answer, the answers of the other brokers can still be used, and the
-    survey records which answers are missing. Only one thread may use it.
+    """Sends the same kind of question about many partitions to their brokers, and collects the answers. For each
+    partition, the survey asks the partition's master, or a slave if there is no master. If some brokers do not answer,
+    the answers of the other brokers can still be used, and the survey records which answers are missing. Only one
+    thread may use it.
 
     A broker that did not answer is not asked again. So if a broker with many partitions hangs, the caller waits for it
     only once.

@@ -427,7 +427,7 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Give untaken messages back to their brokers, including messages that still arrive."""
+        """Request no more messages. Give untaken messages back to their brokers, also those that still arrive."""
         self._closing = True
         for buffer in self._buffers:
             while buffer:

@@ -22,7 +22,7 @@ from .output import UNKNOWN, counted, echo, show
 __all__ = ["members_text", "shared"]
 
 _NAMED = 5
-"""Maximum number of members that a line of a table names. With --json all members are printed."""
+"""A line of a table lists the names of at most this many members. With --json all members are printed."""
 
 
 @click.group()

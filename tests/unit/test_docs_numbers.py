@@ -31,26 +31,27 @@ KEPT: Mapping[str, tuple[str, ...]] = {
     "README.md": ("sends {FLIGHTS} real flights",),
     "zk_paths.md": (
         "our slaves read it every {CHECKSUM_POLL_SECONDS:s} |",
-        "is changed when that has held for {ZONE_SETTLE_SECONDS:seconds}, by the first",
+        "zone, or in none, for {ZONE_SETTLE_SECONDS:seconds}, the first member in",
         "the next leader has taken them over, for {SUCCESSOR_SECONDS:s} at most",
-        "has a node ({LEADERLESS_SECONDS:s} and {PLANNING_SECONDS:s})",
+        "are registered. `metaq` commands (for {LEADERLESS_SECONDS:s}) and Spark queries (for "
+        "{PLANNING_SECONDS:s}) wait until, in every",
     ),
     "docs/standalone-zookeeper.md": (
-        "for the one before it; {KEPT_SNAPSHOTS} are kept",
+        "previous snapshot instead. It keeps {KEPT_SNAPSHOTS} snapshots.",
         "| ACLs of one node | at most {MOST_ACLS} |",
         "| identities of one connection | at most {MOST_IDENTITIES} |",
         "| at most {MOST_UNSENT_BYTES:bytes}, else a marshalling error |",
         "| is dropped at {MOST_UNSENT_BYTES:bytes}, and gets",
     ),
     "docs/reliability.md": (
-        "For its session timeout and {RETURN_SECONDS:seconds}, such a member begins no partition",
-        "no longer ago than twice its session timeout and {RETURN_SECONDS:seconds}",
+        "For its session timeout plus {RETURN_SECONDS:seconds}, a member that has",
+        "within the last two session timeouts plus {RETURN_SECONDS:seconds},",
     ),
     "docs/broker.md": (
         "gives connections up to {main.CLOSE_SECONDS:s} to take their answers",
         "reads from, writes to or ends | {MOST_EVENTS} |",
-        "for one partition with one call, less than {MAX_FRAME_BYTES:bytes+1}.",
-        "with less than {FULL_BYTES:bytes} lets another in-sync node lead",
+        "call, which writes less than {MAX_FRAME_BYTES:bytes+1}. If the kernel has",
+        "broker set](replication.md#operating-a-broker-set) with less than {FULL_BYTES:bytes} of free space lets",
         "A name has at most {MAX_NODE_NAME} characters,",
         "a PULL gives up to {MAX_PULL_BYTES:bytes}, or up to this value",
         "| `serverPort` | {DEFAULT_PORT:plain} |",
@@ -64,11 +65,11 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "up to {MAX_GAP_BYTES:bytes}, and about {PUT_RIGHT_SECONDS:seconds} of consuming, behind its true place",
         "the accepted messages of at most {MAX_GAP_BYTES:bytes} again",
         "Filters run on {FILTER_THREADS} threads",
-        "filter calls of one request end after {BUDGET_SECONDS:s},",
+        "for one request end after {BUDGET_SECONDS:s}. The broker then answers",
         "skips at most {judge.SCAN_BYTES:bytes} of rejected records",
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
-        "up to {STATS_NAMED} of these with their cause",
+        "sync), `read_only_partitions`, and up to {STATS_NAMED} read-only partitions with the",
         "The broker looks every {broker/main.TICK_SECONDS:ms} for syncs",
         "Every {SIZE_CHECK_SECONDS:s} the broker removes the oldest segments",
         "The reserve is {DEFAULT_RESERVE_PART:percent} of the disk, at most {MAX_DEFAULT_RESERVE_BYTES:bytes},",
@@ -87,13 +88,14 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| `requestSeconds` | {Quotas.request_seconds} |",
         *(f"| `{camel(name)}` | {{Quotas.{name}:plain}} |" for name in QUOTAS),
         "or are being worked on | {Quotas.unfinished_bytes:bytes}, and two requests",
-        "each connection may bring up to {SMALL_READ_BYTES:bytes} before it counts, or {LARGE_READ_BYTES:bytes} if",
+        "address; in addition the first {SMALL_READ_BYTES:bytes} of each connection do not count, or the "
+        "first {LARGE_READ_BYTES:bytes} if the connection has",
         "with their connection or their timeout | {PERIOD_LINES} in {PERIOD_SECONDS:s} of each kind",
         "| an incomplete request | {Quotas.request_seconds:s} at less than {UNFINISHED_BYTES_PER_SECOND:bytes} per",
         "| unsent answers of a connection | {broker/tuning.WRITE_BYTES:bytes} and one answer |",
         "do not read | {Quotas.unsent_bytes:bytes}, or `unsentBytes`",
-        "an answer carries {SCARCE_ANSWER_BYTES:bytes} of data;",
-        "one record of more than {REFUSED_ANSWER_BYTES:bytes} is refused",
+        "answer then carries at most {SCARCE_ANSWER_BYTES:bytes} of data. The broker",
+        "single record of more than {REFUSED_ANSWER_BYTES:bytes}, and a request for",
         "that take less than {UNFINISHED_BYTES_PER_SECOND:bytes} a second for `requestSeconds`",
         "or for one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
@@ -103,7 +105,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
         "| {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, or `--max-pending-puts`; each put counts {PUT_OVERHEAD_BYTES} bytes",
         "what it has read of them ({LARGE_READ_BYTES:bytes}, or a frame being received) waits",
-        "when they have grown to {SEQUENCE_LOG_BYTES:bytes}.",
+        "When a log has grown to {SEQUENCE_LOG_BYTES:bytes}, the broker shortens it",
         "| parts of a SEND_MANY | {MAX_PARTS} |",
         "| messages of a SEND_BATCH or a SEND_MANY | {MAX_BATCH_RECORDS} |",
         "| messages of a SEND_BATCH in a transaction | {MAX_TX_BATCH_RECORDS} |",
@@ -123,9 +125,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "of their own | {Quotas.made_topics}, or",
         "| half messages that wait for their outcome | {Quotas.half_messages}, or",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",
-        "wait for their turn ({Quotas.unfinished_bytes:bytes}, space for as much again of large frames that come, and "
-        "twice {MAX_FRAME_BYTES:bytes+1} for each address), "
-        "requests that wait for messages ({Quotas.waiting_bytes:bytes})",
+        "{Quotas.unfinished_bytes:bytes}, the same amount again as space for large frames that arrive, and "
+        "twice {MAX_FRAME_BYTES:bytes+1} for each address), requests that wait for messages "
+        "({Quotas.waiting_bytes:bytes}), puts that wait for",
         "puts that wait for their sync ({DEFAULT_MAX_PENDING_PUT_BYTES:bytes}),",
         "unsent answers ({Quotas.unsent_bytes:bytes})",
         "transactions ({Quotas.transaction_bytes:bytes}), shared groups ({Quotas.shared_bytes:bytes})",
@@ -133,10 +135,10 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "and for each connection one read ({LARGE_READ_BYTES:bytes}), "
         "space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "
         "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
-        "A table has {PAGE_ROWS} rows of a page, with links to the others (`?from={PAGE_ROWS}`)",
+        "A page shows {PAGE_ROWS} rows of a table, and has links to the table's other rows (`?from={PAGE_ROWS}`)",
         "| a client of the HTTP ports that takes nothing of an answer, or not the last of it | {ports.IDLE_SECONDS:s}",
         "| the body of a request by HTTP | {MAX_BODY_BYTES:bytes}; until",
-        "some 6 MB, and {MAX_LARGE_WORKS} large requests",
+        "broker works on up to {MAX_LARGE_WORKS} large requests at once.",
         "to a SHARED_STATUS that are made at once | {MAX_LISTINGS}, as",
         "| pages and metrics that are made and sent at once | {MAX_PAGES} |",
         "| one, of the addresses in turn | {MAX_LISTS} together may wait or be made",
@@ -152,42 +154,46 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "| index units of all partitions in memory | {MAX_UNITS:bytes*32}, but {LEAST_UNITS} units each in any case |",
         "When more than {GROUPED_FROM} partitions are due for a checkpoint, up to {MAX_GROUP} at a time",
         "(by hand or after {RESET_SECONDS:minutes})",
-        "Each turn delivers at most {DELAYED_TURN_RECORDS} messages or {DELAYED_TURN_BYTES:bytes};",
+        "the broker delivers at most {DELAYED_TURN_RECORDS} messages or {DELAYED_TURN_BYTES:bytes}; then it "
+        "serves other",
         "is tried again after {DELAYED_RETRY_SECONDS:range};",
-        "messages, `/metrics` {PAGE_GROUPS}, and the group",
+        "half messages, and `/metrics` lists {PAGE_GROUPS} groups. The group `*`",
         "(the {PAGE_GROUPS} largest values; the group",
-        "The oldest segment ({DELAYED_SEGMENT_BYTES:bytes}) goes when",
-        "a log of more than {DELAYED_LOG_BYTES:bytes} is of",
-        "looks at the clock after {DELAYED_SLEEP_SECONDS:s} at the latest",
+        "{DELAYED_SEGMENT_BYTES:bytes}) of a log of",
+        "a log has more than {DELAYED_LOG_BYTES:bytes}, and more than half",
+        "reads the wall clock at least every {DELAYED_SLEEP_SECONDS:s}.",
         "has gone, another producer is asked after {HALVES_LOST_SECONDS:s}",
-        "gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not asked for "
-        "{HALVES_SILENT_SECONDS:s}",
+        "The sender counts as gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not "
+        "polled for questions for {HALVES_SILENT_SECONDS:s}. Time in which the",
         "all senders have {HALVES_SILENT_SECONDS:s} to come back",
         "remembers the decisions of the last {HALVES_DECIDED} half messages",
     ),
     "docs/protocol.md": (
-        "no question of that producer has waited for {HALVES_SILENT_SECONDS:s}, or "
-        "{HALF_GRACE_SECONDS:s} after its connection was lost",
-        "counts as asking for {HALF_GRACE_SECONDS:s} after the first check is due, and for "
-        "{HALVES_SILENT_SECONDS:s} after the broker began to lead",
+        "waited at the broker for {HALVES_SILENT_SECONDS:s}, or {HALF_GRACE_SECONDS:s} after this producer's "
+        "connection",
+        "broker waits for it: for {HALF_GRACE_SECONDS:s} after the first check is due, and for "
+        "{HALVES_SILENT_SECONDS:s} after the broker began",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put whose body is larger than {MAX_BODY_BYTES:bytes} with 500",
-        "A SEND may have {OWN_PROPERTIES_BYTES:bytes} more, for properties",
-        "a line above {MAX_LINE_BYTES:bytes}:",
+        "other bytes against the limit of {MAX_BODY_BYTES:bytes}.",
+        "of a SEND may have {OWN_PROPERTIES_BYTES:bytes} more, for metaq's own",
+        "command line of more than {MAX_LINE_BYTES:bytes}: it sends the answers",
         "A frame is shorter than {MAX_FRAME_BYTES:bytes+1}, and its header has at most {MAX_FRAME_HEADER_BYTES:bytes}.",
         "more than {MAX_PARKED_PULLS} pulls wait on this connection, or {Quotas.waiting_bytes:bytes} of requests",
-        "{MAX_FILTER_CALLS} requests wait for [filters](broker.md#filters), or {MAX_SEARCHES} for their search",
+        "wait on all connections ([limits](broker.md#limits)); {MAX_FILTER_CALLS} requests wait for "
+        "[filters](broker.md#filters), or {MAX_SEARCHES} searches run or wait",
         "`keys` (the first ones, of {PREVIEW_KEYS} characters together at most)",
         "`payload` (base64 of its first {PREVIEW_BYTES} bytes, or null if it is compressed)",
-        "of more than {LONG_LIST_BYTES:bytes} a broker looks at the first {MAX_OWN_PROPERTIES} properties",
+        "property list has more than {LONG_LIST_BYTES:bytes}, a broker reads only the first "
+        "{MAX_OWN_PROPERTIES} of metaq's own properties",
         "`count` is at most {MAX_TX_BATCH_RECORDS};",
         "| `count` | number of records, 1 … {MAX_BATCH_RECORDS} |",
         "| `count` | number of records of all parts, 1 … {MAX_BATCH_RECORDS} |",
         "the {transactions.MAX_LISTED} transactions that have most bytes",
         "number of rows of the table, 1 … {MAX_PARTS};",
-        "and beyond {MAX_SEQUENCES} producers and partitions",
-        "was forgotten beyond the {MAX_SEQUENCES},",
-        "It allows for {REPEAT_LATE_SECONDS:minutes} that a repeated send",
+        "If there are more than {MAX_SEQUENCES} entries, the broker forgets",
+        "the partition. The limit of {MAX_SEQUENCES} may have made the",
+        "may have spent up to {REPEAT_LATE_SECONDS:minutes} in transit. The broker",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
         "has the size of its content in its header, of at most {MAX_PAYLOAD_BYTES:bytes}.",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
@@ -197,29 +203,31 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "an answer may have up to {SAME_ID} messages with one id",
         "1 … {MAX_MEMBER_CHARACTERS} printable characters",
         "most messages, 0 … {MAX_ACQUIRED:plain}, and bytes",
-        "A broker gives at most {SHARED_LEASED} at once",
+        "A broker gives at most {SHARED_LEASED} messages at once, and",
         "`groups` (at most {MAX_LISTED_GROUPS}, those",
         "duration of the lease, 1 … {MAX_LEASE_MS} |",
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
-        "no member has asked for {SHARED_MEMBER_SECONDS:s}, none waits",
+        "has sent an ACQUIRE for {SHARED_MEMBER_SECONDS:s}, no ACQUIRE waits and",
         "together may have {MAX_FILTER_BYTES} bytes",
-        "runs {MAX_RUNNING_SEARCHES} searches at once, of the addresses in turn. Together {MAX_SEARCHES} may run",
+        "one id. The broker runs {MAX_RUNNING_SEARCHES} searches at once, and serves the client addresses in "
+        "turn. At most {MAX_SEARCHES} searches may run or",
         "`limit`: 0 … {MAX_LISTED_DELAYED},",
     ),
     "docs/messages.md": (
         "`lease_seconds` ({SharedConfig.lease_seconds:plain}) only says",
-        "has at most {SHARED_MAX_HELD} messages leased or released on one partition, and looks {SHARED_MAX_AHEAD} "
-        "messages or {SHARED_AHEAD_BYTES:bytes} ahead ({SHARED_MAX_AHEAD_ORDERED} with",
+        "A group has at most {SHARED_MAX_HELD} messages leased or released on one partition. The broker looks"
+        " at most {SHARED_MAX_AHEAD} messages ({SHARED_MAX_AHEAD_ORDERED} with `ordered_by_key`) or "
+        "{SHARED_AHEAD_BYTES:bytes} ahead for a group.",
         "may begin with other settings {SHARED_MEMBER_SECONDS:s} after the last request of an old member",
     ),
     "docs/client.md": (
         "A topic has at most {MAX_NAME_BYTES:bytes}, and no blank",
-        "A broker remembers {MAX_SEQUENCES} producers and partitions.",
+        "of sends in at most {MAX_SEQUENCES} entries, one for each",
         "It works on `threads` partitions at once (1 to {MAX_HANDLER_THREADS}), on each",
         "`run(handler, threads=…)`, with 1 to {MAX_HANDLER_THREADS} threads,",
-        "as much work as `threads` do in {PREFETCH_SECONDS:s},",
+        "`threads` threads can handle in {PREFETCH_SECONDS:s}, but at most `prefetch`",
         "also after a lost answer, for up to {LEADER_SECONDS:s}.",
-        "or no leader answers within {LEADER_SECONDS:s}, is the commit unknown",
+        "if no leader answers within {LEADER_SECONDS:s}.",
         "`max_requests_in_flight` ({ProducerConfig.max_requests_in_flight}) requests",
         "`compression_from_bytes` ({ProducerConfig.compression_from_bytes}) are not compressed",
         "A payload may have {MAX_PAYLOAD_BYTES:bytes} before compression and {MAX_BODY_BYTES:bytes} after it.",
@@ -230,8 +238,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "({ProducerConfig.max_buffered_bytes:bytes}) wait",
         "whose deadlines lie within {TOGETHER_SECONDS:s} of",
         "after pauses of up to {MAX_PAUSE_SECONDS:s}",
-        "when ZooKeeper's view changes, after {TRUSTED_SECONDS:s}",
-        "has not answered {LAST_ANSWERS_SECONDS:s} later",
+        "until ZooKeeper's view changes, until {TRUSTED_SECONDS:s} have passed, or until",
+        "the client waits up to {LAST_ANSWERS_SECONDS:s} for answers of the",
         "keeps its partitions for {LEADERLESS_SECONDS:s}",
         "and no broker publishes it, the producer waits up to {LEADERLESS_SECONDS:s} for sets",
         "may come up to {PING_SECONDS:s} later",
@@ -239,7 +247,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "A future ends at most {producer/tuning.LOOK_SECONDS:s} after its deadline",
         "ends with `RequestTimedOut` at most {producer/tuning.LOOK_SECONDS:s} after its timeout",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
-        "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, which is also the most",
+        "limit. The default is `transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, "
+        "which is also the",
         "at most `ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, are saved, the producer first waits "
         "for their delivery, for `ordered_wait_seconds`, {ProducerConfig.ordered_wait_seconds}.)",
         "`recover_interval_seconds` ({ProducerConfig.recover_interval_seconds}). So order",
@@ -261,36 +270,37 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "it logs a line after {EMPTY_GETS} empty answers",
     ),
     "docs/replication.md": (
-        "Nodes remember {MAX_EPOCHS} epochs, or fewer if more than {MAX_ENDS} ends of partitions changed in them",
+        "do. Nodes remember the last {MAX_EPOCHS} epochs. They remember fewer epochs if more than {MAX_ENDS} "
+        "ends of partitions changed",
         "which epochs its data went through | {MAX_HELLO_BYTES:bytes} |",
         "| another message of a follower | {MAX_FOLLOWER_MESSAGE_BYTES:bytes};",
         "has not acknowledged | {MAX_BACKLOG_BYTES:bytes} for each follower |",
         "while something waits for it | {STUCK_SECONDS:s} |",
         "when the node stops, and within {REMEMBER_SECONDS:s} of a new partition's",
-        "once it has been in sync for {PREFERRED_SECONDS:seconds}, the leader hands over",
-        "writes its page cache back, for {WRITE_BACK_SECONDS:s} at most",
-        "the open transactions end, for {TRANSACTIONS_SECONDS:s} at most",
-        "takes its partitions along after {ZONE_SETTLE_SECONDS:s}:",
+        "has been in sync for {PREFERRED_SECONDS:seconds}, the current leader hands",
+        "cache to the disk, for {WRITE_BACK_SECONDS:s} at most, because it",
+        "open transactions have ended, for {TRANSACTIONS_SECONDS:s} at most. During this",
+        "in the new zone after {ZONE_SETTLE_SECONDS:s}. If a preferred node",
         "| slaveMaxDelayInMills | {DEFAULT_MAX_DELAY_MS} |",
         "| sendToSlaveTimeoutInMills | {DEFAULT_SEND_TIMEOUT_MS:plain} |",
         "| slaveContinuousFailureThreshold | {DEFAULT_FAILURE_THRESHOLD} |",
         "| checkSlaveIntervalInMills | {DEFAULT_CHECK_INTERVAL_MS} |",
         "with pauses of {replication/slave.BACKOFF_SECONDS:range},",
         "only after {AHEAD_SECONDS:s}, because a Java master does not report",
-        "asks for at most {partition_copy.FETCH_BYTES:bytes} at once",
+        "asynchronous slave requests at most {partition_copy.FETCH_BYTES:bytes} at once. It requests",
         "as a whole, up to {MAX_RECORD_BYTES:bytes}.",
-        "Our master lets {MAX_PARKED_PULLS} pulls wait on it",
-        "asks for further partitions again after {TROUBLE_SECONDS:range}.",
-        "compares the last {COMPARED_BYTES:bytes} of a partition",
+        "our master lets at most {MAX_PARKED_PULLS} PULL requests wait for",
+        "for the other partitions after {TROUBLE_SECONDS:range}.",
+        "slave compares only the last {COMPARED_BYTES:bytes} of each partition with",
     ),
     "docs/transactions.md": (
-        "when the newest file has more than {MAX_REDO_BYTES:bytes}.",
-        "waits {TRANSACTIONS_SECONDS:s} for the transactions that are open",
-        "That is about {STATE_BYTES:bytes} at most",
+        "newest file has grown above {MAX_REDO_BYTES:bytes}. The broker deletes a",
+        "**A hand-over** waits at most {TRANSACTIONS_SECONDS:s} for the transactions that",
+        "These are at most about {STATE_BYTES:bytes} of records if no",
         "| open transactions | {Quotas.open_transactions}, or",
         "held in memory | {Quotas.transaction_bytes:bytes}, or",
-        "list of prepared transactions | {MAX_PREPARED_BYTES:bytes}; each has its key, its topics and "
-        "{open_transactions.ROW_BYTES} bytes in it",
+        "list of prepared transactions | {MAX_PREPARED_BYTES:bytes}; each transaction takes up the length of "
+        "its key and its topics, and {open_transactions.ROW_BYTES} bytes | the broker",
         "| length of a key | {MAX_TX_KEY_CHARACTERS} characters",
     ),
     "docs/compatibility.md": (
@@ -309,16 +319,20 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         # what `bench.worst` fills a broker with, and what it measured
         "to a broker with 10,240 partitions, 10,000 shared groups and 50,000 half messages; no step of the broker's "
         "own work takes longer than 20 ms of processor time.",
-        "8 MiB take 3 to 6 ms.",
+        "at hand, a write of 8 MiB takes 3 to 6 ms. On a virtual machine",
         "the same write takes 20 to 25 ms, in any program",
         "22 ms with 10,240 partitions, and 46 ms more with 65,536 half messages.",
-        "one of 65,536 empty messages some 6 MB",
-        "with 4,000 connections, a connection without traffic takes 4.5 KB, and 6 KB with a pull that waits.",
+        "for it: a batch of 65,536 empty messages takes some 6 MB. The broker works on",
+        "once. In a measurement with 4,000 connections, a connection without traffic takes 4.5 KB, and a "
+        "connection with a waiting pull takes 6 KB. `python -m bench.worst_memory` sends",
         "2,048 at most",  # in store/files.py's default_open_limit
-        "Measured with 10,240 partitions: 4 to 5 KB of memory for each (120 MB in all at rest, with ZooKeeper), 14 "
-        "open files after a start, and 2 s of processor time from the start of the process to serving, with 10 GB",
-        "2 to 3 GB/s of 1 KiB messages from the page cache, 0.6 GB/s of 128 B.",
-        "Each message takes 16 bytes of memory: a broker with 5 million, spread over a year, has 160 MB in all.",
+        "In a measurement with 10,240 partitions, each partition took 4 to 5 KB of memory (120 MB in all at rest, with "
+        "ZooKeeper), and 14 files were open after a start.",
+        "with 10 GB of data, the broker needed 2 s of processor time from the start",
+        "partition's last checkpoint. It checks 2 to 3 GB/s of 1 KiB messages from the page cache, and 0.6 "
+        "GB/s of 128 B messages. `python -m bench.startup`",
+        "flush. Each waiting message takes 16 bytes of memory. A broker with 5 million waiting messages, "
+        "spread over a year, uses 160 MB of memory in all.",
         "some 5 s of processor time for 5 million",
     ),
     "docs/protocol.md": ("topic `t` (3 partitions)",),
@@ -327,13 +341,14 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "the last 4,096 that it has processed",  # Java's
         "here at most 17 s",  # 1 + 2 + 4 + 5 + 5: an example's
         "a group whose name is longer than 233 bytes",  # of limits' 240, without %RETRY%
-        "tries, 7.5 s of pauses",  # 0.5 × (1 + 2 + 3 + 4 + 5)
+        "which by default means after 7.5 s of pauses, the message",  # 0.5 × (1 + 2 + 3 + 4 + 5)
         "and within 50 ms if the broker has spare capacity.",  # measured: bench/delays.py
     ),
     "docs/compatibility.md": (
         "A record of 512 KiB or more",  # Java's, as the next
         "512 KiB and more on group-commit topics",
         "duplicate filter of 4,096 ids",
+        "on the same connection within 5 s.)",
     ),
     "docs/migrating.md": ("the move takes 2 to 3 seconds", "A move takes 2 to 3 seconds. Of 3,349 sends 10 failed"),
 }
