@@ -225,7 +225,7 @@ class ConnectionConfig:
     1.x for brokers that do not support frames. "text": always the text commands.
     """
     tls: TlsConfig | None = field(default_factory=profile_tls)
-    """TLS settings for all brokers; None: no TLS. The default comes from the profile file that METAQ_PROFILE names;
+    """TLS settings for all brokers; None: no TLS. The default comes from the user's [profile](security.md#profiles);
     without a profile the default is None.
     """
 

@@ -1,6 +1,4 @@
-"""The TLS settings of a client. They are given in the program, or in a profile file that the environment variable
-METAQ_PROFILE names.
-"""
+"""The TLS settings of a client. They are given in the program or in a profile file."""
 
 from __future__ import annotations
 
@@ -45,6 +43,35 @@ class TlsConfig:
             missing = "key" if self.certificate else "certificate"
             raise ConfigError(f"tls.{missing}", "", "name a PEM file: a certificate and its key go together")
 
+    @classmethod
+    def from_profile(cls, path: str | os.PathLike[str]) -> TlsConfig:
+        """Return the TLS settings of a profile file. Raises ConfigError if the file cannot be used.
+
+        Paths in the file are relative to the file's directory:
+
+            [tls]
+            ca = ca.pem
+            certificate = client.pem
+            key = client.key
+        """
+        path = os.fspath(path)
+        parser = ConfigParser(interpolation=None)
+        try:
+            with open(path, encoding="utf-8") as file:
+                parser.read_file(file)
+        except OSError as error:
+            raise ConfigError("profile", path, f"the profile cannot be read: {error.strerror}") from error
+        except (Error, UnicodeDecodeError) as error:
+            raise ConfigError("profile", path, f"it is no profile: {error}") from error
+        if not parser.has_section("tls"):
+            raise ConfigError("profile", path, "it is no profile: it has no section [tls]")
+        values = dict(parser["tls"])
+        if others := values.keys() - set(_KEYS):
+            remedy = f"is not a key of [tls]: use {', '.join(_KEYS)}"
+            raise ConfigError(f"{path}: {min(others)}", values[min(others)], remedy)
+        folder = os.path.dirname(os.path.abspath(path))
+        return cls(**{name: os.path.join(folder, value) for name, value in values.items() if value})
+
     def context(self) -> ssl.SSLContext:
         """Read the PEM files, and return the TLS context for new connections. Raises ConfigError if a file cannot be
         used.
@@ -53,33 +80,19 @@ class TlsConfig:
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings of the profile file that METAQ_PROFILE names. Return None if this environment variable is
-    not set. Raises ConfigError if the file cannot be used.
-
-    Paths in the file are relative to the file's directory:
-
-        [tls]
-        ca = ca.pem
-        certificate = client.pem
-        key = client.key
+    """Return the TLS settings of the user's profile file: the file that METAQ_PROFILE names. Without this environment
+    variable it is `~/.config/metaq/profile.ini`, if that file exists. Return None without a profile, and if METAQ_PROFILE
+    is empty. Raises ConfigError if the file cannot be used.
     """
     path = os.environ.get(PROFILE)
-    if not path:
-        return None
-    parser = ConfigParser(interpolation=None)
-    try:
-        with open(path, encoding="utf-8") as file:
-            parser.read_file(file)
-    except OSError as error:
-        raise ConfigError(PROFILE, path, f"the profile cannot be read: {error.strerror}") from error
-    except (Error, UnicodeDecodeError) as error:
-        raise ConfigError(PROFILE, path, f"it is no profile: {error}") from error
-    if not parser.has_section("tls"):
-        raise ConfigError(PROFILE, path, "it is no profile: it has no section [tls]")
-    values = dict(parser["tls"])
-    if others := values.keys() - set(_KEYS):
-        raise ConfigError(
-            f"{path}: {min(others)}", values[min(others)], f"is not a key of [tls]: use {', '.join(_KEYS)}"
-        )
-    folder = os.path.dirname(os.path.abspath(path))
-    return TlsConfig(**{name: os.path.join(folder, value) for name, value in values.items() if value})
+    if path is None:
+        path = _users_profile()
+        if not os.path.exists(path):
+            return None
+    return TlsConfig.from_profile(path) if path else None
+
+
+def _users_profile() -> str:
+    """Return the path of the profile file that counts without METAQ_PROFILE (XDG Base Directory Specification)."""
+    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return os.path.join(folder, "metaq", "profile.ini")

@@ -17,6 +17,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
+from metaq.client.settings.tls_config import PROFILE
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
 from metaq.coordination.sets.set_view import SetView
@@ -124,7 +125,10 @@ def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> 
     """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
-    return f"{reasons}: {missing} missing: start that broker, or correct its hostName"
+    remedy = "start that broker, or correct its hostName"
+    if "TLS" in reasons:  # it listens, but one side does not accept the other
+        remedy = f"check the profile that {PROFILE} names, and the broker's security.ini (docs/security.md)"
+    return f"{reasons}: {missing} missing: {remedy}"
 
 
 def check_complete(survey: Survey, partitions: Sequence[TopicPartition]) -> None:

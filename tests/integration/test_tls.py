@@ -115,7 +115,7 @@ def test_producers_consumers_and_commands_work_over_tls_alone(broker, pki, chroo
         producer.send("t", b"plain")
 
 
-def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pki, tmp_path):
+def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pki, tmp_path, operator, monkeypatch):
     endpoint = Endpoint("127.0.0.1", broker.port)
     run("security", "init", str(tmp_path / "others"))
     run("security", "client", str(tmp_path / "others"), "mallory")
@@ -133,6 +133,9 @@ def test_who_is_not_whom_the_other_expects_is_refused_with_the_reason(broker, pk
     with pytest.raises(BrokerUnavailable, match="certificate is refused"):
         open_connection(Endpoint("127.0.0.2", broker.port), app(pki)).close()
     open_connection(endpoint, app(pki)).close()
+    monkeypatch.setenv("METAQ_PROFILE", str(others / "profile.ini"))
+    told = operator.ran("topics", "describe", "t")
+    assert (told.code, "check the profile that METAQ_PROFILE names" in told.err) == (1, True), told
     assert "Traceback" not in broker.errors.read_text()
 
 

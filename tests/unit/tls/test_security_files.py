@@ -3,6 +3,7 @@
 import datetime
 import os
 import re
+import shutil
 import stat
 import time
 
@@ -120,6 +121,22 @@ def test_a_profile_is_the_default_of_every_connection(pki, monkeypatch):
     expected = TlsConfig(str(folder / "ca.pem"), str(folder / "client.pem"), str(folder / "client.key"))
     assert ConnectionConfig().tls == profile_tls() == expected
     assert ConnectionConfig(tls=None).tls is None
+    assert TlsConfig.from_profile(folder / "profile.ini") == expected
+
+
+def test_a_profile_in_the_users_directory_counts_without_the_variable(pki, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    shutil.copytree(pki / "app", home / ".config" / "metaq")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    tls = ConnectionConfig().tls
+    assert tls is not None
+    assert tls.ca == str(home / ".config" / "metaq" / "ca.pem")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert ConnectionConfig().tls is None
+    monkeypatch.delenv("XDG_CONFIG_HOME")
+    monkeypatch.setenv(PROFILE, "")
+    assert ConnectionConfig().tls is None
 
 
 @pytest.mark.parametrize(
