@@ -81,8 +81,8 @@ class TlsConfig:
 
 def profile_tls() -> TlsConfig | None:
     """Return the TLS settings of the user's profile file: the file that METAQ_PROFILE names. Without this environment
-    variable it is `~/.config/metaq/profile.ini`, if that file exists. Return None without a profile, and if METAQ_PROFILE
-    is empty. Raises ConfigError if the file cannot be used.
+    variable it is `~/.config/metaq/profile.ini`, if that file exists. Return None without a profile, and if
+    METAQ_PROFILE is empty. Raises ConfigError if the file cannot be used.
     """
     path = os.environ.get(PROFILE)
     if path is None:
