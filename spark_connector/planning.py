@@ -339,8 +339,8 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return the range `found`, ended after the message that contains the byte before `offset`. A broker that does not
-    speak frames cannot find that message; the range then keeps its end.
+    """Return the range `found` with another end: the end of the message that contains byte `offset` - 1. A broker that
+    does not speak frames cannot find that message; the range then keeps its end.
     """
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end

@@ -48,8 +48,8 @@ Answer: TypeAlias = Bytes | Deferred[Bytes] | None
 """The answer's bytes, a Deferred of them, or None for no answer."""
 
 Work: TypeAlias = Generator[None, None, Answer]
-"""The work on a long request, as a generator that returns the answer. The work takes a few milliseconds up to each
-`yield`, where other requests may be served.
+"""The work on a long request, as a generator that returns the answer. The work runs for a few milliseconds between one
+`yield` and the next; at each `yield`, other requests may be served.
 """
 
 

@@ -209,7 +209,7 @@ class Shares:
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
-        """Whether the address uses any of the resource."""
+        """Whether the address uses anything of what this budget counts."""
         return address in self._by_address
 
     def room(self, address: str) -> int:

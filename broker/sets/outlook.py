@@ -102,8 +102,8 @@ class Outlook:
     @property
     def may_create(self) -> bool:
         """Whether this node may create the set's state. A node that has been in the set before waits for an operator,
-        because only the lost state said which nodes have all acknowledged data. A new node also waits if a node is
-        present that has been in the set before. Of several new nodes, the first by name creates the state.
+        because only the lost state said which nodes hold all of the data that was acknowledged. A new node also waits
+        if a node is present that has been in the set before. Of several new nodes, the first by name creates the state.
         """
         nodes = self.view.nodes
         return (

@@ -99,8 +99,8 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the index units of the records from `offset` on, up to the next gap between records. Return as many
-        units as fit into a piece, but at least one.
+        """Return the index units of the records from `offset` on, up to the next gap between records. Return the units
+        of as many records as fit into one piece of the copy, but at least one unit.
         """
         reader = self._readers.get(segment)
         if reader is None:

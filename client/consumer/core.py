@@ -195,8 +195,8 @@ class MemberCore:
         self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
     ) -> Mapping[str, Sequence[str]]:
         """Return the partitions to assign to members, by topic. They are the registered partitions, and the partitions
-        that are absent only because their broker set is changing its leader. The names of a topic are in Java's string
-        order.
+        that are absent only because their broker set is changing its leader. The partition names of each topic are
+        sorted in Java's string order.
         """
         self.known = self._listed.union(kept)
         if not kept:

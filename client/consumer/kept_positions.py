@@ -165,7 +165,7 @@ class KeptPositions:
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
         """Return for each committed offset whether it was written after the last change in ZooKeeper that this member
         has seen (`seen_zxid`), so that it overrules the remembered position. in_any_case: whether ZooKeeper was set
-        back; then no offset overrules a position.
+        back to an earlier state. Then the remembered positions count in any case, and every result is False.
         """
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 

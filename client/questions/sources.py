@@ -1,4 +1,6 @@
-"""Find the broker from which a partition or a whole topic is read, and ask the brokers of many partitions."""
+"""Find the broker from which a partition or a whole topic is read, and send a question about many partitions to the
+broker of each.
+"""
 
 from __future__ import annotations
 
