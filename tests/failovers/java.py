@@ -72,6 +72,7 @@ def run(directory: Path, seed: int, say: Say, *, failovers: int = 4) -> Outcome:
         "handed out more than once": len(deliveries) - len({each.place.name for each in deliveries}),
         "consumers": len(clients.members),
         "consumers started again": len(clients.started_again),
+        "silent as the producer was cut off": clients.producer_cut_off,
     }
     details = {"faults": _seen(injuries.done, attempts, deliveries), "reasons": dict(findings.reasons)}
     return Outcome([*problems, *findings.problems], figures, details)

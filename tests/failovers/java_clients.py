@@ -47,6 +47,9 @@ class JavaClients(Group):
         self.members: dict[str, JavaConsumer] = {}
         self.started_again: list[str] = []
         """Members that had closed their connection to a broker for good, of which they own partitions."""
+        self.producer_cut_off = 0
+        """How often members got nothing because the producer had closed its connection to their broker for good."""
+        self._closed = 0
         self._ending = ExitStack()
 
     def __enter__(self) -> JavaClients:
@@ -72,8 +75,10 @@ class JavaClients(Group):
         owners of the partitions and what became of the sends meanwhile.
 
         A member that has no connection to a broker of which it owns partitions is started again: at each rebalance the
-        Java client may close its connections for good (docs/migrating.md), with brokers of either kind.
+        Java client may close its connections for good (docs/migrating.md), with brokers of either kind. The producer's
+        comes back at the next change of the brokers. Until then the members of that broker get nothing: counted.
         """
+        closed_before, self._closed = self._closed, self._closed_for_good()
         attempts = self.sends()
         sent = Counter(each.name.producer for each in attempts)
 
@@ -85,10 +90,18 @@ class JavaClients(Group):
             self._start_cut_off_again(silent())
         if not (found := silent()):
             return []
+        if self._closed_for_good() > closed_before:
+            self.producer_cut_off += 1
+            return []
         with Cluster(self.zookeeper) as cluster:
             owners = cluster.owners(GROUP, TOPIC)
         outcomes = Counter(each.ack.partition if each.ack else each.error for each in self.sends()[len(attempts) :])
         return [f"{name} (owners: {owners}; sends: {dict(outcomes)})" for name in found]
+
+    def _closed_for_good(self) -> int:
+        """How many new connections the producer's client has closed because it took the former ones for open."""
+        log = (self.directory / "java.log").read_text(errors="replace")
+        return sum("GeckoHandler" in line and "超过设定值" in line for line in log.splitlines())
 
     def _start_cut_off_again(self, names: Iterable[str]) -> None:
         """As a process of its own: a consumer that is shut down in the middle of a rebalance stays in its group."""
