@@ -33,7 +33,7 @@ from ..replication.host import ReplicationPart
 from ..replication.status import ReplicationStatus
 from ..requests.delayed import Listings
 from ..runtime.account import Account
-from ..runtime.dialing import Dialer
+from ..runtime.dialing import Dialer, meta_url
 from ..runtime.few_lines import FewLines
 from ..runtime.pace import Pace
 from ..runtime.pending_puts import PendingPuts
@@ -222,8 +222,7 @@ class Broker:
     @property
     def url(self) -> str:
         """The broker's address `meta://host:port`, as registered in ZooKeeper."""
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"meta://{host}:{self.port}"
+        return meta_url(self.config.host, self.port)
 
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
         """Use a new configuration, in which only topics and filters may differ from the old one."""

@@ -128,7 +128,7 @@ class FastConnection(PlainConnection):
         if space is not None:
             session.received(count, since)
         else:
-            if (count >= tuning.SMALL_READ_BYTES) != (self._read_bytes == tuning.LARGE_READ_BYTES):
+            if count >= tuning.SMALL_READ_BYTES or self._read_bytes != tuning.SMALL_READ_BYTES:
                 self._fit_reads(count)
             session.dataReceived(data)
         return None

@@ -11,6 +11,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
 
+from metaq.coordination.records.payloads import host_and_port
 from metaq.protocol.errors import TlsFailed
 from metaq.protocol.record import Buffer
 
@@ -28,7 +29,7 @@ P = TypeVar("P", bound=Protocol)
 
 def meta_url(host: str, port: int) -> str:
     """Return `meta://host:port`. host: a name or an address, IPv6 without brackets."""
-    return f"meta://[{host}]:{port}" if ":" in host else f"meta://{host}:{port}"
+    return f"meta://{host_and_port(host, port)}"
 
 
 class Dialer:
