@@ -163,10 +163,11 @@ class ConnectionPool:
 
     def _link(self, endpoint: Endpoint) -> _Link:
         with self._mutex:
-            link = self._core.link(endpoint, self._clock())
+            # First: if this is interrupted, the next call must come here again, which it does as long as it finds no
+            # link.
             if self._housekeeper is None:
                 self._housekeeper = BackgroundThread(self._keep_house, "metaq-housekeeping")
-            return link
+            return self._core.link(endpoint, self._clock())
 
     def _there(self, link: _Link) -> Connection | None:
         """Return the link's open connection, or None if no connection was tried yet. Raises BrokerUnavailable if the
@@ -220,6 +221,9 @@ class ConnectionPool:
     # --- housekeeping thread ----------------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
+        with self._mutex:
+            if self._housekeeper is None or not self._housekeeper.is_current:
+                return  # the start of this thread was interrupted, and another thread replaces it
         core = self._core
         while not core.closed:
             now = self._clock()

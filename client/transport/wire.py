@@ -5,10 +5,14 @@ connection's ClientStream.
 stores them. A signal handler cannot run in the middle of this call. So an interrupt cannot lose received bytes in a
 local variable. If a sending thread is interrupted, the connection ends, because it is unknown how many bytes have been
 sent (`_sending`).
+
+Connecting imports nothing. If an interrupt comes while CPython imports a module, the lock of all imports may stay
+locked for ever, and every thread that resolves a host name then blocks.
 """
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  (getaddrinfo would import it on a user's thread: see below)
 import math
 import select
 import socket

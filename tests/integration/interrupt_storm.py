@@ -6,6 +6,7 @@ Run by test_interrupt_storm.py, and by hand: `python -m tests.integration.interr
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -40,6 +41,8 @@ from tests.integration.background import Repeating
 from tests.waiting import DEADLINE, eventually
 
 _PATIENCE = 20.0
+_HANGS_SECONDS = 240.0
+"""A storm that lasts longer hangs, and ends with the stacks of its threads. It lasts two seconds."""
 
 Seen = Counter[str]
 """What happened how often. The test accepts no name that ends with "lost"."""
@@ -332,5 +335,6 @@ def _without_zeros(seen: Seen) -> Seen:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(_HANGS_SECONDS, exit=True)
     run: Callable[..., Seen] = globals()[f"storm_of_{sys.argv[1]}"]
     print(json.dumps(run(int(sys.argv[2]), *sys.argv[3:]), sort_keys=True), flush=True)

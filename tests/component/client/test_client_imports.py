@@ -31,3 +31,20 @@ def test_the_help_text_loads_no_command():
     script = "import sys, metaq.cli.app\nprint(metaq.cli.app.run(['--help']), 'logging' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "0 False"
+
+
+def test_sending_imports_nothing_because_an_interrupted_import_may_lock_all_others_for_ever():
+    script = """
+import sys
+from metaq import Producer
+from metaq.testing import FakeBroker, FakeCluster
+with FakeBroker({"t": 1}) as broker, Producer(metadata=FakeCluster([broker])) as producer:
+    before = set(sys.modules)
+    producer.send("t", b"x")
+    producer.send_async("t", b"x").result()
+    producer.send_batch("t", [b"x"])
+    producer.flush()
+print(broker.bodies("t", 0), sorted(set(sys.modules) - before))
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "[b'x', b'x', b'x'] []"

@@ -307,8 +307,9 @@ def test_closing_may_be_interrupted(broker):
     assert len(pulled.calls) == 1
 
 
+@pytest.mark.parametrize("used", [False, True], ids=["unused pool", "used pool"])
 @interrupted("client.transport.pool client.transport.core", threading, lines=False)
-def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
+def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker, used):
     down: set[Endpoint] = set()
 
     def connect(endpoint, config, timeout):
@@ -323,10 +324,12 @@ def test_an_interrupted_try_to_connect_leaves_a_pool_that_tries_again(broker):
 
     config = ConnectionConfig(reconnect_min_seconds=0.001, reconnect_max_seconds=0.01)
     pool = ConnectionPool(config, open=connect)
-    pool.connection(broker.endpoint, 10)  # starts the housekeeping
+    if used:
+        pool.connection(broker.endpoint, 10)  # starts the housekeeping
     endpoint = Endpoint("localhost", broker.endpoint.port)
     down.add(endpoint)
     yield reach
+    assert not reach()  # now only housekeeping tries again
     down.clear()
     eventually(reach)
     pool.close()
