@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -35,6 +35,9 @@ from .rebalance import Action, Event, State
 __all__ = ["GroupMember", "MissingTopics"]
 
 log = get_log(__name__)
+
+_NEVER = (1 << 63) - 1
+"""A ZooKeeper transaction id (zxid) that is greater than all real ones."""
 
 
 class GroupMember:
@@ -70,7 +73,9 @@ class GroupMember:
         self._committer = committer
         self._core = core
         self._fetcher = fetcher
-        self._kept = KeptPositions(membership, committer, clock, by_commits=not core.config.auto_commit_seconds)
+        self._kept = KeptPositions(clock, by_commits=not core.config.auto_commit_seconds)
+        self._published_on = 0  # the session on which lost commits were looked for
+        self._set_backs = 0  # number of set-backs of ZooKeeper known so far
         self._connections = 0  # number of the connection to ZooKeeper when the owned partitions were last checked
         self._missing_topics = MissingTopics(membership.group, view)
         self._view = view
@@ -209,10 +214,45 @@ class GroupMember:
         elif not self._session_lives() and not self._core.owned:  # otherwise the plan first drops the partitions
             raise SessionLost("there is no new ZooKeeper session yet")
         if not self._core.owned:
-            self._kept.publish()
+            self._publish_kept()
             if (pause := self._kept.ends_in) is not None:
                 self._timers.call_later(pause, self.changed)
         return Event.JOINED
+
+    def _publish_kept(self) -> None:
+        """On a new session, find out whether ZooKeeper has lost commits of this member, and write these offsets again.
+        Raises the errors of OffsetCommitter.commit; after an error the call may be repeated.
+        """
+        session_id = self._membership.session_id
+        if session_id == self._published_on:
+            return
+        kept = self._kept.positions()
+        names = {each: znode_name(each) for each in kept}
+        stored = self._committer.load(list(names.values())) if names else []
+        set_backs, last = self._membership.set_backs, self._membership.last_session_id
+        is_known = set_backs != self._set_backs
+        behind = self._kept.behind(kept, stored, self._newer(list(names.values()), is_known), last)
+        if is_known or self._kept.shows_loss(kept, behind):
+            # offsets that were written later come from another member, which may have known less
+            behind = self._kept.behind(kept, stored, self._newer(list(names.values()), True), last)
+            self._kept.wait_for_others(self._membership.session_timeout)
+            if behind:
+                self._committer.publish({names[each]: kept[each].place for each in behind})
+            log.warning(
+                "group %s: ZooKeeper was set back: wrote again where the group stands in %d partitions, and waits "
+                "up to %.0f s for the members that owned others",
+                *(self._membership.group, len(behind), self._kept.ends_in or 0.0),
+            )
+        self._set_backs, self._published_on = set_backs, session_id
+
+    def _newer(self, names: Sequence[tuple[str, str]], is_set_back: bool) -> list[bool]:
+        """Return for each committed offset whether it overrules the position that this member remembers, because it was
+        written after the last change in ZooKeeper that this member has seen. If ZooKeeper was set back to an older
+        state, no offset in ZooKeeper does.
+        """
+        return (
+            self._committer.changed_since(names, _NEVER if is_set_back else self._membership.seen_zxid) if names else []
+        )
 
     def _plan(self) -> Event:
         rules = self._rules
@@ -265,7 +305,7 @@ class GroupMember:
                     "group %s: ZooKeeper was set back: wrote the committed offsets of %d partitions again",
                     *(self._membership.group, restored),
                 )
-                self._kept.wait_for_others()
+                self._kept.wait_for_others(self._membership.session_timeout)
                 self._membership.hold_again([znode_name(each) for each in self._rules.known if each not in owned])
         self._connections = connections
 
@@ -298,7 +338,7 @@ class GroupMember:
         self._committer.commit(self._rules.losses)
         losses = self._rules.released()
         self._on_given_up(losses)
-        self._kept.gave_up(losses)
+        self._kept.gave_up(losses, self._membership.session_timeout)
         # last, because `_plan` does it again if it fails
         self._membership.release_many(znode_name(each.partition) for each in losses)
         return Event.RELEASED
@@ -321,7 +361,9 @@ class GroupMember:
         except BaseException:
             self._membership.release_many(names)
             raise
-        self._rules.begin(claimed, stored, self._kept.resume(claimed, stored), fence)
+        kept = self._kept
+        newer = self._newer(names, kept.ends_in is not None) if kept.knows_any(claimed) else [True] * len(names)
+        self._rules.begin(claimed, stored, kept.resume(claimed, stored, newer), fence)
         self._fetcher.serve_soon()
         self._fetcher.wake()
 

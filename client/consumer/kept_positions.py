@@ -6,26 +6,27 @@ and from then on the committed offsets count. But if ZooKeeper came back empty o
 and only the former owners know the group's positions. So a member remembers its positions until it has joined the group
 again. Then it writes the offsets that ZooKeeper has lost. For a while it also does not read partitions that it did not
 own before, and leaves them to their former owners.
+
+This code does no I/O: GroupMember reads and writes the committed offsets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-from metaq.coordination.groups.membership import GroupMembership
-from metaq.coordination.runtime.logs import get_log
+from typing import NamedTuple
 
 from ..fetching.cursor import PartitionCursor, Reached
 from ..fetching.tuning import RETURN_SECONDS
 from ..records.results import TopicPartition
-from .offset_commit import OffsetCommitter, znode_name
 
-__all__ = ["KeptPositions"]
+__all__ = ["Kept", "KeptPositions"]
 
-log = get_log(__name__)
 
-_NEVER = (1 << 63) - 1
-"""A ZooKeeper transaction id (zxid) that is greater than all real ones."""
+class Kept(NamedTuple):
+    """A partition that this member has owned, and the position where its next owner should begin."""
+
+    cursor: PartitionCursor
+    place: Reached
 
 
 class KeptPositions:
@@ -35,26 +36,20 @@ class KeptPositions:
     again.
     """
 
-    def __init__(
-        self, membership: GroupMembership, committer: OffsetCommitter, clock: Callable[[], float], *, by_commits: bool
-    ) -> None:
-        self._membership = membership
-        self._committer = committer
+    def __init__(self, clock: Callable[[], float], *, by_commits: bool) -> None:
         self._clock = clock
         self._by_commits = by_commits
         self._kept: dict[TopicPartition, PartitionCursor] = {}
-        self._published_on = 0  # the session
-        self._set_backs = 0  # number of set-backs of ZooKeeper known so far
         self._others_until = float("-inf")
         self._given_up: dict[TopicPartition, tuple[PartitionCursor, float]] = {}  # the cursor, and until when it counts
 
-    def gave_up(self, cursors: Iterable[PartitionCursor]) -> None:
+    def gave_up(self, cursors: Iterable[PartitionCursor], session_timeout: float) -> None:
         """Remember the positions of partitions that this member gave up on the current session. Until other members own
-        these partitions, only this member knows their positions.
+        these partitions, only this member knows their positions. session_timeout: of the session, in seconds.
         """
         now = self._clock()
         # one session timeout for the session to end, one more in reserve
-        until = now + 2 * self._membership.session_timeout + RETURN_SECONDS
+        until = now + 2 * session_timeout + RETURN_SECONDS
         self._given_up = {each: kept for each, kept in self._given_up.items() if kept[1] > now}
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
@@ -74,6 +69,8 @@ class KeptPositions:
         if self.ends_in is None:
             self._kept.clear()
 
+    # --- ZooKeeper was set back -------------------------------------------------------------------------------------
+
     @property
     def ends_in(self) -> float | None:
         """Seconds for which this member must still leave partitions to their former owners, because these may know
@@ -82,11 +79,11 @@ class KeptPositions:
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
-    def wait_for_others(self) -> None:
-        """For a while, read only partitions that this member owned before. This is called if ZooKeeper was set back to
-        an older state.
+    def wait_for_others(self, session_timeout: float) -> None:
+        """For a while, read only partitions that this member owned before. Call this if ZooKeeper was set back to an
+        older state. session_timeout: of the session, in seconds.
         """
-        self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
+        self._others_until = self._clock() + session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
         """Return those of `partitions` that this member must not read yet, because it leaves them to their former
@@ -94,57 +91,17 @@ class KeptPositions:
         """
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
-    def publish(self) -> None:
-        """On a new session, find out whether ZooKeeper has lost commits of this member, and write these offsets again.
-        Raises the errors of OffsetCommitter.commit; after an error the call may be repeated.
-        """
-        session_id = self._membership.session_id
-        if session_id == self._published_on:
-            return
-        known = self.given_up(self._kept) | self._kept
-        places = {each: place for each, cursor in known.items() if (place := self._place(cursor)) is not None}
-        names = {each: znode_name(each) for each in places}
-        stored = self._committer.load(list(names.values())) if names else []
-        set_backs = self._membership.set_backs
-        is_known = set_backs != self._set_backs
-        behind = self._behind(known, places, stored, names, in_any_case=is_known)
-        if is_known or any(_is_lost(known[each], found) for each, found in behind.items()):
-            # offsets that were written later come from another member, which may have known less
-            behind = self._behind(known, places, stored, names, in_any_case=True)
-            self.wait_for_others()
-            if behind:
-                self._committer.publish({names[each]: places[each] for each in behind})
-            log.warning(
-                "group %s: ZooKeeper was set back: wrote again where the group stands in %d partitions, and waits "
-                "up to %.0f s for the members that owned others",
-                *(self._membership.group, len(behind), self._others_until - self._clock()),
-            )
-        self._set_backs, self._published_on = set_backs, session_id
+    def positions(self) -> dict[TopicPartition, Kept]:
+        """Return the remembered positions of the partitions that this member has lost or recently given up."""
+        cursors = self.given_up(self._kept) | self._kept
+        return {each: Kept(cursor, place) for each, cursor in cursors.items() if (place := self._place(cursor))}
 
-    def resume(self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None]) -> list[Reached | None]:
-        """Return for each claimed partition the position that this member remembers, if no other member has got
-        further. None means that the member continues at the committed offset, as with any other partition. stored: the
-        committed offsets.
-        """
-        names = [znode_name(each) for each in partitions]
-        is_set_back = self.ends_in is not None
-        changed = self._changed(names, is_set_back) if self._kept.keys() & set(partitions) else [True] * len(names)
-        found: list[Reached | None] = []
-        for partition, committed, is_newer in zip(partitions, stored, changed, strict=True):
-            cursor = self._kept.get(partition)
-            place = None if cursor is None else self._place(cursor)
-            goes_on = place is not None and (committed is None or (not is_newer and committed[0] <= place[0]))
-            found.append(place if goes_on else None)
-        return found
-
-    def _behind(
-        self,
-        known: Mapping[TopicPartition, PartitionCursor],
-        places: Mapping[TopicPartition, Reached],
+    @staticmethod
+    def behind(
+        kept: Mapping[TopicPartition, Kept],
         stored: Sequence[Reached | None],
-        names: Mapping[TopicPartition, tuple[str, str]],
-        *,
-        in_any_case: bool,
+        newer: Sequence[bool],
+        last_session_id: int,
     ) -> dict[TopicPartition, Reached | None]:
         """Return the partitions whose committed offset is lower than the position that this member remembers. Each
         comes with its committed offset.
@@ -152,29 +109,46 @@ class KeptPositions:
         If this member lost a partition before its last session ended, other members may know a later position, so any
         committed offset overrules the remembered position. There is one more case in which a partition is returned:
         this member has claimed it, and the former owner has written its own offset again without knowing of the claim.
+
+        kept: the result of `positions`. stored: the committed offsets, in the same order. newer: for each of them,
+        whether it overrules the remembered position because it was written later.
         """
-        last = self._membership.last_session_id
-        changed = self._changed(list(names.values()), in_any_case) if names else []
         return {
             each: found
-            for each, found, is_newer in zip(places, stored, changed, strict=True)
-            if not (is_newer and found != known[each].claimed_at)
-            and (found is None or (found[0] < places[each][0] and known[each].fence == last))
+            for (each, (cursor, place)), found, is_newer in zip(kept.items(), stored, newer, strict=True)
+            if not (is_newer and found != cursor.claimed_at)
+            and (found is None or (found[0] < place[0] and cursor.fence == last_session_id))
         }
 
-    def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
-        """Return for each committed offset whether it was written after the last change in ZooKeeper that this member
-        has seen (`seen_zxid`), so that it overrules the remembered position. in_any_case: whether ZooKeeper was set
-        back to an earlier state. Then the remembered positions count in any case, and every result is False.
+    @staticmethod
+    def shows_loss(kept: Mapping[TopicPartition, Kept], behind: Mapping[TopicPartition, Reached | None]) -> bool:
+        """Return whether ZooKeeper has lost a commit of this member: a committed offset is missing, or lower than the
+        offset that this member committed. behind: the result of `behind`.
         """
-        return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
+        for each, found in behind.items():
+            committed = kept[each].cursor.committed
+            if committed is not None and (found is None or found[0] < committed[0]):
+                return True
+        return False
+
+    def knows_any(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether this member has lost any of these partitions together with its session."""
+        return not self._kept.keys().isdisjoint(partitions)
+
+    def resume(
+        self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None], newer: Sequence[bool]
+    ) -> list[Reached | None]:
+        """Return for each claimed partition the position that this member remembers, if no other member has got
+        further. None means that the member continues at the committed offset, as with any other partition. stored,
+        newer: as in `behind`.
+        """
+        found: list[Reached | None] = []
+        for partition, committed, is_newer in zip(partitions, stored, newer, strict=True):
+            cursor = self._kept.get(partition)
+            place = None if cursor is None else self._place(cursor)
+            goes_on = place is not None and (committed is None or (not is_newer and committed[0] <= place[0]))
+            found.append(place if goes_on else None)
+        return found
 
     def _place(self, cursor: PartitionCursor) -> Reached | None:
         return cursor.place(by_commits=self._by_commits)
-
-
-def _is_lost(cursor: PartitionCursor, found: Reached | None) -> bool:
-    """Return whether the committed offset that was found is missing, or lower than the offset that this member
-    committed.
-    """
-    return cursor.committed is not None and (found is None or found[0] < cursor.committed[0])

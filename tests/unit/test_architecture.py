@@ -137,7 +137,8 @@ FLOORS = {
 
 STORE_MUST_NOT_KNOW = ("socket", "ssl", "select", "selectors", "asyncio", "socketserver", "http", "urllib")
 CLIENT_CORES = (
-    *("consumer.core", "consumer.rebalance", "consumer.works", "consumer.zones", "shared.core"),
+    *("consumer.core", "consumer.kept_positions", "consumer.rebalance", "consumer.works", "consumer.zones"),
+    *("producer.check_pace", "shared.core"),
     *("transport.absences", "transport.core", "transport.redirects"),
 )
 CODECS_MUST_NOT_KNOW = (*STORE_MUST_NOT_KNOW, "threading", "logging", "time", "os", "subprocess", "pathlib")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from metaq.client.producer import ending_halves
+from metaq.client.producer import ending_core, ending_halves
 from metaq.client.producer.ending_halves import Ender, Telling
 from metaq.client.records.results import TopicPartition
 from metaq.client.runtime.waiting import Exchange
@@ -162,7 +162,7 @@ def test_what_comes_while_a_request_is_under_way_goes_together_in_the_next_one(b
 def test_threads_that_wait_go_with_the_others(broker, ender):
     told = begun(ender, 1)
     threads = [Thread(ender, half_id) for half_id in (2, 3)]
-    eventually(lambda: len(ender._place(PLACE).gathered) == 2)
+    eventually(lambda: len(ender._core._place(PLACE).gathered) == 2)
     answer(broker)
     answer(broker)
     assert {each.join() for each in threads} == {20, 30}
@@ -171,7 +171,7 @@ def test_threads_that_wait_go_with_the_others(broker, ender):
 
 
 def test_a_request_has_no_more_than_its_limit(broker, ender, monkeypatch):
-    monkeypatch.setattr(ending_halves, "MAX_ENDED_HALVES", 2)
+    monkeypatch.setattr(ending_core, "MAX_ENDED_HALVES", 2)
     told = begun(ender, 1, 2, 3, 4)
     for _ in range(3):
         answer(broker)
@@ -186,7 +186,7 @@ def test_other_partitions_do_not_wait(broker, ender):
 
 
 def test_a_refusal_is_told_to_all_of_its_request_and_the_others_go_on(broker, ender, monkeypatch):
-    monkeypatch.setattr(ending_halves, "MAX_ENDED_HALVES", 2)
+    monkeypatch.setattr(ending_core, "MAX_ENDED_HALVES", 2)
     told = begun(ender, 1, 2, 3, 4)
     answer(broker)
     answer(broker, RequestRefused(ResponseCode.NO_PERMISSION, "no"))
@@ -255,7 +255,7 @@ def test_answer_that_concerns_others_is_taken_where_no_interrupt_comes(broker, e
 def test_closing_ends_what_is_under_way_and_what_comes_later(broker, ender):
     told = begun(ender, 1, 2)
     thread = Thread(ender, 3)
-    eventually(lambda: len(ender._place(PLACE).gathered) == 2)
+    eventually(lambda: len(ender._core._place(PLACE).gathered) == 2)
     ender.close()
     assert results(told) == [ClientError, ClientError]
     assert thread.join() is ClientError

@@ -67,6 +67,7 @@ def test_a_pool_that_is_closed_in_the_middle_of_a_round_looks_after_no_further_b
         looked.append(link)
         pool._core.closed = True
 
+    pool._housekeeper = SimpleNamespace(is_current=True)
     pool._look_after = look_after
     pool._wake = SimpleNamespace(wait=lambda seconds: None)
     pool._core = SimpleNamespace(
