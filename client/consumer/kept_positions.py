@@ -2,10 +2,10 @@
 offsets.
 
 When a ZooKeeper session ends, its owner nodes disappear. Another member may then continue from the committed offsets,
-and from then on the committed offsets count. But if ZooKeeper came back empty or from an older copy, commits are lost,
-and only the former owners know the group's positions. So a member remembers its positions until it has joined the group
-again. Then it writes the offsets that ZooKeeper has lost. For a while it also does not read partitions that it did not
-own before, and leaves them to their former owners.
+and from then on the committed offsets count. But if ZooKeeper came back empty or with an older copy of its data,
+commits are lost, and only the former owners know the group's positions. So a member remembers its positions until it
+has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has lost. For a while it
+also reads no partitions that it did not own before, and leaves them to their former owners.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ _NEVER = (1 << 63) - 1
 
 
 class KeptPositions:
-    """The remembered positions of one member. Only the rebalance thread uses this object.
-
-    by_commits: whether the user calls commit. Then messages that were delivered after the last commit are delivered
-    again.
+    """The remembered positions of one member. The object is used by the rebalance thread only. by_commits: whether the
+user calls commit; if so, messages that were delivered after the last commit are delivered again.
     """
 
     def __init__(
@@ -76,20 +74,20 @@ class KeptPositions:
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds for which this member must still leave partitions to their former owners, because these may know
-        later positions. None: this member may read such partitions now.
+        """Seconds for which this member must still leave partitions to their former owners, because the former owners
+        may know later positions. None: this member may read all partitions now.
         """
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self) -> None:
-        """For a while, read only partitions that this member owned before. This is called if ZooKeeper was set back to
-        an older state.
+        """From now on read only partitions that this member owned before, for a limited time. Called if ZooKeeper was
+        set back to an older state.
         """
         self._others_until = self._clock() + self._membership.session_timeout + RETURN_SECONDS
 
     def waits_for_others(self, partitions: Collection[TopicPartition]) -> set[TopicPartition]:
-        """Return those of `partitions` that this member must not read yet, because it leaves them to their former
+        """Return the subset of `partitions` that this member must not read yet, because it leaves them to their former
         owners.
         """
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
@@ -150,8 +148,8 @@ class KeptPositions:
         comes with its committed offset.
 
         If this member lost a partition before its last session ended, other members may know a later position, so any
-        committed offset overrules the remembered position. There is one more case in which a partition is returned:
-        this member has claimed it, and the former owner has written its own offset again without knowing of the claim.
+        committed offset overrules the remembered position. A partition is also returned if this member has claimed it
+        and the former owner, without knowing of the claim, has then written its own offset again.
         """
         last = self._membership.last_session_id
         changed = self._changed(list(names.values()), in_any_case) if names else []
@@ -165,7 +163,7 @@ class KeptPositions:
     def _changed(self, names: Sequence[tuple[str, str]], in_any_case: bool) -> list[bool]:
         """Return for each committed offset whether it was written after the last change in ZooKeeper that this member
         has seen (`seen_zxid`), so that it overrules the remembered position. in_any_case: whether ZooKeeper was set
-        back to an earlier state. Then the remembered positions count in any case, and every result is False.
+        back to an earlier state. If it was, the remembered positions count in any case, and every result is False.
         """
         return self._committer.changed_since(names, _NEVER if in_any_case else self._membership.seen_zxid)
 

@@ -1,10 +1,11 @@
 """Send the outcomes of transactions with check-back to the brokers. While one request about a partition is in flight,
 further outcomes for this partition are collected, and the next request contains all of them.
 
-A thread that waits for its transaction sends its outcome at once if no request is in flight. Outcomes for which no
-thread waits are held for a moment, or until no local work is left to begin. The thread that reads an answer sends the
-next request. Outcomes of a failed request are sent again, before the others, until their deadlines. This is safe,
-because a broker decides a half message only once, even if it gets the outcome several times.
+A thread that waits for its transaction sends its outcome at once if no request is in flight. If no thread waits for an
+outcome, it is held back for a moment, or until no local work is left to begin. The thread that reads an answer sends
+the next request. If a request fails, its outcomes are sent again until their deadlines, before newer outcomes.
+Repeating an outcome is safe, because a broker decides a half message only once, even if it gets the outcome several
+times.
 
 **Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread continues its work (`_go_on`).
 If other threads than the reading one wait for an answer, the answer is processed on a thread that cannot be
@@ -60,15 +61,15 @@ class Telling(Waiter):
 
     def told(self, together: Sequence[Any]) -> None:
         """Called once for all outcomes in `together`, which include this one, when they are done and no thread waits
-        for them. It runs on a thread that reads answers, so it must not block.
+        for them. The call comes on a thread that reads answers, so `told` must not block.
         """
 
 
 class _Place:
     """The outcomes for one partition and their state. batch: the outcomes that are in flight, or that `sender` is about
-    to send; None: there are none. request: the request of the batch; set just before it is sent. paused: whether the
-    last try has failed, so that the timer thread sends again after a pause. lingers: whether the gathered outcomes are
-    held back for a moment, so that more can join them.
+    to send; None: there are none. request: the request of the batch; set just before the request is sent. paused:
+    whether the last try has failed, so that the timer thread sends again after a pause. lingers: whether the gathered
+    outcomes are held back for a moment, so that more can join them.
     """
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused", "request", "sender")
@@ -137,8 +138,8 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Queue an outcome for which no thread waits. It is sent at the next `hurry`, which comes soon, together with
-        the other outcomes queued until then. Call it on a thread that cannot be interrupted.
+        """Queue an outcome that no thread waits for. The next `hurry`, which comes soon, sends it together with the
+        other outcomes that are queued until then. Call `gather` on a thread that cannot be interrupted.
         """
         place = self._place(telling.partition)
         with self._lock:
@@ -201,7 +202,8 @@ class Ender:
 
     def _transmit(self, place: _Place, connection: Connection | None = None, caller: Telling | None = None) -> None:
         """Send the batch of `place`. connection: an open connection to the broker; None: get one. caller: the outcome
-        for which the current thread waits; the thread reads the answer itself if the batch has no other outcome.
+        that the current thread waits for. If the batch has no other outcome, the current thread reads the answer
+        itself.
         """
         batch, partition = place.batch, place.partition
         assert batch is not None
@@ -247,8 +249,8 @@ class Ender:
         reply: Reply | None,
         error: MetaqError | None,
     ) -> None:
-        """Process the answer to a batch, or the error instead of an answer. It is called a second time if an interrupt
-        has ended the first call.
+        """Process the answer to a batch, or the error instead of an answer. If an interrupt has ended the first call,
+        `_answered` is called a second time.
         """
         alone = len(batch) == 1 and batch[0].blocks and not place.gathered
         if alone or not may_be_interrupted():
@@ -284,9 +286,9 @@ class Ender:
         self._pass_on(place, batch, connection)
 
     def _pass_on(self, place: _Place, batch: Sequence[Telling], connection: Connection | None = None) -> None:
-        """End a batch, and send the outcomes that were gathered meanwhile. If `connection` is given and this thread
-        cannot be interrupted, they are sent at once. Otherwise the timer thread sends them, because it may have to
-        connect first.
+        """End a batch, and send the outcomes that were gathered meanwhile. If `connection` is given and the current
+        thread cannot be interrupted, they are sent at once. If not, the timer thread sends them, because the sender may
+        have to connect first.
         """
         with self._lock:
             if place.batch is not batch:
@@ -300,8 +302,8 @@ class Ender:
         self._finish(batch)
 
     def _failed(self, place: _Place, batch: Sequence[Telling], error: MetaqError) -> None:
-        """Handle a failed batch: queue the outcomes that have time left again, to be sent after a pause, and end the
-        others with `error`.
+        """Handle a failed batch. Outcomes with time left before their deadlines are queued again, and sent after a
+        pause. The other outcomes end with `error`.
         """
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):
@@ -336,8 +338,8 @@ class Ender:
     # --- the end of each ----------------------------------------------------------------------------------------------
 
     def _finish(self, tellings: Sequence[Telling]) -> None:
-        """Wake the threads that wait for ended outcomes, and call `told` for the other outcomes. A thread may be woken
-        twice, but `told` gets each outcome once.
+        """For each ended outcome, wake the thread that waits for it. If no thread waits, call `told`. A thread may be
+        woken twice, but `told` gets each outcome once.
         """
         tellings = [each for each in tellings if each.reply is not None or each.error is not None]
         with self._lock:
@@ -358,7 +360,7 @@ class Ender:
         self._timers.call_later(max(0.0, deadline - self._clock()), self._look)
 
     def _look(self) -> None:
-        """End the outcomes whose deadline has passed and for which no thread waits. Runs on the timer thread."""
+        """End all outcomes that have passed their deadline and that no thread waits for. Runs on the timer thread."""
         now = self._clock()
         with self._lock:
             left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]
