@@ -82,9 +82,10 @@ def run(
     """Run a broker until SIGTERM or SIGINT arrives; print one line when the broker serves. Return the process's exit
     code.
 
-    On SIGHUP the broker reads its configuration files again. To stop, the broker unregisters from ZooKeeper, and
-    continues to serve for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that clients can move to
-    other brokers. A second signal ends this time at once. Only the main thread may call this function.
+    On SIGHUP the broker reads its configuration files again. To stop, the broker first unregisters from ZooKeeper. Then
+    it continues to serve clients for a while, so that they can move to other brokers; zkSyncTimeMs in server.ini gives
+    the length of this while in milliseconds. A second SIGTERM or SIGINT makes the broker stop at once. This function
+    must be called by the main thread.
 
     filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
@@ -126,8 +127,8 @@ class BrokerProcess:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         rng: random.Random | None = None,
     ) -> None:
-        """reactor: Twisted's reactor for time, descriptors and threads. files: the files from which `config` was read;
-        a reload reads them again.
+        """reactor: Twisted's reactor for time, descriptors and threads. files: the paths of the files that `config` was
+        read from; a reload reads these files again.
 
         rng: chooses the partition for each put that leaves the choice to the broker.
         """

@@ -10,11 +10,13 @@ from __future__ import annotations
 # --- connections: `pipelined-128`, `produce-128`, and `latency` ------------------------------------------------------
 
 TURN_SECONDS = 0.005
-"""When requests of one connection have been served for this many seconds, the other connections have their turn."""
+"""After the broker has served requests of one connection for this many seconds, it serves the other connections
+first.
+"""
 
 ITERATION_SECONDS = 0.01
-"""Seconds in one iteration of the reactor for the turns of all connections together. The processing of incoming data
-may take the same time in addition.
+"""Seconds in one iteration of the reactor for the turns of all connections together. In each iteration, the processing
+of incoming data may take up to the same number of seconds in addition.
 """
 
 COUNTED_SECONDS = 0.001
@@ -44,8 +46,8 @@ messages takes some 6 MiB in addition to its frame while the messages are stored
 """
 
 MAX_LISTINGS = 16
-"""Maximum number of answers with a listing that may be in progress at once. Such an answer is built in steps, and takes
-3 MB if it lists 10,000 groups.
+"""Maximum number of answers with a listing that may be in progress at once. An answer with a listing is built in
+several steps, and takes 3 MB if it lists 10,000 groups.
 """
 
 WRITE_BYTES = 64 << 10
@@ -55,9 +57,9 @@ bytes are collected when they are written, the answers are first joined into one
 
 READ_REQUESTS = 512
 """Maximum number of requests from one read that are decoded and served before other connections have their turn; this
-takes some milliseconds. For frames other than SENDs the limit is a quarter of this number. One read may bring 50,000
-requests. If the number were half as large, sends would cost 5 % more, because each turn appends its messages separately
-from the other turns.
+takes some milliseconds. If the requests are frames other than SENDs, the limit is a quarter of this number. A single
+read may bring 50,000 requests. With half this number, sends would cost 5 % more, because the messages of each turn are
+appended separately.
 """
 
 HTTP_READ_BYTES = 8 << 10
@@ -71,7 +73,9 @@ uses its heap; for a larger buffer it maps fresh pages.
 """
 
 LARGE_READ_BYTES = 512 * 1024
-"""Maximum number of bytes that are read at once from a connection whose last read has filled SMALL_READ_BYTES."""
+"""Maximum number of bytes that are read at once from a connection, if the last read from it has filled
+SMALL_READ_BYTES.
+"""
 
 RECEIVE_BYTES = 4 << 20
 """Size of a socket's receive buffer in bytes. A small request occupies a kibibyte of the buffer, but the system
@@ -80,15 +84,15 @@ requests are read together, each request costs more.
 """
 
 PAGE_ROWS = 500
-"""Maximum number of rows of a table that one HTML page shows. More rows are hard to read; links lead to the other
-rows.
+"""Maximum number of rows of a table that one HTML page shows. A page with more rows would be hard to read. Links on the
+page lead to the other rows.
 """
 
 PAGE_LOGS = 512
 """Maximum number of partitions that `/metrics` examines before other requests are served; this takes 1 ms."""
 
 PAGE_GROUPS = 1000
-"""Maximum number of groups for which `/metrics` has rows. With the longest names the rows take 1 MB."""
+"""Maximum number of groups that `/metrics` lists. If the groups have the longest names, their rows take 1 MB."""
 
 STATS_NAMED = 100
 """Maximum number of read-only partitions, late partitions or groups that an item of `stats` names."""
@@ -99,9 +103,9 @@ STATS_LINES = 64
 # --- puts and sends: `pipelined`, `pipelined-128`, `partitions-1024`, `partitions-10240` -----------------------------
 
 RUN_LEAST_COST = 100
-"""A run (puts that came together) is stored in one step if its cost is at least this number. The cost is 1 for each put
-plus RUN_PARTITION_COST for each partition. Storing a run in one step takes 80 µs, but saves 1 µs for each put and 4 µs
-for each partition.
+"""A run is many puts that came together. Its puts are stored in one step, instead of one by one, if the cost of the run
+is at least this number. The cost is 1 for each put plus RUN_PARTITION_COST for each partition. Storing a run in one
+step takes 80 µs, but saves 1 µs for each put and 4 µs for each partition.
 """
 
 RUN_PARTITION_COST = 4
@@ -128,7 +132,7 @@ quarter of a millisecond.
 """
 
 STEP_PARTITIONS = 64
-"""Maximum number of partitions to which puts are appended before other requests are served. This takes some
+"""Maximum number of partitions to which puts are appended before other requests are served. The appends take some
 milliseconds, because each append writes to a file.
 """
 
@@ -143,13 +147,13 @@ checked one by one.
 """
 
 SEND_SLICE_SECONDS = 0.003
-"""Seconds for which a SEND_MANY appends its parts before other requests are served. Each part is written to a file
-separately.
+"""Seconds for which the broker appends the parts of a SEND_MANY before it serves other requests. A part is the records
+for one partition. Each part is written to a file separately.
 """
 
 WORK_SLICE_SECONDS = 0.003
-"""Seconds for which work that belongs to no single request runs before requests are served. Such work is commits,
-answers that waited for one sync, and the transactions of a lost connection.
+"""Seconds for which the broker does work that belongs to no single request, before it serves requests. Examples are
+commits, answers that waited for one sync, and the transactions of a lost connection.
 """
 
 COMMIT_SLICE_RECORDS = 1 << 16
@@ -165,13 +169,13 @@ number for that partition.
 """
 
 MAX_SEQUENCES = 1 << 17
-"""Maximum number of pairs of producer and partition whose last sequence number is remembered; they take some 50 MiB.
-Above this number, some pairs of the client address that has the most pairs are forgotten.
+"""Maximum number of pairs of producer and partition whose last sequence number is remembered. So many pairs take some
+50 MiB. If there are more, the broker forgets some pairs of the client address that has the most pairs.
 """
 
 FORGOTTEN_SEQUENCES = 1 << 10
-"""Number of pairs of producer and partition that are forgotten at once. If a quarter of the client address's pairs is
-less than this number, only this quarter is forgotten. Forgetting the pairs takes some milliseconds.
+"""Number of pairs of producer and partition that are forgotten at once. If a quarter of all pairs of the chosen client
+address is a smaller number, only this quarter is forgotten. Forgetting the pairs takes some milliseconds.
 """
 
 FEW_SEQUENCES = 8
@@ -195,7 +199,7 @@ COMPACTION_PAUSE_SECONDS = 60.0
 
 SEQUENCE_LOG_BYTES = 16 << 20
 """The internal log of sequence numbers is rewritten when it has grown to this many bytes and to four times the size of
-the remembered state. The new log contains only this state.
+the remembered state. The rewritten log contains only the remembered state.
 """
 
 SEQUENCE_ROWS = 1 << 10
@@ -207,7 +211,7 @@ DELAYED_SLEEP_SECONDS = 1.0
 """Maximum seconds between two readings of the wall clock, so that a step of the clock is noticed."""
 
 DELAYED_LEAST_SECONDS = 0.0005
-"""Minimum seconds for which a timer for delayed messages is set."""
+"""Shortest time, in seconds, until a timer for delayed messages fires."""
 
 DELAYED_TURN_RECORDS = 512
 DELAYED_TURN_BYTES = 256 << 10
@@ -216,8 +220,8 @@ this takes some 3 ms.
 """
 
 DELAYED_UNSAFE_SECONDS = 0.002
-"""If a delayed message is due but not yet safe on the disk, it is checked again after this many seconds. A sync takes
-about this time.
+"""If a delayed message is due but not yet safe on the disk, the broker checks it again after this many seconds. A sync
+of the disk takes about the same time.
 """
 
 DELAYED_RETRY_SECONDS = (0.1, 5.0)
@@ -249,21 +253,21 @@ ms.
 """
 
 DELAYED_LOG_BYTES = 128 << 20
-"""The oldest segments of a log of delayed messages are removed when the log has grown to this many bytes and to twice
-the size of its waiting records.
+"""When a log of delayed messages has grown to this many bytes, and to twice the size of the records that still wait in
+it, its oldest segments are removed.
 """
 
 DELAYED_CLEANED_BYTES = 1 << 20
-"""Before an oldest segment is removed, the messages in it that still wait are written again at the end of the log. This
-is the maximum number of bytes that are written before other requests are served.
+"""Before an oldest segment is removed, the messages in it that still wait are written again at the end of the log. At
+most this many bytes are written again before other requests are served.
 """
 
 DELAYED_CLEANING_PAUSE_SECONDS = 0.005
 """Pause in seconds between two steps of writing the waiting messages of an oldest segment again."""
 
 DELAYED_CANCELLED = 1 << 14
-"""Number of cancelled messages that are remembered, so that a repeated cancellation gets the same answer as the first
-one.
+"""Number of cancelled messages that the broker remembers, so that a repeated cancellation gets the same answer as the
+first cancellation.
 """
 
 DELAYED_LOOKED_AT = 1 << 14
@@ -281,13 +285,13 @@ LISTING_PAUSE_SECONDS = 0.00005
 """Pause in seconds during which a worker thread that builds a list lets other threads run Python code."""
 
 DELAYED_LATENESS = 1 << 13
-"""Number of deliveries of delayed messages for which the metrics remember how late they were."""
+"""Number of the last deliveries of delayed messages whose lateness the metrics remember."""
 
 # --- half messages: broker/halves -------------------------------------------------------------------------------------
 
 HALVES_MOST_PAUSE_SECONDS = 3600.0
-"""Longest pause, in seconds, between two questions about the outcome of a half message; the pauses double up to this
-value.
+"""Longest pause, in seconds, between two questions about the outcome of a half message. Each pause is twice as long as
+the one before it, until this value is reached.
 """
 
 HALVES_LOST_SECONDS = 1.0
@@ -296,28 +300,30 @@ after this many seconds.
 """
 
 HALVES_SILENT_SECONDS = 10.0
-"""If a producer has not asked the broker for checks for this many seconds, it counts as gone, and other producers of
-its group are asked about its half messages. When the broker begins to lead, it measures this time from that moment.
-Producers ask again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
+"""If a producer has not asked the broker for checks for this many seconds, the producer counts as gone. Then other
+producers of its group are asked about its half messages. When a broker begins to lead, the seconds count from that
+moment for all producers. Producers ask again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
 """
 
 HALVES_STEP_SECONDS = 2.0
-"""If more than this many seconds have passed between two readings of the clock, the broker itself was paused, and this
-time does not count as silence of the producers. The value is less than HALF_GRACE_SECONDS (protocol/limits.py), so that
-a pause of the broker does not make a producer count as gone.
+"""If more than this many seconds have passed between two readings of the clock, the broker itself was paused. Then the
+time between the two readings does not count as silence of the producers. The value is less than HALF_GRACE_SECONDS
+(protocol/limits.py), so that a pause of the broker does not make a producer count as gone.
 """
 
 HALVES_TURN_RECORDS = 256
-"""Maximum number of half messages whose first check is due that are handled before other requests are served. This
-takes some 4 ms if each message has another group. The answers to the producers that ask may take the same time in
-addition.
+"""Maximum number of half messages whose first check is due that are handled before other requests are served. Handling
+them takes some 4 ms if each message belongs to a different group. Answering the producers that ask for checks may take
+the same time in addition.
 """
 
 HALVES_TURN_BYTES = 1 << 20
 """Maximum number of bytes of half messages in one answer to a producer that asks for checks."""
 
 HALVES_CALLER_GROUPS = 1024
-"""Maximum number of producer groups for which one connection may ask for checks. A producer asks for only one group."""
+"""Maximum number of producer groups that one connection may name when it asks for checks. A producer names only one
+group.
+"""
 
 HALVES_COUNTED = 1 << 10
 """Maximum number of producer groups whose half messages are counted before other requests are served; this takes some
@@ -355,8 +361,8 @@ PULL_MAX_RUNS = 4096
 """Maximum number of runs of neighbouring records in one answer of a filtered pull."""
 
 WHERE_STEP_BYTES = 2 << 20
-"""Number of bytes of records that one step of a pull with a filter by content reads. It was chosen with `python -m
-bench.where`.
+"""Number of bytes of records that one step of a pull with a filter by content reads. The value was chosen with `python
+-m bench.where`.
 """
 
 WHERE_SLICE_RECORDS = 2048
@@ -376,13 +382,13 @@ it again.
 """
 
 WHERE_TURN_SECONDS = 0.003
-"""Seconds for which all filters together may work in one turn of the reactor. They may exceed it by at most one
-slice.
+"""Seconds for which all filters together may work in one iteration of the reactor. They may exceed this time by the
+duration of at most one slice of work.
 """
 
 WHERE_GATHER_SECONDS = 0.02
-"""Maximum seconds for which an answer with a matching message is held back to collect more matching messages, while
-there are more messages to examine.
+"""If an answer already has a matching message but there are more messages to examine, the answer is held back for at
+most this many seconds, to collect more matching messages.
 """
 
 WHERE_GAP_BYTES = 16 << 10
@@ -404,14 +410,14 @@ SPAN_BYTES = 1 << 20
 """Records that lie within a range of this many bytes are read with one read."""
 
 SEARCH_LOGS_PER_STEP = 64
-"""Maximum number of partitions for which a search creates views in one step on the reactor thread. No benchmark
+"""Maximum number of partitions whose logs a search prepares for reading in one step on the reactor thread. No benchmark
 measures searches.
 """
 
 # --- cold reads: `python -m bench.backlog` ---------------------------------------------------------------------------
 
 MAX_COLD_READS = 4
-"""Maximum number of reads of cold data (data that is not in the page cache) that run at the same time."""
+"""Maximum number of reads of cold data that run at the same time. Cold data is data that is not in the page cache."""
 
 MAX_COLD_READERS = 4096
 """Maximum number of pairs of partition and group whose position in cold data is remembered. The least recently used
@@ -427,8 +433,8 @@ MIN_COLD_WINDOW_BYTES = 512 << 10
 """The smallest window: each cold reader may always fetch this many bytes ahead."""
 
 LOOK_UP_MAX_LOADS = 3
-"""Maximum number of times that the same piece of an index is loaded in the background for one lookup. After that the
-lookup reads from the disk directly.
+"""Maximum number of times that one lookup loads the same range of an index into the page cache in the background. After
+that the lookup reads the range from the disk directly.
 """
 
 PACE_MIN_BYTES_PER_SECOND = 32 << 20
@@ -438,25 +444,25 @@ PACE_WRITTEN_FACTOR = 1.0
 """All cold readers together may also always read at this multiple of the rate of writes, so that they keep up."""
 
 PACE_MAX_LATENESS_SECONDS = 0.001
-"""The mean number of seconds by which the reactor may be late for a timer; above it, cold reads are slowed down.
-Requests that need no cold data wait for about the same time as a late timer.
+"""The highest allowed mean lateness of the reactor's timers, in seconds. If timers are later, cold reads are slowed
+down. Requests that need no cold data wait for about as long as a timer is late.
 """
 
 PACE_MAX_WAITING_PART = 0.05
-"""The maximum fraction of the time in which the reactor thread may be ready to run without getting a processor. Above
-this fraction, the machine has too few processors for its work.
+"""The highest allowed fraction of time during which the reactor thread is ready to run but has no processor. Above this
+fraction, the machine has too few processors for its work.
 """
 
 PACE_MAX_BYTES_PER_SECOND = float(8 << 30)
-"""The highest rate of cold reads in bytes per second, for a broker that has little else to do. It is practically no
-limit.
+"""The highest rate of cold reads in bytes per second, for a broker that has little else to do. The value is so high
+that it practically limits nothing.
 """
 
 PACE_WINDOW_SECONDS = 0.1
 """Seconds between two adjustments of the rate of cold reads."""
 
 PACE_TIMER_SECONDS = 0.01
-"""Period, in seconds, of the timer with which the lateness of the reactor is measured."""
+"""Period, in seconds, of the timer that measures the lateness of the reactor."""
 
 PACE_SLOWER = 0.5
 """The rate of cold reads is multiplied by this factor if the reactor is late."""
@@ -490,8 +496,8 @@ priority.
 """
 
 SHARED_MAX_HELD = 1 << 16
-"""Maximum number of messages of one partition that a shared group may hold. Held messages are those that are leased, or
-that were released and are not leased again. They take some 25 MiB.
+"""Maximum number of messages of one partition that a shared group may hold. Held messages are messages that are leased,
+or that were released and are not leased again yet. So many held messages take some 25 MiB.
 """
 
 SHARED_MAX_AHEAD = 1_000_000
@@ -515,8 +521,8 @@ groups is used up.
 """
 
 SHARED_MAX_RANGES = 100_000
-"""Maximum number of separate ranges of acknowledged messages in a partition. Above this number, the oldest messages are
-leased first, regardless of priority.
+"""Maximum number of separate ranges of acknowledged messages in a partition. If there are more ranges, the group's
+oldest messages are leased first, regardless of their priority.
 """
 
 SHARED_SCAN_BYTES = 1 << 20
@@ -529,8 +535,8 @@ SHARED_SCAN_ORDERED = 1 << 10
 """Replaces SHARED_SCAN_RECORDS for a group that gets the messages of a key in order; this takes some milliseconds."""
 
 SHARED_LEASED = 1 << 10
-"""Maximum number of messages that one ACQUIRE request gets, even if it asks for more. Leasing them takes some
-milliseconds, and reading them takes the same time.
+"""Maximum number of messages that one ACQUIRE request gets, even if it asks for more. Leasing so many messages takes
+some milliseconds, and reading them takes some milliseconds more.
 """
 
 SHARED_SETTLED = 1 << 10
@@ -551,7 +557,7 @@ served.
 
 SHARED_LOG_BYTES = 16 << 20
 """The internal log of a shared group is rewritten when it has grown to this many bytes and to four times the size of
-the group's state. The new log contains only this state.
+the group's state. The rewritten log contains only the group's state.
 """
 
 SHARED_READ_BYTES = 2 << 20

@@ -18,8 +18,8 @@ from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 __all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-"""The Java class that runs the server. It runs a standalone server if the configuration names no other servers. Unlike
-ZooKeeperServerMain, it purges old logs.
+"""The Java class that runs the server. The class runs a standalone server if the configuration names no other servers.
+Unlike the class ZooKeeperServerMain, it purges old logs.
 """
 
 _JARS = (
@@ -69,12 +69,12 @@ _VERSION = re.compile(r'"(?:1\.)?([0-9]+)')
 
 
 class EmbeddedZooKeeper(ZooKeeperProcess):
-    """Apache's ZooKeeper server in a child process. Call start(), use connect_string, then call stop(). Only one thread
-    at a time may use an object of this class.
+    """Apache's ZooKeeper server in a child process. Call start(), use connect_string, then call stop(). Two threads
+    must not use an object of this class at the same time.
 
     data_dir: the directory for zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory
     with the server's jars, of version MIN_VERSION or later. If jars is None, PySpark's jars are used, whatever their
-    version; metaq's tests do this.
+    version. metaq's tests use PySpark's jars.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
     def _write_logback(self) -> Path:
         """Write a configuration file for logback, the logging library in Apache's distribution, and return its path.
-        Without this file, logback would log every step of the server.
+        If this file were missing, logback would log every step of the server.
         """
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")

@@ -1,3 +1,3 @@
-"""The version of metaq. It is written in no other place."""
+"""The version number of metaq. No other file contains this number."""
 
 __version__ = "0.1.0"

@@ -1,10 +1,10 @@
-"""The protocol logic of a client's connection, which finds the pending request for each received answer. It does no
-I/O, and uses no thread and no clock.
+"""The protocol logic of a client's connection. For each received answer it finds the pending request. The code in this
+module does no I/O, and uses no thread and no clock.
 
 The code that does the I/O of a connection is called its driver (docs/decisions/060-connection-core.md). A driver first
 sends `Opening.request`, and creates a ClientStream with the version in the broker's answer. For each request it takes
-an opaque, stores an object of its own under this opaque in `pending`, and sends the encoded request. It passes received
-bytes to `receive` and the current time to `expire`, and takes the results from `outcomes`.
+an opaque, stores an object of its own under this opaque in `pending`, and sends the encoded request. The driver passes
+received bytes to `receive` and the current time to `expire`, and takes the ended requests from `outcomes`.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Timed(Protocol):
 
     @property
     def deadline(self) -> float:
-        """The time at which the request times out, in seconds of the driver's clock. It may change while the request is
-        pending.
+        """The time when the request times out, in seconds of the driver's clock. The time may change while the request
+        is pending.
         """
 
 
@@ -74,8 +74,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. One of metaq's own
-    brokers answers with a version that tells that this broker accepts frames.
+    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. If the broker is
+    one of metaq's own, the version in its answer shows that the broker accepts frames.
     """
 
     request = encode_version(0)
@@ -105,19 +105,19 @@ def _told(answer: Answer) -> str:
 class ClientStream(Generic[R]):
     """The pending and the ended requests of one connection.
 
-    pending: pending requests by opaque. A driver enters each request before it sends the bytes of the request; any
-    thread may do this. outcomes: ended requests in the order in which they ended, each once; the driver takes them from
-    the left. Only one thread at a time may call `receive` and `expire` and take outcomes; any thread may call `end`.
-    half_check_seconds: seconds from the arrival of a half message to its first check, unless the message sets this time
-    itself; None for an older broker, which does not report this time and asks any producer of the group. torn: whether
-    an exception has interrupted `receive`. If it is true, it is unknown where the next answer begins, so the driver
-    must close the connection. The answers that were complete by then are in `outcomes`; their requests may also still
-    be in `pending`.
+    pending: pending requests by opaque. A driver adds each request before it sends the bytes of the request; any thread
+    may add requests. outcomes: ended requests, in the order of their ends, each once; the driver takes them from the
+    left. `receive`, `expire` and `outcomes` may be used by one thread at a time; any thread may call `end`.
+    half_check_seconds: seconds from the arrival of a half message to its first check, for messages that do not set
+    another time; None for an older broker, which does not report this number and asks any producer of the group. torn:
+    whether an exception has interrupted `receive`. If it is true, it is unknown where the next answer begins, so the
+    driver must close the connection. The answers that were complete by then are in `outcomes`; their requests may also
+    still be in `pending`.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
-        """peer: the name of the broker in error texts. peer_version: the broker's answer to `version`. text: whether to
-        use the text protocol of metaq 1.x even if the broker accepts frames.
+        """peer: the broker's name for error texts. peer_version: the broker's answer to `version`. text: whether to use
+        the text protocol of metaq 1.x even if the broker accepts frames.
         """
         marks = peer_version.split()
         self.peer = peer
@@ -139,7 +139,7 @@ class ClientStream(Generic[R]):
         self._reader: ReplyReader | AnswerReader = self._frames or AnswerReader()
 
     def new_opaque(self) -> int:
-        """Return a new opaque, the number by which the answer to the next request is recognized."""
+        """Return a new opaque. An opaque is the number that a request and its answer have in common."""
         return next(self._opaques) & INT32_MAX
 
     def heartbeat(self, opaque: int) -> bytes:
@@ -196,8 +196,8 @@ class ClientStream(Generic[R]):
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the seconds from the arrival of a half message to its first check. One of the words in the broker's
-    version states this time; None if there is no such word.
+    """Return the seconds from the arrival of a half message to its first check, as the broker states them in a word of
+    its version; None if the version has no such word.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

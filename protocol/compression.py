@@ -117,7 +117,9 @@ def payload_of(body: bytes, flag: int) -> bytes:
 
 
 def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
-    """Return the flag and the body of the same record with its payload decompressed. Raises PayloadUnreadable."""
+    """Return the flag and the body that a record with this flag and this body has after its payload is decompressed.
+    Raises PayloadUnreadable.
+    """
     if not flag & COMPRESSED_FLAG:
         return flag, body
     return flag & ~COMPRESSED_FLAG, body[: payload_start(body, flag)] + payload_of(body, flag)

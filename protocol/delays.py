@@ -51,7 +51,9 @@ __all__ = [
 ]
 
 COUNTER_MASK = (1 << TIME_SHIFT) - 1
-"""A mask of the bits of the counter in a pending id. Four million messages may be due in the same millisecond."""
+"""A mask of the bits of the counter in a pending id. The counter has enough bits for four million messages that are due
+in the same millisecond.
+"""
 
 _DUE, _DELAY, _HALF = DUE_PROPERTY.encode(), DELAY_PROPERTY.encode(), HALF_PROPERTY.encode()
 _LIST_FLAGS = ATTRIBUTE_FLAG | PROPERTIES_FLAG
@@ -62,13 +64,15 @@ _LAST_MS = (INT64_MAX >> TIME_SHIFT) + EPOCH_MS
 
 
 def pending_id(due: int, counter: int) -> int:
-    """Return the id of a message while it waits. due: the time at which it is due, in Unix ms, later than EPOCH_MS."""
+    """Return the id that a message has while it waits. due: the message's delivery time in Unix ms, later than
+    EPOCH_MS.
+    """
     return (due - EPOCH_MS) << TIME_SHIFT | counter & COUNTER_MASK
 
 
 def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
-    """Return the `pending_id` for each due time, with consecutive counters from `counter` on; NumPy computes them if
-    there are more than a few. later: ms added to each due time.
+    """Return the `pending_id` for each due time. The counters in the ids are consecutive and begin with `counter`.
+    NumPy computes the ids if there are more than a few. later: ms to add to each due time.
     """
     if len(dues) <= _FEW:
         return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
@@ -84,13 +88,13 @@ def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
 
 
 def due_ms(pending_id: int) -> int:
-    """Return the time in a pending id at which the message is due, in Unix ms."""
+    """Return the message's due time (Unix ms) from its pending id."""
     return (pending_id >> TIME_SHIFT) + EPOCH_MS
 
 
 def wait_of(flag: int, body: Buffer) -> int:
-    """Return the number in a delayed record's `metaq.due` or `metaq.delay`. All records of a batch use the same
-    property.
+    """Return the value of the property `metaq.due` or `metaq.delay` of a delayed record. In a batch, all records have
+    the same one of the two properties.
 
     Raises RemoteProtocolError if the record has neither property.
     """
@@ -98,8 +102,8 @@ def wait_of(flag: int, body: Buffer) -> int:
 
 
 def due_of(flag: int, body: Buffer, now_ms: int) -> int:
-    """Return the time at which a delayed record is due, in Unix ms; it may be in the past. now_ms: the current time of
-    the broker's clock. Raises RemoteProtocolError.
+    """Return a delayed record's due time in Unix ms, which may be in the past. now_ms: the current time of the broker's
+    clock. Raises RemoteProtocolError.
     """
     delay, value = _said(flag, body)
     due = value + now_ms if delay else value
@@ -168,13 +172,13 @@ class CancelDelayedReply(ExtFields):
 
 @dataclass(slots=True)
 class ListDelayedRequest(ExtFields):
-    """LIST_DELAYED: ask for the number of waiting delayed messages, and for a list of those whose pending id is greater
-    than `after`, in the order of their delivery times.
+    """LIST_DELAYED: ask for the number of waiting delayed messages, and for a list of them in the order of their
+    delivery times. The list begins after the pending id `after`.
 
     topic: count and list only messages of this topic; "": all topics. limit: maximum number of messages in the list; 0:
-    return only the number. The answer's body is JSON: `count` (of the topic, or of all), `topics` (name → count),
-    `messages` (each with id, due, topic, partition, bytes, taken, and the preview of previews.py; times in Unix ms),
-    and `next`: the `after` of the next request, 0 at the end.
+    return only the number. The answer's body is JSON. `count`: the number of waiting messages of the topic, or of all
+    topics. `topics`: name → count. `messages`: the list; each message has id, due, topic, partition, bytes, taken, and
+    the preview of previews.py; times are in Unix ms. `next`: the `after` for the next request, 0 at the end.
     """
 
     topic: AnyTopicField = ""

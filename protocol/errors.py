@@ -141,8 +141,9 @@ class InvalidName(MetaqError, ValueError):
 
 
 class InvalidWhere(MetaqError, ValueError):
-    """A filter by content is invalid (docs/filters.md). position: the index, from 0, of the character at which the
-    error is. expected: what is needed there. found: what is there instead; "" if that is obvious.
+    """A filter by content is invalid (docs/filters.md). position: the index, from 0, of the first wrong character.
+    expected: what the filter needs at this position. found: what the filter has at this position instead; "" if that is
+    obvious.
     """
 
     status = Status.BAD_REQUEST
@@ -163,8 +164,8 @@ class ProtocolError(MetaqError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This process tried to send data that the protocol cannot express. The cause is a bug or a wrong argument in this
-    process.
+    """The process that raises this error tried to send data that the protocol cannot express. The cause is a bug or a
+    wrong argument in this process.
     """
 
 
@@ -246,8 +247,9 @@ class TopicNotAccepted(StoreError):
 
 
 class CompressionNotAccepted(StoreError):
-    """A compressed message was sent to a topic that does not accept compressed messages, or a client that cannot read
-    them requested messages of a topic that accepts them.
+    """A topic's setting for compressed messages does not fit the request. Either a compressed message was sent to a
+    topic that does not accept compressed messages. Or a client that cannot read compressed messages has requested
+    messages of a topic that accepts them.
     """
 
     def __init__(self, topic: str, reading: str = "") -> None:
@@ -307,8 +309,8 @@ class NotMaster(StoreError):
 
 
 class NotLeader(StoreError):
-    """The node of a broker set does not lead the set, or does not lead it yet. A message in the request may be stored
-    nevertheless, because a node that has lost its leadership answers all waiting requests with this error. url: the
+    """The node that answered does not lead its broker set, or does not lead it yet. A message in the request may be
+    stored nevertheless: when a node loses its leadership, it answers all waiting requests with this error. url: the
     leader's URL, "" if unknown. node: the address of the node that answered; set only in a client.
     """
 
@@ -326,7 +328,7 @@ class NotLeader(StoreError):
 class NotEnoughReplicas(StoreError):
     """Fewer nodes of a broker set are in sync than the topic's minInSync demands.
 
-    stored: whether the message is stored on the in-sync nodes, although it is not acknowledged.
+    stored: True if the in-sync nodes have stored the message although the broker does not acknowledge it.
     """
 
     retriable = True
@@ -341,8 +343,8 @@ class CorruptRecord(StoreError):
     """The stored bytes at `position` of `file` (a path, or the name of a partition) are not a valid record.
 
     partition: the partition that contains the bytes, for `consumer.seek(error.partition, error.end)`; None if a file
-    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if this
-    offset was not searched for or not found.
+    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if nobody
+    searched for this offset or the search failed.
     """
 
     partition: TopicPartition | None = None
@@ -411,8 +413,8 @@ class HalfRefused(DelayRefused):
 
 
 class StaleSequence(StoreError):
-    """The producer has already stored a later send in the same partition. So this send is a late copy, and is not
-    stored.
+    """A producer's send has a lower sequence number than a send that the broker has already stored for the same
+    producer and partition. So the refused send is a late copy, and is not stored.
     """
 
     def __init__(self, sequence: int, last: int) -> None:
@@ -499,7 +501,9 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A request about a transaction was refused. The error text is the same as in 1.x if 1.x has one for this case."""
+    """A request about a transaction was refused. If 1.x refuses such a request too, the error text is the same as in
+    1.x.
+    """
 
     xa_code: int | None = None
     """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None: no such code applies."""
@@ -528,17 +532,17 @@ class NotReplicating(ReplicationError):
 
 
 class PeerLost(ReplicationError):
-    """There is no connection to the broker at the other side of the replication."""
+    """There is no connection between this broker and the broker with which it replicates."""
 
 
 class PeerTimedOut(ReplicationError):
-    """The broker at the other side of the replication did not answer in time. It is unknown whether it has carried out
+    """The broker with which this broker replicates did not answer in time. That broker may or may not have carried out
     the request.
     """
 
 
 class PeerRefused(ReplicationError):
-    """The broker at the other side of the replication has refused the request."""
+    """The broker with which this broker replicates has refused a request."""
 
 
 class SlaveDisconnected(ReplicationError):
@@ -558,8 +562,8 @@ class SyncFailed(ReplicationError):
 
 
 class ReplicaDiverged(ReplicationError):
-    """A slave's bytes differ from those of its master, or there would be a gap between the slave's bytes and the next
-    bytes of the master. An operator has to decide which data to keep.
+    """A slave's data cannot be continued with its master's data: their bytes differ, or there would be a gap between
+    the slave's last byte and the master's next byte. An operator has to decide which data to keep.
     """
 
 
@@ -577,7 +581,9 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class SessionLost(CoordinationError):
-    """The ZooKeeper session has ended, and with it the ephemeral znodes by which this process owned something."""
+    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes, so this process has lost
+    what it owned by these znodes.
+    """
 
     retriable = True
     refresh_view = True
@@ -647,7 +653,7 @@ class TlsRequired(MetaqError):
 
 
 class BrokerCertificateRequired(MetaqError):
-    """Only brokers may send this request, and the sender has shown no broker's certificate on this connection."""
+    """This request may be sent only by brokers, and the sender has shown no broker's certificate on this connection."""
 
     status = Status.FORBIDDEN
 
@@ -666,8 +672,8 @@ class BrokerUnavailable(ClientError):
 
 
 class CompressionUnknown(ClientError):
-    """A producer compresses messages, but the broker is too old to know compression. This broker would deliver
-    compressed messages to consumers that cannot read them.
+    """A producer compresses messages, but the broker is too old to know compression. Such an old broker would deliver
+    the compressed messages to consumers that cannot read them.
     """
 
     def __init__(self, broker: object) -> None:
@@ -684,8 +690,8 @@ class ValueUnreadable(ClientError):
 
 
 class LeaderMoved(BrokerUnavailable):
-    """The former leader of a broker set has not answered, and another node leads the set now. It is unknown whether the
-    former leader has carried out the request.
+    """A broker set's leader has not answered a request, and another node leads the set now. The former leader may or
+    may not have carried out the request.
     """
 
 
@@ -707,7 +713,7 @@ class DeliveryFailed(ClientError):
 
 
 class RequestTimedOut(ClientError):
-    """The broker has not answered before the deadline of the request. It is unknown whether it has carried out the
+    """The broker has not answered before the deadline of the request. The broker may or may not have carried out the
     request.
     """
 
@@ -777,9 +783,9 @@ class CommitIncomplete(ClientError):
 
 
 class CommitUnknown(ClientError):
-    """It is unknown whether a transaction is committed, because the answer to the commit was lost or the broker could
-    not store its decision. Either all of its messages become visible, now or when the broker is restarted, or none ever
-    does.
+    """The client does not know whether a transaction is committed, because the answer to the commit was lost or the
+    broker could not store its decision. If the transaction is committed, all of its messages become visible, now or
+    when the broker is restarted. If not, none of them ever becomes visible.
     """
 
 

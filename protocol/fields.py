@@ -1,5 +1,5 @@
-"""Encode and decode the extFields of the framed protocol. On the wire they are strings; in the program they are the
-attributes of a dataclass.
+"""Encode and decode the extFields of the framed protocol. On the wire, extFields are strings; in the program, they are
+the attributes of a dataclass.
 
 A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute defines its form on the wire:
 
@@ -44,12 +44,12 @@ INT64_MIN = -INT64_MAX - 1
 
 
 class Field(NamedTuple):
-    """One field on the wire.
+    """The wire form of one extField.
 
-    read: the function that converts the text to the value; it raises RemoteProtocolError or InvalidName; None: the text
-    is the value. write: the inverse function; None: a text or a number is written as it is. missing: the value of a
-    missing field, unless the attribute has a default. left_out: whether the field is left out of a frame if its value
-    is the attribute's default.
+    read: the function that converts the text to the value; this function raises RemoteProtocolError or InvalidName.
+    None: the text is the value. write: the inverse function; None: a text or a number is written as it is. missing: the
+    attribute's value if a frame lacks the field and the attribute has no default. left_out: whether the field is left
+    out of a frame if its value is the attribute's default.
     """
 
     name: str
@@ -99,10 +99,10 @@ def _read_any_group(text: str) -> str:
 
 TopicField = Annotated[str, Field("topic", lru_cache(1024)(check_topic))]
 AnyTopicField = Annotated[str, Field("topic", _read_any_topic, missing="", left_out=True)]
-"""The topic to which a request is restricted; "": all topics."""
+"""The request refers only to this topic; "": all topics."""
 GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
-"""The group to which a request is restricted; "": all groups."""
+"""The request refers only to this group; "": all groups."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
 """The name of a group in a request that creates nothing for the group, so that 1.x's rules for group names do not
 apply; "": no group.

@@ -1,5 +1,5 @@
-"""Interpret the flag of a put in the text protocol. 1.x reads only bit 0 and leaves the other bits to the senders, who
-may use them for any purpose. So a bit that metaq defines is valid only if the record has the matching content.
+"""Interpret the flag of a put in the text protocol. 1.x reads only bit 0; senders may use the other bits for any
+purpose. So if a bit that metaq defines is set, it counts only if the record's content fits the bit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PRO
 
 
 def meant_of(flag: int, body: Buffer) -> int:
-    """Return those of the bits DELAYED_FLAG and COMPRESSED_FLAG that are set in `flag` and that the record's content
-    confirms.
+    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or 0: each of the two bits counts if it is set in `flag` and the
+    record's content confirms it.
     """
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:

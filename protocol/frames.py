@@ -163,7 +163,7 @@ def _check_large(header_json: bytes) -> None:
     """Raise RemoteProtocolError if a large header would be slow to decode, because it has many values instead of a few
     long texts.
 
-    Reading a million small values takes a hundred times as long as reading one long value of the same size.
+    Decoding a million small values takes a hundred times as long as decoding one long value with the same total length.
     """
     size = 0
     for number, text in enumerate(_texts_in(header_json)):
@@ -217,7 +217,7 @@ T = TypeVar("T")
 
 
 class FrameStream(Generic[T]):
-    """Splits a stream of bytes into frames and parses each. This class does no I/O.
+    """Splits a stream of bytes into frames and parses each. The class does no I/O.
 
     The cost is O(bytes), because each byte is copied by a join at most once. Memory is bounded by MAX_FRAME_BYTES; the
     size of a frame is checked before memory is allocated for it. A caller that receives exactly `wanted_bytes` each

@@ -1,26 +1,27 @@
 """Half messages, that is, messages whose transaction is not decided yet, and the requests END_HALF, END_HALVES,
 CHECK_HALVES and LIST_HALVES.
 
-A half message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.half`. This property
-names the producer group; any producer of the group may be asked for the outcome. The record may also have the
-properties `metaq.check-after` and `metaq.half-producer`. The latter names the producer that sent the half message; this
-producer is asked before others. Either all records of a batch are half messages, or none is. In the answer, msgId is
-the id of the first half message, as for delayed messages (delays.py); the time in this id is the time of its first
-check. The ids of a batch are consecutive. The offset in the answer is -1.
+A half message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.half`. The value of
+`metaq.half` is the name of the producer group; the broker may ask any producer of the group for the outcome. The record
+may also have the properties `metaq.check-after` and `metaq.half-producer`. `metaq.half-producer` names the producer
+that sent the half message; the broker asks this producer before others. Either all records of a batch are half
+messages, or none is. In the answer, msgId is the id of the first half message. It has the form of a delayed message's
+id (delays.py), but the time in it is the time of the half message's first check. The ids of a batch are consecutive.
+The offset in the answer is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 
     topic bytes u16 | topic | partition u32 | asked u32 | taken i64 | record: header, body            all big-endian
 
-The body of END_HALVES has one item for each half message. The body of the answer has one item for each item of the
-request, in the same order. The first line shows an item of the request, the second an item of the answer:
+The body of END_HALVES has one item for each half message. The answer's body has as many items, in the same order. The
+first line below shows an item of END_HALVES, and the second line an item of the answer:
 
     message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
-asked: how often a producer was asked about the half message, including this time. taken: an ordinary message id that
-contains the half message's arrival time. The record's header has the id of the half message; its flag and checksum, and
-the body, are as they were sent.
+asked: how often producers were asked about the half message, this request included. taken: an ordinary message id that
+contains the half message's arrival time. The record's header has the id of the half message. The flag, the checksum and
+the body of the record are as they were sent.
 """
 
 from __future__ import annotations
@@ -120,9 +121,9 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 
 class HalfTerms(NamedTuple):
-    """The settings in the properties of a half message. group: its producer group. check_after_ms: milliseconds from
-    its arrival at the broker to its first check; None: the broker decides. producer: the name of the producer that sent
-    it; "" if missing, as from older producers.
+    """The settings in the properties of a half message. group: the producer group. check_after_ms: milliseconds from
+    the message's arrival at the broker to its first check; None: the broker chooses the time. producer: the name of the
+    sending producer; "" if the message has no name, as from older producers.
     """
 
     group: str
@@ -166,14 +167,14 @@ def _said(attribute: bytes) -> HalfTerms:
 
 
 _said_before = lru_cache(1024)(_said)
-"""Like `_said`, with a cache. The cache helps because many half messages have the same attribute. Long attributes are
-not looked up in it, because they contain keys or users' properties and rarely repeat.
+"""Like `_said`, with a cache. The cache saves time because the attributes of many half messages are equal. The cache is
+not used for long attributes, because they contain keys or users' properties and rarely repeat.
 """
 
 
 def _checked_producer(name: str) -> str:
-    """Check the name of a producer, and return it as an interned str, because many half messages have the same name.
-    Raises RemoteProtocolError if the name is invalid.
+    """Check the name of a producer, and return it as an interned str, which saves memory because many half messages
+    contain the same name. Raises RemoteProtocolError if the name is invalid.
     """
     if not _is_producer(name):
         raise RemoteProtocolError(f"{name[:40]!r} names no producer: 1 to 64 letters, digits, '-' and '_' do")
@@ -230,7 +231,8 @@ class EndHalfRequest(ExtFields):
 
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
-    """The answer to END_HALF. The broker sends it when the decision is stored as safely as the topic's messages.
+    """The answer to END_HALF. The broker sends this answer when the decision is stored as safely as the topic's
+    messages.
     outcome: the stored decision, which may differ from the requested outcome. message_id, offset: the id and the offset
     of the message that consumers see; 0 and -1 if there is no such message.
     """
@@ -245,8 +247,8 @@ class EndHalvesRequest(ExtFields):
     """END_HALVES: tell the broker the outcomes of at most MAX_ENDED_HALVES half messages of this partition. The body
     contains their ids and outcomes.
 
-    Each outcome has the same effect as an END_HALF. The broker answers when all outcomes are stored safely. If the
-    broker refuses the request, the half messages that could not be decided still wait.
+    Each outcome in the body has the same effect as a separate END_HALF request. The broker answers when all outcomes
+    are stored safely. If the broker refuses the request, the half messages that could not be decided still wait.
     """
 
     topic: TopicField
@@ -268,11 +270,11 @@ class CheckHalvesRequest(ExtFields):
     """CHECK_HALVES: a producer asks the broker for at most `limit` half messages of its producer group, to determine
     their outcomes.
 
-    The broker answers when a half message is due for a check, at the latest after wait_ms milliseconds. Other producers
-    do not get the same half messages for a while. The request also tells the broker that this producer has finished the
-    half messages of the previous answer.
+    The broker answers when a half message is due for a check, at the latest after wait_ms milliseconds. For a while
+    after the answer, the broker does not give the same half messages to other producers. The request also tells the
+    broker that this producer has finished the half messages of the previous answer.
 
-    topics: return only half messages of these topics. It is not empty; on the wire the names are separated by blanks.
+    topics: return only half messages of these topics, at least one; on the wire the names are separated by blanks.
     None, from older producers: all topics. producer: the name of the asking producer, as in the half messages that it
     has sent; "" if it has no name.
     """
@@ -286,17 +288,17 @@ class CheckHalvesRequest(ExtFields):
 
 @dataclass(slots=True)
 class ListHalvesRequest(ExtFields):
-    """LIST_HALVES: ask for the number of waiting half messages, and for a list of those whose id is greater than
-    `after`, in the order of their first checks.
+    """LIST_HALVES: ask for the number of waiting half messages, and for a list of them in the order of their first
+    checks. The list begins after the id `after`.
 
     topic, group, state: count and list only half messages with this topic, group or state; "": any. limit: maximum
-    number of half messages in the list; 0: return only the number. The answer's body is JSON: `count` (the number of
-    all half messages), `states` (state → count), `groups` (for half messages whose first check is due: group → asked,
-    parked, and `askers`, the number of producers that wait for questions), `halves` (each with id, state, group, topic,
-    partition, bytes, taken, first (check) and next (check), in Unix ms, asked), and `next`: the `after` of the next
-    request, 0 at the end.
+    number of half messages in the list; 0: return only the number. The answer's body is JSON. `count`: the number of
+    all half messages. `states`: state → count. `groups`: for half messages whose first check is due, group → asked,
+    parked, and `askers`, the number of producers that wait for half messages to check. `halves`: the list; each half
+    message has id, state, group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, and asked.
+    `next`: the `after` for the next request, 0 at the end.
 
-    whole: return at most one half message, and with it its `flag` and its `body` (in base64), as they were sent.
+    whole: return at most one half message, and add its `flag` and its `body` (in base64), as they were sent.
     """
 
     topic: AnyTopicField = ""

@@ -97,14 +97,15 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word in the `version` answer. A broker whose answer contains such a word asks a half message's own
-producer for the outcome before it asks others (half_messages.py). The rest of the word is a decimal number: the
-milliseconds from the arrival of a half message to its first check, unless the half message sets this time itself.
+"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker asks the producer
+that sent a half message for the outcome before it asks other producers (half_messages.py). The rest of the word is a
+decimal number: the milliseconds from the arrival of a half message to its first check, for half messages that do not
+set another number.
 """
 
 HALF_GRACE_SECONDS = 3.0
-"""Seconds from the time at which the first check of a half message is due until producers other than its own may be
-asked for the outcome.
+"""After the first check of a half message is due, the broker waits this number of seconds before it asks producers
+other than the sender for the outcome.
 """
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
@@ -131,8 +132,8 @@ MAX_DELAY_SECONDS = 366 * 24 * 3600
 MAX_LISTED_DELAYED = 1000
 """Maximum number of delayed messages in one answer to LIST_DELAYED."""
 COMPRESSED_MARK = "compressed/1"
-"""A broker whose `version` answer contains this word accepts compressed messages only for topics that allow them, and
-delivers them only to clients that can read them. All other brokers deliver compressed messages to any client.
+"""If a broker's `version` answer contains this word, the broker accepts compressed messages only for topics that allow
+them, and delivers them only to clients that can read them. All other brokers deliver compressed messages to any client.
 """
 WHERE_MARK = "where/1"
 """A broker whose `version` answer contains this word filters a pull by content (docs/filters.md)."""
@@ -163,8 +164,8 @@ MAX_BODY_BYTES.
 """
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
-"""Maximum uncompressed size in bytes of a compressed payload. A reader allocates this much memory at most. Without this
-limit, a message of a few hundred bytes could make a reader allocate gigabytes.
+"""Maximum uncompressed size in bytes of a compressed payload. A reader allocates at most this much memory for a
+payload. If there were no limit, a message of a few hundred bytes could make a reader allocate gigabytes.
 """
 
 MAX_FRAME_BYTES = (1 << 24) - 1
@@ -176,8 +177,8 @@ MAX_FRAME_HEADER_BYTES = 1024 * 1024
 """Maximum size in bytes of a frame's JSON header. (The format, with a u24 for this length, would allow more.)"""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""A JSON header with more than this number of bytes must have few values. Such a header is legitimate only if one of
-its values is long, for example a list of topics.
+"""If a JSON header has more than this number of bytes, it must have few values. A valid header can be so large only
+because one of its values is long, for example a list of topics.
 """
 
 MAX_HEADER_TEXTS = 256
@@ -202,8 +203,8 @@ because a partition appends the records of a batch in one uninterrupted step.
 """
 
 MAX_TX_BATCH_RECORDS = 1 << 10
-"""Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower than MAX_BATCH_RECORDS because
-a transaction takes the records of a frame one by one, but all of them in one step of the event loop.
+"""Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower than MAX_BATCH_RECORDS,
+because a transaction adds the records of a frame one by one, and the event loop serves no other connection meanwhile.
 """
 
 MAX_PARTS = 1 << 14
@@ -215,7 +216,7 @@ MAX_FOUND_MESSAGES = 1024
 """Maximum number of messages in the answer to one search by key."""
 
 MAX_KEY_CHARACTERS = 64 * 1024
-"""Maximum length in characters of a key for which a search is possible."""
+"""Maximum length in characters of a key that a client can search for."""
 
 MAX_TX_KEY_CHARACTERS = 1024
 """Maximum length of a transaction key in characters. The parts that XA defines have at most 64 bytes each; Java has no
@@ -245,10 +246,14 @@ MAX_NODE_NAME = 64
 """Maximum length in characters of the name of a node of a broker set."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
-"""Maximum duration of a lease in milliseconds. An extension of a lease, counted from now on, has the same maximum."""
+"""Maximum duration of a lease in milliseconds. A member may extend a lease so that it ends at most this long after the
+extension.
+"""
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""Maximum time in milliseconds for which a released message can be held back."""
+"""When a member releases a message, it may ask the broker to hold the message back for at most this number of
+milliseconds.
+"""
 
 MAX_ACQUIRED = 1 << 12
 """Maximum number of messages that one ACQUIRE leases."""
@@ -260,7 +265,7 @@ MAX_MEMBER_CHARACTERS = 128
 """Maximum length in characters of the name of a shared consumer."""
 
 SLAVE_STATUS_TOPIC = "_metaq_slave_status_test"
-"""The topic to which a synchronous master of 1.x writes on its slave to check whether the slave works again."""
+"""A synchronous master of 1.x sends messages for this topic to its slave to check whether the slave works again."""
 
 INT32_MIN, INT32_MAX = -(1 << 31), (1 << 31) - 1
 INT64_MAX = (1 << 63) - 1
@@ -272,12 +277,13 @@ _GROUP_FORBIDDEN = re.compile(r"[~!#$%^&*()+=`'\",;/?\[\]<>.: \x00-\x1f\x7f]")
 
 
 def check_topic(topic: str) -> str:
-    """Return `topic` if it can be the name of a directory and a token of the text protocol. Otherwise raise
-    InvalidName, which tells the reason. Raises TypeError if it is not a text.
+    """Return `topic` if it can be the name of a directory and a token of the text protocol. If it cannot, raise
+    InvalidName, which tells the reason. Raises TypeError if `topic` is not a text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
-    a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a stored topic;
-    check_zookeeper_topic is for topics looked up in ZooKeeper, check_new_topic for topics to be created.
+    a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a topic that brokers
+    have stored. check_zookeeper_topic checks topics to look up in ZooKeeper, and check_new_topic checks topics to
+    create.
     """
     if not isinstance(topic, str):
         raise no_text("topic", topic, "give it a name")
@@ -371,8 +377,8 @@ def check_znode(what: str, name: str) -> str:
 
 
 def check_node(name: str) -> str:
-    """Return `name` if a node of a broker set can have this name, that is, if it can be the name of a znode and an item
-    of a list. Raises InvalidName.
+    """Return `name` if a node of a broker set can have this name. The name must be usable as a znode's name and as an
+    item of a list. Raises InvalidName if it is not.
     """
     if not name:
         raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
@@ -391,8 +397,8 @@ def is_utf8(text: str) -> bool:
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
-    """Return the TypeError for an argument that must be a text but is not. what: the name of the argument. none: the
-    advice in the error text if the value is None.
+    """Return the TypeError for an argument that is not a text but must be one. what: the name of the argument. none:
+    the advice in the error text if the value is None.
     """
     if value is None:
         remedy = none

@@ -1,8 +1,8 @@
 """Message ids (storage.md §2): `(t - 1303895660503) << 22 | brokerId << 12 | sequence`, int64.
 
-1.x takes t from a clock without a fixed origin, so its ids contain no date and are usually negative. In ids of metaq's
-own brokers, t is the wall-clock time in milliseconds, so these ids are positive. Brokers of metaq treat (t, sequence)
-as one counter, so the ids of a batch can be computed from its first id.
+In an id of a 1.x broker, t comes from a clock without a fixed origin. So the ids of 1.x contain no date and are usually
+negative. In an id of metaq's own brokers, t is the wall-clock time in milliseconds. So their ids are positive. Brokers
+of metaq treat (t, sequence) as one counter, so the ids of a batch can be computed from its first id.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
 """Number of bits of an id that are below the bits of the time in milliseconds."""
 
 LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
-"""The counter of the last positive id. It will be reached in September 2080."""
+"""The counter of the last positive id. Brokers will reach this counter in September 2080."""
 
 _AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
 _SURELY_PAST_MS = 1_767_225_600_000
@@ -95,8 +95,8 @@ def foreign_from(now_ms: int) -> int:
 
 
 def store_time_ms(message_id: int) -> int | None:
-    """Return the store time (Unix milliseconds) in an id of one of metaq's own brokers; None for a negative id, which
-    comes from a Java broker and contains no date.
+    """Return the store time (Unix milliseconds) that a message id contains. Return None for a negative id, because
+    negative ids come from Java brokers and contain no date.
     """
     return (message_id >> TIME_SHIFT) + EPOCH_MS if message_id > 0 else None
 

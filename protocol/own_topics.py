@@ -5,7 +5,7 @@
     %REPLY%          answers to requests
 
 No group has `%` in its name, so each name %RETRY%<group> or %DEAD%<group> belongs to exactly one group. 1.x clients can
-use these topics like any others.
+use these topics like all other topics.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ OWN_PARTITIONS = 1
 
 
 def retry_topic(group: str) -> str:
-    """Return the topic in which failed messages of `group` wait. Raises TypeError, and InvalidName, also if the topic's
-    name would be too long.
+    """Return the name of the topic for failed messages of `group`, which wait there for another attempt. Raises
+    TypeError. Raises InvalidName, also if the topic's name would be too long.
     """
     return check_topic(RETRY_PREFIX + check_group(group))
 

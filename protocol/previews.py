@@ -1,7 +1,8 @@
 """The preview of a waiting message in LIST_DELAYED and LIST_HALVES, so that people can tell messages apart.
 
-A preview consists of two members of the message's JSON object in the answer: `keys`, a list of the first keys up to
-PREVIEW_KEYS characters, and `payload`, base64 of the first PREVIEW_BYTES bytes, or null if the payload is compressed.
+A preview consists of two members of the message's JSON object in the answer. `keys`: a list of the message's first
+keys, up to PREVIEW_KEYS characters. `payload`: the first PREVIEW_BYTES bytes of the payload in base64, or null if the
+payload is compressed.
 """
 
 from __future__ import annotations

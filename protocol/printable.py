@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Like `printable`, but also escape tabs and newlines. This is for a cell of a table, which must stay on one
+    """Like `printable`, but also escape tabs and newlines. Use this function for a table's cell, which must stay on one
     line.
     """
     return printable(text).replace("\t", "\\t").replace("\n", "\\n")

@@ -8,8 +8,8 @@
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
-So texts are written as in earlier versions of metaq. A reader that does not know the types shows the other values in a
-readable form.
+So texts are written as in earlier versions of metaq. A reader that does not know this notation of types shows values of
+other types in a readable form.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PropertyValue = str | int | float | bool | bytes
 """The types of a property's value. An int has at most 64 bits, signed; a float is finite."""
 
 TYPE_MARK = "\x03"
-"""The first character of a written value that is not a text. It also precedes a text that begins with this character
-itself.
+"""The first character of a written value that is not a text. A text that begins with this character gets the character
+in front, too.
 """
 
 RESERVED_PREFIX = "metaq."
@@ -49,17 +49,17 @@ _BOOLS = {"0": False, "1": True}
 
 
 def plain_text(text: str) -> str:
-    """Return the text as a plain str. This is needed for a str that is also an Enum member, because it would be
-    formatted as Class.MEMBER.
+    """Return the text as a plain str. The function is needed for a text that is also an Enum member, because Python
+    would format the member as Class.MEMBER.
     """
     return text if type(text) is str else str.__str__(text)
 
 
 def encode_value(value: PropertyValue, name: str = "value") -> str:
-    """Return the value in the form in which a property list contains it. name: the name of the value in error texts.
+    """Return the value as it is written in a property list. name: the name of the value in error texts.
 
-    Raises TypeError for a value of another type; LocalProtocolError for an int of more than 64 bits, and for NaN and
-    infinity, which neither JSON nor a filter's expression can express.
+    Raises TypeError for a value of another type. Raises LocalProtocolError for an int of more than 64 bits, and for NaN
+    and infinity, because neither JSON nor a filter's expression can express them.
     """
     if isinstance(value, str):
         text = plain_text(value)

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MAX_WAIT_MS = 60_000
-"""Maximum time in milliseconds for which a broker may park a pull, that is, wait for data before it answers."""
+"""Maximum number of milliseconds that a broker may park a pull, that is, wait for data before it answers."""
 
 TAG_SEPARATOR = "||"
 
@@ -50,7 +50,7 @@ NOT_DAMAGED = -1
 
 
 def is_tag_expression(tag: str) -> bool:
-    """Return whether a tag by which to filter has RocketMQ's form `*` or `A || B`. As a metaq tag, such a text would
+    """Return whether a tag for filtering has RocketMQ's form `*` or `A || B`. As a metaq tag, a text in this form would
     match no message.
     """
     return tag == "*" or TAG_SEPARATOR in tag
@@ -70,16 +70,17 @@ class PullRequest(ExtFields):
     """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is returned whole even
     if it is larger than `max_bytes`).
 
-    tags: only records with one of these tags, empty = all records; the broker compares only hashes, so the client
-    checks the tags again. wait_ms: how long the broker may park the request while there is no record to return, 0 …
-    MAX_WAIT_MS. sequence: a number that the client chooses and the answer repeats. sizes: whether the answer may begin
-    with a table of record sizes (PullReply.records). verify: whether the broker must verify the checksum of the record
-    at `offset` before it returns the record; a client sets this after it has received a record with a wrong checksum.
-    where: only records that match this filter by content (docs/filters.md), "" = all records; the client checks the
-    filter again. follower: whether an in-sync follower of a broker set may answer. If `offset` is not readable at the
-    follower yet, the pull waits, because the client has already read up to this offset at another node. last_id: the id
-    of the message that the client has read right before `offset`. The broker compares it with its own data; UNKNOWN_ID:
-    do not compare.
+    tags: return only records with one of these tags, empty = all records; the broker compares only hashes, so the
+    client checks the tags again. wait_ms: how long the broker may park the request while there is no record to return,
+    0 … MAX_WAIT_MS. sequence: a number that the client chooses; the answer contains the same number. sizes: whether the
+    answer may begin with a table of record sizes (PullReply.records). verify: whether the broker must verify the
+    checksum of the record at `offset` before it returns the record; a client sets this after it has received a record
+    with a wrong checksum.
+    where: return only records that match this filter by content (docs/filters.md), "" = all records; the client checks
+    the filter again. follower: whether an in-sync follower of a broker set may answer. If `offset` is not readable at
+    the follower yet, the pull waits there, because the client has already read up to this offset at another node.
+    last_id: the id of the message that the client has read right before `offset`. The broker compares this id with the
+    id of its own message there; UNKNOWN_ID: do not compare.
     """
 
     topic: TopicField
@@ -110,7 +111,8 @@ class PullReply(ExtFields):
     PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the offset moved
     for another reason.
     id_before: the id of the message right before the requested offset, if the request had a last_id and this id is
-    different. UNKNOWN_ID if the id is the same, if there is no such message (any more), or if its id is not known now.
+    different. UNKNOWN_ID if the two ids are equal, if the broker has no message (any more) right before the offset, or
+    if the broker does not know this message's id now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -129,8 +131,8 @@ class PullReply(ExtFields):
         """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and the
         record sizes.
 
-        The sizes include headers. They are None if there is more than one run, or if the broker has not sent them.
-        Raises RemoteProtocolError.
+        The sizes include the headers. Instead of the sizes, the result has None if there is more than one run, or if
+        the broker has not sent sizes. Raises RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)

@@ -66,9 +66,9 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     position after the last one.
 
     most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if they
-    are large. One search finds all headers, and also bytes in a body that look like a header. So a put is accepted only
-    if the bytes up to the next header have the length that its header announces. The first put with another length ends
-    the run.
+    are large. One search finds all headers in `data`, but also bytes in a body that look like a header. So a put is
+    accepted only if the bytes up to the next header have the length that the put's header announces. The first put with
+    another length ends the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:

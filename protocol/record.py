@@ -122,7 +122,9 @@ COMPRESSED_FLAG = 8
 EXPIRES_FLAG = 256
 
 EXPIRES = "metaq.expires"
-"""metaq's own property: the time (Unix ms in decimal) from which on the message is no longer given to consumers."""
+"""metaq's own property: the message's expiry time (Unix ms in decimal). From this time on, consumers do not get the
+message any more.
+"""
 TYPE = "metaq.type"
 """metaq's own property: the content type of the payload, which the producer's serializer has set."""
 REPLY_TO = "metaq.reply-to"
@@ -130,8 +132,8 @@ REPLY_TO = "metaq.reply-to"
 sent; `inbox` becomes the reply's tag.
 """
 CORRELATION = "metaq.correlation"
-"""metaq's own property of a request message and of its reply: an id by which the requester finds the request to which a
-reply belongs.
+"""metaq's own property of a request message and of its reply: an id that is the same in both, so that the requester can
+find the request for a reply.
 """
 
 PRIORITY_SHIFT, PRIORITY_MASK = 4, 0xF0
@@ -160,18 +162,18 @@ exist.
 """
 
 LONG_LIST_BYTES = 4 << 10
-"""A property list with more than this number of bytes is searched piece by piece, and as rarely as possible, because a
-list may have 8 MiB.
+"""If a property list has more than this number of bytes, it is searched piece by piece, and as rarely as possible,
+because a list may have 8 MiB.
 """
 
 _PIECE_BYTES = 64 << 10
-"""Number of bytes of a long property list that are searched at once. This takes less than a tenth of a millisecond, and
-the bytes fit into the processor's cache.
+"""Number of bytes of a long property list that are searched at once. Searching them takes less than a tenth of a
+millisecond, and the bytes fit into the processor's cache.
 """
 
 _KEYS_PIECE_BYTES = 16 << 10
-"""Number of bytes of the KEYS property from which keys are extracted at once. This takes less than a millisecond, even
-if each key has only one character.
+"""The keys in the KEYS property are extracted in pieces of this number of bytes. Each piece takes less than a
+millisecond, even if each key has only one character.
 """
 
 _ATTRIBUTE_LENGTH = Struct(">i")
@@ -196,7 +198,9 @@ def checksum(body: Buffer) -> int:
 
 
 class RecordHeader(NamedTuple):
-    """One record's header and its position: `start` is in bytes, in the buffer from which it was read."""
+    """A record's header and the record's position. start: the position in bytes in the buffer that contains the
+    record.
+    """
 
     start: int
     length: int
@@ -223,7 +227,9 @@ class Attributes(NamedTuple):
 
     @property
     def expires_ms(self) -> int | None:
-        """Unix ms from which on the message is no longer given to consumers; None if it does not expire."""
+        """The message's expiry time in Unix ms; from then on consumers do not get the message. None if the message does
+        not expire.
+        """
         text = self.reserved.get(EXPIRES, "")
         return int(text) if _is_time(text) else None
 
@@ -241,7 +247,7 @@ def encode_attributes(
     """Encode these values as a record's attribute. Return (flag bits, attribute bytes), or (0, b"") if there are no
     values.
 
-    If there is only an attribute or only a tag, it is written as the attribute of 1.x; otherwise all values are written
+    If the only value is an attribute or a tag, it is written as the attribute of 1.x. Otherwise all values are written
     as a property list. reserved: metaq's own properties; EXPIRES also sets its flag bit. Raises LocalProtocolError for
     keys with blanks, for invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, and for
     reserved names. Also raises the errors of `encode_value`, with TypeError among them.
@@ -292,7 +298,7 @@ def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
 
 
 def encode_key(key: bytes) -> tuple[int, bytes] | None:
-    """Return the same result as `encode_attributes` for a single key, at a tenth of the cost; None if the key is not
+    """Return what `encode_attributes` returns for a single key, at a tenth of the cost. Return None if the key is not
     printable ASCII.
     """
     if not _is_one_key(key):
@@ -333,15 +339,15 @@ def priorities_of(flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
 
 
 def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
-    """Return one complete record. This function is for tests and single records; for many records it is faster to join
-    headers and bodies oneself.
+    """Return one complete record. Use this function for tests and single records. For many records it is faster if the
+    caller joins headers and bodies.
     """
     return HEADER.pack(len(body), checksum(body), message_id, flag) + bytes(body)
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Return the position of the payload in `body`. It is 0 if there is no attribute, or if the attribute's stated
-    length does not fit the body, which is possible because no broker checks this length.
+    """Return the position of the payload in `body`. The position is 0 if there is no attribute. It is also 0 if the
+    stated length of the attribute does not fit the body; brokers do not check this length.
     """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
@@ -356,9 +362,9 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """Return how many bytes longer a body is because of metaq's own properties. These are the bytes of the properties
-    themselves. If the property list has no other items, the whole list counts. If its only other item is a tag or an
-    attribute, the name of this item counts too, because it could be written without a list. The tag of a reply also
+    """Return how many bytes longer a body is because of metaq's own properties. The bytes of these properties count. If
+    the property list has no other items, the whole list counts. If the only other item is a tag or an attribute, the
+    name of this item counts too, because the tag or attribute could be written without a list. The tag of a reply also
     counts, because the tag is the inbox that the request names.
     """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
@@ -423,8 +429,8 @@ def _texts_of(attribute: bytes) -> Iterator[str]:
 
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
-    """Return the tag, as `decode_attribute` does, but without decoding the other properties. A message may have a
-    million properties.
+    """Return the tag that `decode_attribute` would return. The other properties are not decoded, because a message may
+    have a million properties.
     """
     raw = _raw_tag(attribute, flag)
     return None if raw is None else raw.decode("utf-8", "replace")
@@ -437,8 +443,8 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
-    """Return the value of the last item with this name in the property list data[start:end]; None if there is no such
-    item. item: the name with its end mark.
+    """Return the value of a property in the property list data[start:end]; None if the list does not have it. If the
+    list has the name several times, the last item counts. item: the property's name with the byte 0x01 that ends it.
     """
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
@@ -471,7 +477,7 @@ def _find(data: bytes, wanted: bytes, start: int, end: int) -> int:
 
 
 def keys_of_attribute(attribute: bytes) -> Iterator[list[str]]:
-    """Yield the keys in a property list, as `decode_attribute` does, but without decoding the other properties.
+    """Yield the keys that `decode_attribute` would return for a property list. The other properties are not decoded.
 
     The keys are yielded in lists, because there may be millions of them. A key that is longer than MAX_KEY_CHARACTERS
     may be returned in parts; nobody can search for such a key.
@@ -543,7 +549,7 @@ def property_of(attribute: bytes, name: bytes) -> bytes | None:
 
 
 def key_hashes(data: bytes, start: int, end: int) -> list[int]:
-    """Return the `key_hash` of each key in the property list data[start:end]. This function is fast enough for millions
+    """Return the `key_hash` of each key in the property list data[start:end]. The function is fast enough for millions
     of calls. For long property lists use `long_key_hashes`.
     """
     place = data.rfind(_KEYS_ITEM, start, end) + 1
@@ -569,7 +575,9 @@ def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[n
 
 
 def key_hash(key: str) -> int:
-    """Return the number by which an index finds messages with this key: the CRC-32 of the key's UTF-8 bytes."""
+    """Return the number that an index stores for this key in order to find messages: the CRC-32 of the key's UTF-8
+    bytes.
+    """
     return crc32(key.encode("utf-8"))
 
 
@@ -580,7 +588,7 @@ def tag_hash(tag: str) -> int:
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
     """Return the `tag_hash` of the tag in a record's attribute; 0 if there is no tag. A tag with invalid UTF-8 is
-    decoded first. It is not decoded if it is too long for any request to name it, because decoding would take 50 ms.
+    decoded first, except if the tag is too long for any request to name it. Decoding so long a tag would take 50 ms.
     """
     raw = _raw_tag(attribute, flag)
     if raw is None:
@@ -604,10 +612,11 @@ _LEAST_ID = 1 << 56
 def is_blank(length: int, crc: int, message_id: int) -> bool:
     """Return whether a stored header is 20 zero bytes, or begins with 9 or more zero bytes.
 
-    Such a header is not the header of a record. A file system leaves zero bytes where data was lost, and so does a disk
-    that has written only the sector in which the header ends. The bytes look like an empty message, because the
-    checksum of an empty body is 0; but no stored message has an id that begins with a zero byte. A record from a client
-    has no id yet, so in a request the same bytes are an empty message.
+    Such zero bytes are not a record. A file system leaves zero bytes where data was lost. Zero bytes at the header's
+    beginning also remain if a disk has written only the sector that contains the header's end. The bytes look like an
+    empty message, because the checksum of an empty body is 0. But no stored message has an id that begins with a zero
+    byte. In a client's request, however, the same bytes are an empty message, because a message has no id before the
+    broker stores it.
     """
     return not (length or crc) and 0 <= message_id < _LEAST_ID
 
@@ -675,7 +684,7 @@ def split_bodies(data: bytes, start: int, sizes: npt.NDArray[np.int64]) -> list[
     included.
 
     Each body is copied. No Python bytecode is executed for each record. If all records have the same size, no slice
-    objects are created either.
+    objects are created for them either.
     """
     count = len(sizes)
     if count >= _BODIES and sizes.min() == sizes.max():
@@ -716,8 +725,8 @@ def matching_checksums(
 def _bodies(
     data: memoryview, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> Iterable[Buffer | npt.NDArray[np.uint8]]:
-    """Return an iterable of the bodies data[start:end]. If all bodies have the same size and the same distance from
-    each other, NumPy extracts them at half the cost of slices.
+    """Return an iterable of the bodies data[start:end]. If all bodies have the same size and begin at equal distances,
+    NumPy extracts them at half the cost of slicing `data`.
     """
     count = len(starts)
     if count > 1:

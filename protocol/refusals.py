@@ -1,5 +1,5 @@
-"""Convert errors to answers, and answers to errors, for both protocols: the answer by which a broker reports an error,
-and the error that a client raises for such an answer.
+"""Convert errors to answers, and answers to errors, for both protocols. A broker reports an error by an answer, and a
+client raises an error for such an answer.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ LEADER = "leader"
 """Name of the extField that has the URL of a broker set's leader, or "" if the leader is unknown."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
-"""Matches the text in which an answer contains an XA error code for 1.x's clients (wire.md §4; errors.XaRefused writes
-such texts).
+"""Matches the text of an answer with an XA error code for 1.x's clients (wire.md §4). errors.XaRefused writes such
+texts.
 """
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {
@@ -97,7 +97,7 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
 
 
 def response_code(error: MetaqError) -> ResponseCode:
-    """Return the response code by which a frame reports this error."""
+    """Return the response code for an answer frame that reports this error."""
     return _CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
 
 
@@ -107,7 +107,7 @@ def is_success(frame: Frame) -> bool:
 
 
 def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that a broker reports by the response code and the remark of the answer `frame`. partition,
+    """Return the error that the broker reports in the answer `frame`, by its response code and its remark. partition,
     broker: the partition and the broker of the request, for the error text.
     """
     code, remark = frame.code, frame.remark
@@ -137,11 +137,11 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
 
 
 def text_error(result: Result, partition: TopicPartition, broker: object) -> MetaqError:
-    """Return the error that a `result` answer reports by its status. partition, broker: the partition and the broker of
-    the request, for the error text.
+    """Return the error that the broker reports by the status of a `result` answer. partition, broker: the partition and
+    the broker of the request, for the error text.
 
-    1.x answers most failures with the status 500 and a text for people. These texts are not evaluated, with one
-    exception: the text for a wrong checksum, which is the same in Java brokers and metaq's own.
+    1.x answers most failures with the status 500 and a text for people. This function does not evaluate these texts,
+    with one exception: the text for a wrong checksum. Java brokers and metaq's own brokers use the same text for it.
     """
     if result.code == Status.FORBIDDEN:
         return PartitionClosed(partition.broker, partition.partition)

@@ -63,8 +63,8 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: ask for the offset after as many whole messages from `offset` on as fit into both limits:
-    at most `messages` messages and at most `max_bytes` bytes.
+    """SEARCH_OFFSET_BY_COUNT: count whole messages from `offset` on, as many as fit into both limits: at most
+    `messages` messages and at most `max_bytes` bytes. Ask for the offset after the last of them.
 
     messages and max_bytes are 0 … 2**63-1. A message must begin at `offset`.
     """
@@ -98,8 +98,8 @@ class MessageCountsRequest(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsReply(ExtFields):
-    """Answer to MESSAGE_COUNTS. total: number of readable messages; before: number of messages that end at or before
-    the requested offset; min_offset, max_offset: the partition's bounds in bytes.
+    """Answer to MESSAGE_COUNTS. total: number of readable messages. before: number of messages that end at or before
+    the requested offset. min_offset, max_offset: the byte offsets where the readable data begins and ends.
 
     id_before: as in PullReply, for the requested offset.
     """
@@ -122,8 +122,8 @@ def _check_item(item: str) -> str:
 
 @dataclass(slots=True)
 class StatsRequest(ExtFields):
-    """STATS: ask for statistics. The answer's body is the same text as the answer to the 1.x command `stats <item>`.
-    item: "" = the figures of the broker process.
+    """STATS: ask for statistics. The answer's body is the text that the 1.x command `stats <item>` returns. item: "" =
+    the statistics of the broker process.
     """
 
     item: Annotated[str, Field("item", _check_item)] = ""
@@ -170,8 +170,8 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: make a broker read the state of a move of partitions in ZooKeeper, and carry out the steps that are due.
-    broker, partition: the first of the partitions that are moved.
+    """MOVE: tell a broker that the state of a move of partitions in ZooKeeper may have changed. The broker reads the
+    state and does its part of the move. broker, partition: the first of the partitions that are moved.
     """
 
     topic: TopicField
@@ -237,7 +237,7 @@ class FoundReply(ExtFields):
 
 
 class FoundRow(NamedTuple):
-    """The place of a record that a search has found. time_ms: the time at which it was stored (Unix ms). If it is
+    """The place of a record that a search has found. time_ms: when the record was stored (Unix ms). If time_ms is
     negative, a Java broker has stored the record, at -time_ms or earlier.
     """
 

@@ -1,4 +1,5 @@
-"""Encode and decode the messages of the replication stream between the nodes of a broker set. This module does no I/O.
+"""Encode and decode the messages of the replication stream between the nodes of a broker set. The code here does no
+I/O.
 
 A follower opens a connection to its leader's port and sends the frame FOLLOW. All later bytes, in both directions, have
 this format (little-endian):
@@ -114,15 +115,17 @@ class Kind(IntEnum):
     PING = 3
     """Sent by the leader several times a second."""
     READY = 4
-    """Sent by a follower when it has truncated its data to what it has in common with the leader. The message contains
-    the offsets at which the follower's partitions begin and end, and the size and the digest of its transaction log.
+    """Sent by a follower when it has removed the part of its data that the leader does not have. The message contains
+    the begin and end offsets of the follower's partitions, and the size and the digest of its transaction log.
     """
     LIVE = 5
     """Sent by the leader: the initial copy is complete. The message contains the number of the last block whose data
     the copy includes; blocks with later numbers follow.
     """
     DROP = 6
-    """Sent by the leader after retention has deleted records: the offsets at which partitions begin now."""
+    """Sent by the leader after retention has deleted records. The message contains the new begin offsets of the
+    partitions.
+    """
     BEGIN = 7
     """Sent by the leader: partitions that begin anew, at an offset after all data that the follower has of them."""
     HAND_OVER = 8
@@ -141,8 +144,8 @@ class Kind(IntEnum):
     """Sent by the leader once, when the follower has all committed data."""
     COMMITTED = 13
     """Sent by the leader: the number of the last block that is committed in memory, and the number of the last block
-    that is committed on the disk. This message is sent only if no later block reports these numbers soon. The follower
-    does not answer this message.
+    that is committed on the disk. The leader does not send this message if a later block reports these numbers soon.
+    The follower does not answer this message.
     """
 
 
@@ -158,7 +161,7 @@ class Lane(IntEnum):
 class Hello(NamedTuple):
     """A follower's description of itself in the body of FOLLOW. set: the broker id of the set. node: the follower's
     name. instance: the id of the follower's data directory. epoch: the highest epoch that the follower has seen.
-    epochs: the numbers and ids of the epochs in which its data was written.
+    epochs: the number and the id of each epoch in which data of the follower was written.
     """
 
     set: int
@@ -170,7 +173,7 @@ class Hello(NamedTuple):
 
 class StreamEntry(NamedTuple):
     """An entry of a block. name: `<topic>-<partition>` in UTF-8. base: byte offset of the first record. segment: byte
-    offset at which the segment begins that contains the records. lane: a value of Lane. units: packed index units,
+    offset of the beginning of the segment that contains the records. lane: a value of Lane. units: packed index units,
     UNIT_BYTES each. data: the records.
     """
 
@@ -191,8 +194,9 @@ class StreamBlock(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A follower's acknowledgement. received: the number of the last block that it has in memory. safe: the number of
-    the last block that it has on the disk. ping: the number of the last ping that it has received.
+    """A follower's acknowledgement. received: the number of the last block that the follower has in memory. safe: the
+    number of the last block that the follower has on the disk. ping: the number of the last ping that the follower has
+    received.
     """
 
     received: int

@@ -37,7 +37,9 @@ buffer.
 
 
 def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
-    """Yield the same requests, but split each PutRun into single puts, for a caller that handles puts one by one."""
+    """Yield the given requests, but instead of each PutRun its single puts, for a caller that handles puts one by
+    one.
+    """
     for request in requests:
         if isinstance(request, PutRun):
             yield from request.puts()
@@ -46,7 +48,7 @@ def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]
 
 
 class RequestReader:
-    """Parses a stream of bytes into requests. This class does no I/O.
+    """Parses a stream of bytes into requests. The class does no I/O.
 
     The cost is O(bytes): each byte is copied by a join at most once, regardless of the size of the received pieces.
     Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by
@@ -55,8 +57,8 @@ class RequestReader:
     The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, receive into
     it and call `received`. The body of such a frame is writable.
 
-    Bytes that are not a valid request set `failure` and end the stream. `receive` still returns the requests before
-    these bytes, because 1.x answers those requests before it closes the connection.
+    Bytes that are not a valid request set `failure` and end the stream. `receive` still returns the requests that come
+    before the invalid bytes, because 1.x answers them before it closes the connection.
     """
 
     def __init__(self, most: int = 0) -> None:
@@ -98,9 +100,9 @@ class RequestReader:
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer for the rest of a large frame, or for a part of the rest; None if the next bytes must be passed to
-        `receive`. The buffer is never much larger than the part of the frame that has arrived. Otherwise a client could
-        make the broker use much memory by announcing large frames.
+        """The buffer for the next bytes of a large frame that has not arrived completely. None if there is no such
+        frame; then pass the next bytes to `receive`. The buffer is never much larger than the part of the frame that
+        has arrived, because otherwise a client could make the broker use much memory by announcing large frames.
         """
         large, filled = self.large, self._large_filled
         if large is None or self.more:

@@ -20,8 +20,8 @@ from .record import HEADER, HEADER_BYTES, is_blank
 __all__ = ["Read", "RecordSearch", "next_record"]
 
 Read = Callable[[int, int], bytes]
-"""read(size, position): return `size` bytes from `position` on, or fewer bytes at the end of the data. It may raise any
-error.
+"""read(size, position): return `size` bytes from `position` on, or fewer bytes at the end of the data. The function may
+raise any error.
 """
 
 _BLOCK_BYTES = 1 << 20
@@ -32,9 +32,9 @@ _WINDOW_BYTES = 4 << 20
 """Number of byte positions that one step of the search checks."""
 
 _CRC_BYTES = 1 << 30
-"""Limit for the cost of a search, in bytes of possible bodies whose checksums are computed. It counts bodies that no
-possible record header follows. For bodies that are followed by a possible header, eight times as many bytes are
-allowed. When a limit is reached, only small bodies are checked.
+"""Limit for the cost of a search: the number of bytes for which checksums are computed. The search computes the
+checksum of each possible body. This limit is for bodies without a possible record header after them. For bodies with a
+possible header after them, the limit is eight times as large. When a limit is reached, only small bodies are checked.
 """
 
 _SMALL_BYTES = 4 << 10
@@ -45,12 +45,13 @@ prove that records are intact here.
 
 
 class RecordSearch:
-    """Searches for the first valid record that starts after `start` and before `end`. Only one thread may use it. Call
-    `step` until it returns True.
+    """Searches for the first valid record that starts after `start` and before `end`. This object may be used by one
+    thread only. Call `step` until it returns True.
 
-    It first tries the position where the record at `start` ends according to its header, then every byte. Empty records
-    are accepted only at that first position, and only if a valid record or the end of the data follows them; elsewhere
-    the twenty bytes of an empty record may be any data. Records larger than MAX_RECORD_BODY_BYTES are not found.
+    The search first tries the position where the record at `start` ends according to its header, then every byte. An
+    empty record is accepted only at the position tried first, and only if a valid record or the end of the data
+    follows. At other positions, the twenty bytes of an empty record may be a part of other data. Records larger than
+    MAX_RECORD_BODY_BYTES are not found.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
@@ -107,7 +108,7 @@ class RecordSearch:
         return b"".join(blocks)[first:last]
 
     def _header(self, position: int) -> tuple[int, int, int, int] | None:
-        """Return the record header at `position`; None if the bytes there cannot be a header, because they are blank or
+        """Return the record header at `position`. Return None if the bytes there cannot be a header: they are blank, or
         the body would extend beyond the end of the data.
         """
         data = self._bytes(position, HEADER_BYTES)
@@ -187,8 +188,9 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the positions in the first _WINDOW_BYTES of `data` at which a record header may begin, each with the length
-    and the checksum that this header states. room: the number of bytes within which the record must end.
+    """Yield all positions in the first _WINDOW_BYTES of `data` where a record header may begin. Each position comes
+    with the body length and the checksum that the header would state. room: the number of bytes within which the record
+    must end.
     """
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:

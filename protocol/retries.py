@@ -1,9 +1,9 @@
 """Records of messages on which a handler has failed: while they wait for another attempt, and when they are dead
-letters. This module does no I/O.
+letters. The code in this module does no I/O.
 
-Such a record has the body of the original message; metaq's own properties follow the original's properties. The payload
-is not compressed, because metaq's own topics accept no compressed messages. Only a payload that would be too large
-without compression stays compressed. These are metaq's properties:
+The record of a failed message has the body of the original message; metaq's own properties follow the original's
+properties. The payload is not compressed, because metaq's own topics accept no compressed messages. The exception is a
+payload that would be too large without compression: it stays compressed. metaq's own properties are:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
     metaq.attempts   how often a handler has failed on it, decimal
@@ -16,8 +16,8 @@ attribute that cannot be in a list, because it has a byte 0x01 or 0x02, becomes 
 recreates the original from the record, byte for byte but without compression, and without `metaq.due`, `metaq.delay`,
 `metaq.half` and `metaq.check-after`, which only concern its first delivery.
 
-A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log. So a dead
-letter is marked as done by a later record in the same partition, which has no payload and this property:
+A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log. So a later
+record in the same partition marks the dead letter as done. That record has no payload and has this property:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
@@ -80,8 +80,8 @@ DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
-"""Maximum number of characters of `metaq.cause`. This is enough for a sentence and a place in a program, and small
-enough for keeping thousands of failures in memory.
+"""Maximum number of characters of `metaq.cause`. The text can contain a sentence and a place in a program, and is short
+enough that thousands of failures can be kept in memory.
 """
 
 MAX_DONE_OFFSETS = 1000
@@ -177,10 +177,10 @@ def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None
     """Return the flag and the body of the record that is stored for a failed message. With delay_ms the message waits
     for another attempt; without delay_ms the message is a dead letter.
 
-    flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer. It has at most
-    MAX_RECORD_BODY_BYTES, unless an attribute of 1.x of more than 40 KB has to be written in base64. A compressed
-    payload is decompressed. If this fails, or if the payload would be too large, the payload stays compressed; readers
-    then use `payload_in`.
+    flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer. The returned body
+    has at most MAX_RECORD_BODY_BYTES, except if an attribute of 1.x of more than 40 KB has to be written in base64. A
+    compressed payload is decompressed. If the decompression fails, or if the payload would be too large, the payload
+    stays compressed; readers then use `payload_in`.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin
@@ -218,7 +218,7 @@ def payload_in(flag: int, body: bytes) -> bytes:
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
-    """Return the failure that a record describes; None if the record is not that of a failed message. Raises
+    """Return the failure that a record describes; None if the record does not belong to a failed message. Raises
     RemoteProtocolError.
     """
     found = _read(flag, body)
@@ -226,8 +226,8 @@ def failure_of(flag: int, body: Buffer) -> Failure | None:
 
 
 def restored(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Return the flag and the body of the original message from the record of a failed message. Raises
-    RemoteProtocolError if the record is not that of a failed message.
+    """Return the flag and the body of the original message. flag, body: the record of the failed message. Raises
+    RemoteProtocolError if the record does not belong to a failed message.
     """
     found = _read(flag, body)
     if found is None:
@@ -248,7 +248,7 @@ def restored(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
-    """Return the flag and the body of the same record without the property `metaq.expires`."""
+    """Remove the property `metaq.expires` from a record; return the new flag and the new body."""
     attribute = attribute_of(body, flag) if flag & EXPIRES_FLAG else None
     if attribute is None:
         return flag, body
@@ -271,8 +271,8 @@ def _items(flag: int, body: bytes) -> list[bytes]:
 
 
 def _read(flag: int, body: Buffer) -> tuple[Failure, int, bytes] | None:
-    """Return the failure that a record describes, the flag of the original message, and the record's property list;
-    None if the record is not that of a failed message.
+    """Return the failure that a record describes, the flag of the original message, and the record's property list.
+    Return None if the record does not belong to a failed message.
     """
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     place = None if attribute is None else property_of(attribute, ORIGIN_PROPERTY.encode())

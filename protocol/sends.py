@@ -1,8 +1,8 @@
 """The requests SEND, SEND_BATCH and SEND_MANY of the framed protocol: their extFields and bodies (docs/protocol.md).
 
-The simple way is to pass a SendRequest to `encode_frame`, and to decode a SendReply from a parsed frame. The most
-expensive steps of a single send also have faster functions: `SendHeaders` writes the same bytes, and `parse_sent_reply`
-reads the same values.
+The simple way is to pass a SendRequest to `encode_frame`, and to decode a SendReply from a parsed frame. For a single
+send there are also faster functions: `SendHeaders` writes the same header bytes as `encode_frame`, and
+`parse_sent_reply` reads the same values as the decoding of a SendReply.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
-"""The key of the transaction to which a message belongs (docs/transactions.md); None: no transaction."""
+"""The key of the message's transaction (docs/transactions.md); None: the message is not part of a transaction."""
 
 AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
 """The number of a partition; -1: the broker chooses the partition."""
@@ -66,12 +66,12 @@ maximum.
 """
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id and is stored
-each time it arrives; then the field is left out.
+"""The id of a producer that numbers its sends: 63 random bits. 0: the send has no producer id, and the broker stores it
+each time it arrives; the frame then has no field `producerId`.
 
-A producer's sends to a partition have increasing sequence numbers. A send that repeats the last number is not stored
-again, and gets the same answer as the first copy. A send with a lower number is refused. A send with a producer id must
-name its partition.
+A producer's sends to a partition have increasing sequence numbers. A send with the same number as the last stored send
+is not stored again, and gets the same answer as the first copy. A send with a lower number is refused. A send with a
+producer id must name its partition.
 """
 
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
@@ -126,8 +126,8 @@ class SendRequest(ExtFields):
 class SendReply(ExtFields):
     """Answer to SEND and SEND_BATCH: the id of the (first) message, its partition and its byte offset.
 
-    The other ids of a batch can be computed from the first id (message_id.message_ids_from), the other offsets from the
-    record sizes. In a transaction the offset is -1, because it is determined only by the commit.
+    The client can compute the other ids of a batch from the first id (message_id.message_ids_from), and the other
+    offsets from the record sizes. In a transaction the offset is -1, because only the commit determines the offset.
     """
 
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -176,7 +176,7 @@ class SendBatchRequest(ExtFields):
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
     """Return the record sizes and the records in the body of a SEND_BATCH, or in an answer to PULL with `records`.
 
-    Raises RemoteProtocolError if the sizes do not fill the body. They are not compared with the records' headers.
+    Raises RemoteProtocolError if the sizes do not fill the body. The sizes are not compared with the records' headers.
     """
     table = 4 * count
     if len(body) < table:
@@ -202,7 +202,8 @@ class SendHeaders(dict[TopicPartition, bytes]):
     """A cache of the headers of SEND frames, by partition. Each header is a template with %d for the opaque, the flag,
     the checksum and, if the producer numbers its sends, the sequence number.
 
-    Encoding the same JSON for every send would cost more than all other work of sending the request of a blocking send.
+    The cache saves encoding the same JSON for every send. For a blocking send, the encoding would cost more than all
+    other work on the request.
     """
 
     def __init__(self, producer: int = 0) -> None:
@@ -222,7 +223,7 @@ class SendHeaders(dict[TopicPartition, bytes]):
     def encode(
         self, opaque: int, partition: TopicPartition, flag: int, checksum: int, body_bytes: int, sequence: int = 0
     ) -> bytes:
-        """Return the prefix and the header of a SEND frame. They are equal to the result of `encode_frame`."""
+        """Return the prefix and the header of a SEND frame. `encode_frame` would return the same bytes."""
         holes = (opaque, flag, checksum, sequence) if self._producer else (opaque, flag, checksum)
         json = self[partition] % holes
         return encode_prefix(len(json), body_bytes) + json
@@ -261,8 +262,8 @@ _new_tuple = tuple.__new__
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
     """Like parse_frame, but only for a SEND in the form that metaq's own producers write; return None for all other
-    frames. It is faster because it uses one regular expression instead of parsing JSON. The benchmark `blocking-1`
-    measures it.
+    frames. This function is faster than parse_frame, because it uses one regular expression instead of parsing JSON.
+    The benchmark `blocking-1` measures it.
     """
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
@@ -306,7 +307,7 @@ _SENT_TEMPLATE, _COPIED_TEMPLATE = _sent_template(), _sent_template(1_900_000_00
 
 
 def encode_sent_reply(opaque: int, message_id: int, partition: int, offset: int, replicas: int = 0) -> bytes:
-    """Return the frame that answers a SEND or SEND_BATCH. It is equal to the frame that `encode_frame` makes of
+    """Return the frame that answers a SEND or SEND_BATCH. The frame is equal to the result of `encode_frame` for
     `send_reply`. The benchmark `blocking-1` measures this function.
     """
     if replicas:
@@ -327,8 +328,8 @@ _LONGEST_SENT = 256
 
 
 def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
-    """Parse the answer to a send if the frame data[start:end] has the usual form. Otherwise return None; the caller
-    then uses parse_frame.
+    """Parse the answer to a send if the frame data[start:end] has the usual form. If it has another form, return None;
+    the caller then uses parse_frame.
     """
     if end - start > _LONGEST_SENT:
         return None
@@ -352,8 +353,8 @@ def _read_topics(text: str) -> tuple[str, ...]:
 
 @dataclass(slots=True)
 class SendManyRequest(ExtFields):
-    """SEND_MANY: store records in many partitions of one broker by one frame. The records of one partition are a part.
-    Each part is stored or refused independently of the others.
+    """SEND_MANY: store records in many partitions of one broker by one frame. The records for one partition are called
+    a part. The broker stores or refuses each part independently of the other parts.
 
         body           parts × (topic u32 | partition i32 | records u32), with a producer parts × (sequence i64),
                        a u32 size for each record, then the records
@@ -363,7 +364,7 @@ class SendManyRequest(ExtFields):
     The body begins with a table that has one row for each part. The records have their stored form, with message id 0;
     they are in the order of the table. In a row, `topic` is an index, from 0, into the names in the extField `topics`.
     parts: number of rows of the table. records: number of records of all parts together. repeats: the row numbers of
-    parts that were sent before; the earliest of them was first sent `repeat_ms` milliseconds ago.
+    parts that the producer has sent before. repeat_ms: milliseconds since the earliest first send of these parts.
     """
 
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
@@ -416,8 +417,8 @@ class Parts(NamedTuple):
 
 
 class PartRows(NamedTuple):
-    """The results of the parts of a SEND_MANY, as one list for each column: the id of the first message, its byte
-    offset, its partition (which the broker may have chosen) and the response code.
+    """The results of the parts of a SEND_MANY. Each attribute is a list with one item for each part: the id of the
+    part's first message, its byte offset, its partition (the broker may have chosen it) and the response code.
     """
 
     ids: list[int]
@@ -441,8 +442,8 @@ def encode_parts(
     sizes: Sequence[int] | npt.NDArray[np.int64],
     sequences: Sequence[int] = (),
 ) -> bytes:
-    """Return the bytes of a SEND_MANY's body that precede the records. parts: for each part (index of the topic,
-    partition or -1, number of records). sizes: the size of each record.
+    """Return the beginning of a SEND_MANY's body, that is, all bytes before the records. parts: for each part (index of
+    the topic, partition or -1, number of records). sizes: the size of each record.
     """
     numbers = np.array(sequences, ">i8").tobytes() if sequences else b""
     return np.array(parts, ">i4").tobytes() + numbers + np.asarray(sizes, dtype=">u4").tobytes()

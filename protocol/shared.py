@@ -1,5 +1,5 @@
-"""The requests ACQUIRE, SETTLE and SHARED_STATUS. They let many consumers share one partition by leasing its messages
-(docs/protocol.md).
+"""The requests ACQUIRE, SETTLE and SHARED_STATUS. By these requests, many consumers share one partition by leasing its
+messages (docs/protocol.md).
 
     answer to ACQUIRE   rows, then the records in the order of the rows
         a row           offset u64 | token u64 | attempts u32 | size of the record u32
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 STARTS = "earliest", "latest"
-"""The possible positions at which a shared group begins to read a partition for which it has never sent an ACQUIRE."""
+"""Where a shared group may begin to read a partition if the group has never sent an ACQUIRE for this partition."""
 
 _new = tuple.__new__  # costs a third of a NamedTuple's constructor
 _LEASED = Struct(">QQII")
@@ -71,14 +71,15 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, of at most
-    `max_bytes` bytes together (a single message may be larger). max_records=0: this member wants no more messages, and
-    the broker answers the member's waiting requests at once.
+    `max_bytes` bytes together (a single message may be larger). max_records=0: this member wants no more messages; the
+    broker answers the member's waiting requests at once.
 
     wait_ms: as in PullRequest. start: where the group begins if it has never sent an ACQUIRE for this partition, one of
-    STARTS. ordered: whether messages with one key are leased one at a time, in order. All members have to use the same
-    value. where: a filter by content (docs/filters.md), "" = no filter; messages that do not match count as
-    acknowledged by the group. tags: lease only messages with one of these tags, empty = all messages; other messages
-    count as acknowledged. The broker compares only hashes of tags, so the member checks the tags again.
+    STARTS. ordered: whether messages with the same key are leased one at a time, in order. All members of the group
+    have to use the same value of `ordered`. where: a filter by content (docs/filters.md), "" = no filter; messages that
+    do not match count as acknowledged by the group. tags: lease only messages with one of these tags, empty = all
+    messages; other messages count as acknowledged. The broker compares only hashes of tags, so the member checks the
+    tags again.
     """
 
     topic: TopicField
@@ -101,9 +102,9 @@ class AcquireReply(ExtFields):
 
     records: number of rows in the body. waiting: a lower bound of the number of further messages that could be leased
     immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
-    valid record. suspect: 1 = an earlier lease of this one message has ended without an answer, so the message may have
-    killed its worker; 2 = as 1, and this is also the only message of the group that the broker has leased to the
-    member. If this lease also ends without an answer, it counts as an attempt.
+    valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended without an
+    answer, so the message may have killed its worker. 2 = as 1, and the broker has leased no other message of the group
+    to the member. If this lease also ends without an answer, it counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
@@ -113,7 +114,7 @@ class AcquireReply(ExtFields):
 
 
 class Leased(NamedTuple):
-    """A leased record. attempts: how often the message was leased to be worked on, including this time."""
+    """A leased record. attempts: how often the message was leased for work on it, this lease included."""
 
     offset: int
     token: int
@@ -163,15 +164,15 @@ class SettleOutcome(IntEnum):
 
     DONE = 0
     LOST = 1
-    """The action was not carried out: the lease had ended and the message has been leased again since, or the token
-    never belonged to a lease of this message.
+    """The action was not carried out. Either the lease had ended and the message has been leased again since, or the
+    token never belonged to a lease of this message.
     """
     GONE = 2
     """The message is neither leased nor waiting, because it was acknowledged or retention has deleted it."""
 
 
 class Settlement(NamedTuple):
-    """One row of a SETTLE: the action on one leased message. ms: the milliseconds for the actions RELEASE and
+    """The action on one leased message, a row in the body of SETTLE. ms: the milliseconds for the actions RELEASE and
     EXTEND.
     """
 

@@ -1,8 +1,8 @@
 """Status codes of both protocols.
 
 `Status` has the codes of metaq 1.x (wire.md §4). `RequestCode` and `ResponseCode` have the codes of the framed
-protocol. They are RocketMQ's codes wherever the meaning is the same (org.apache.rocketmq.remoting.protocol.RequestCode
-/ ResponseCode); metaq's own codes begin at 1,000.
+protocol. If RocketMQ has a code with the same meaning (org.apache.rocketmq.remoting.protocol.RequestCode /
+ResponseCode), the framed protocol uses RocketMQ's code. metaq's own codes begin at 1,000.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Get(NamedTuple):
 
 
 class OffsetQuery(NamedTuple):
-    """`offset topic group partition offset opaque`: ask for the nearest offset before the given one at which a record
-    certainly begins.
+    """`offset topic group partition offset opaque`: ask for an offset where a record certainly begins, the nearest one
+    before the given offset.
     """
 
     topic: str
@@ -231,9 +231,9 @@ def parse_common_put(data: bytes, position: int) -> tuple[Put | None, int]:
     """Return the put that begins at `position` of `data`, and the position after it, if the put is complete and has the
     form that 1.4 clients send.
 
-    Return (None, position) for all other bytes, including incomplete or invalid puts; parse_command handles those.
-    Parsing is the most expensive step of a put in the broker, so this function uses one regular expression and as few
-    calls as possible.
+    Return (None, position) for all other bytes, including incomplete or invalid puts; parse_command handles all other
+    bytes. Parsing is the most expensive step of a put in the broker, so this function uses one regular expression and
+    as few calls as possible.
     """
     match = COMMON_PUT.match(data, position)
     if match is None:
@@ -481,7 +481,7 @@ def parse_put_result(text: str) -> tuple[int, int, int]:
 
 
 class AnswerReader:
-    """Parses a broker's answers of the text protocol from a stream of bytes. This class does no I/O.
+    """Parses a broker's answers of the text protocol from a stream of bytes. The class does no I/O.
 
     The cost is O(bytes), because each byte is copied by a join at most once. A header line has at most MAX_LINE_BYTES.
     A body has at most `max_body_bytes`; a `value` may be as long as the broker's maxTransferSize, which the client does

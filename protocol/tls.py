@@ -1,8 +1,9 @@
 """TLS without I/O: decrypt the bytes that a connection has received, and encrypt the bytes to send.
 
-Brokers and clients of metaq use this module; the OpenSSL of Python's standard library does the work. Here OpenSSL reads
-and writes memory buffers instead of a socket. So one thread can use a connection's socket while another thread waits
-for it, and a broker can decide by the first byte of a connection whether the connection uses TLS.
+Brokers and clients of metaq use this module; the OpenSSL of Python's standard library does the work. In this module
+OpenSSL reads and writes memory buffers instead of a socket. So one thread can send on a connection's socket while
+another thread waits to receive. Also, a broker can read the first byte of a connection itself, to decide whether the
+connection uses TLS.
 """
 
 from __future__ import annotations
@@ -20,40 +21,41 @@ __all__ = ["FIRST_BYTE", "TlsStream"]
 
 FIRST_BYTE = 0x16
 """The first byte of a TLS connection: a handshake record (RFC 8446, 5.1). No text command and no frame begins with this
-byte: a text command begins with a letter, and a frame with the high byte of a length below 16 MiB, which is 0.
+byte. A text command begins with a letter. A frame begins with the high byte of its length, which is 0 because the
+length is below 16 MiB.
 """
 
 _READ_BYTES = 16 << 10
 """Maximum bytes of plaintext in one TLS record."""
 _ALL_BYTES = 1 << 30
 _JOINED_BYTES = 64 << 10
-"""Buffers smaller than this number of bytes are joined before encryption, because copying them costs less than an
-additional TLS record.
+"""If a buffer has fewer bytes than this, it is joined with its neighbours before encryption, because copying it costs
+less than an additional TLS record.
 """
 
 
 class TlsStream:
-    """One side of one TLS connection. Only one thread at a time may call its methods."""
+    """This program's side of one TLS connection. The methods may be called by one thread at a time."""
 
     def __init__(
         self, context: ssl.SSLContext, peer: str, *, server_side: bool = False, server_hostname: str | None = None
     ) -> None:
-        """peer: the name of the other side in error texts. server_hostname: for a client, the name that the server's
-        certificate must contain.
+        """peer: the name of the program at the other end of the connection, for error texts. server_hostname: for a
+        client, the name that the server's certificate must contain.
         """
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self.peer = peer
-        """The name of the other side in error texts."""
+        """The name of the program at the other end of the connection, for error texts."""
         self.established = False
         """Whether the handshake is complete, so that data can be sent in both directions."""
         self.ended = False
-        """Whether the other side has reported by an alert that it sends no more data."""
+        """Whether the peer has sent the TLS alert that means that it sends no more data."""
 
     def receive(self, data: Buffer) -> None:
-        """Take bytes that the connection has received. Without bytes, begin or continue the handshake. Raises
-        TlsFailed; `take` then returns the alert to send to the other side.
+        """Take bytes that the connection has received. If `data` is empty, begin or continue the handshake. Raises
+        TlsFailed; then send the result of `take`, which is an alert for the peer.
         """
         if data:
             self._incoming.write(data)
@@ -70,9 +72,9 @@ class TlsStream:
         self.established = True
 
     def read(self, size: int = _ALL_BYTES) -> bytes:
-        """Return the decrypted data, at most `size` bytes. Return b"" if no complete TLS record has arrived, or after
-        the end of the other side's stream. The data may be longer than the bytes of the last `receive` call, because
-        these may complete a TLS record whose first bytes arrived earlier. Raises TlsFailed.
+        """Return the decrypted data, at most `size` bytes. Return b"" if no complete TLS record has arrived, or if the
+        peer has ended its stream and all data was returned. The returned data may be longer than the bytes of the last
+        `receive` call, because the first bytes of a TLS record may have arrived earlier. Raises TlsFailed.
         """
         parts: list[bytes] = []
         left = size
@@ -116,21 +118,21 @@ class TlsStream:
         return self._outgoing.read()
 
     def end(self) -> None:
-        """End this side's stream. `take` then returns an alert that tells the other side that no more data follows."""
+        """End this side's stream. `take` then returns an alert; the alert tells the peer that no more data follows."""
         with suppress(ssl.SSLError):  # the other side has not said so yet, or the handshake is not over
             self._tls.unwrap()
 
     @property
     def certificate(self) -> dict[str, object]:
-        """The other side's verified certificate, in the form of `ssl.SSLSocket.getpeercert`; empty if the other side
-        has no certificate.
+        """The peer's verified certificate, in the form of `ssl.SSLSocket.getpeercert`; empty if the peer has no
+        certificate.
         """
         found: dict[str, object] = dict(self._tls.getpeercert() or {}) if self.established else {}
         return found
 
     @property
     def certified_hosts(self) -> frozenset[str]:
-        """The DNS names, in lower case, and IP addresses that the other side's verified certificate names."""
+        """The DNS names, in lower case, and the IP addresses in the peer's verified certificate."""
         named = cast("Iterable[tuple[str, str]]", self.certificate.get("subjectAltName", ()))
         return frozenset(
             str(ip_address(name)) if kind == "IP Address" else name.lower()

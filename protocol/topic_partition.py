@@ -13,8 +13,8 @@ _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class TopicPartition(NamedTuple):
-    """One partition: `partition` counts from 0 within its topic and broker. str() returns metaq's own form
-    `broker-partition`.
+    """The identity of a partition. `partition` is its number within its topic and broker, from 0. str() returns metaq's
+    own form `broker-partition`.
     """
 
     topic: str

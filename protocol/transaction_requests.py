@@ -69,8 +69,8 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
-    """PREPARED_TRANSACTIONS: ask for a list of the prepared transactions. active: whether to list also those open,
-    unprepared transactions that have the most bytes.
+    """PREPARED_TRANSACTIONS: ask for a list of the prepared transactions. active: whether the list also contains open
+    transactions that are not prepared; of these, the ones with the most bytes are listed.
     """
 
     active: Annotated[bool, flag("active", left_out=True)] = False
@@ -80,8 +80,8 @@ class PreparedTransactionsRequest(ExtFields):
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: carry out an operator's decision on a prepared XA transaction.
 
-    action: commit; rollback, also for an open, unprepared transaction; complete, which gives the transaction up without
-    a commit or a rollback; or forget, which drops the broker's record of an operator's decision.
+    action: one of four words. commit. rollback, also for an open transaction that is not prepared. complete: end the
+    transaction without a commit or a rollback. forget: drop the broker's record of an operator's decision.
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

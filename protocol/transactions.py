@@ -55,8 +55,8 @@ class XaVote(IntEnum):
 
 
 class XaCode(IntEnum):
-    """The reason why an XA verb failed. The numbers are those of X/Open XA, which JTA's XAException and 1.x also
-    use.
+    """The reason why an XA verb failed. The numbers are defined by X/Open XA. JTA's XAException and 1.x use the same
+    numbers.
     """
 
     XA_RBROLLBACK = 100
@@ -77,8 +77,8 @@ class XaCode(IntEnum):
 
 
 def parse_key(key: str) -> str | None:
-    """Check a transaction key in a command and return it; None for the text `null`. 1.x writes keys only in these two
-    forms:
+    """Check a transaction key in a command and return it; None for the text `null`. There are two forms of keys, as in
+    1.x:
 
     `TX:<session>:<int32>` or `XID:<format int32>:<gtrid hex>:<bqual hex>:<qualifier>`, hexadecimal digits in lower
     case. Raises RemoteProtocolError for all other texts.

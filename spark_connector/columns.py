@@ -162,8 +162,8 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split the rows into those without a delivery time and those with one, because a batch of messages must not
-    contain both.
+    """Split the rows into rows without a delivery time and rows with a delivery time, because a batch of messages must
+    not contain both kinds.
     """
     if "deliver_at" not in batch.schema.names or not batch.num_rows:
         yield batch

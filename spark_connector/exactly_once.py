@@ -1,11 +1,11 @@
 """Write exactly once (exactlyOnce): the names of transactions, the transactions of a task, and the driver's decision on
 a batch.
 
-All transactions of a query have the same qualifier, so that `recover` lists exactly the query's transactions. The rest
-of a name is in the xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes
-at most, each). The query id and the batch number come from Spark and are the same after a restart. The random part
-differs, so that transactions of a restarted driver's tasks cannot have the same names as transactions left by an
-earlier run.
+All transactions of a query have the same qualifier, and no other transaction has it. So `recover` with this qualifier
+lists exactly the query's transactions. The rest of a transaction's name is in the xid: gtrid `<query id>/<batch>`,
+bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query id and the batch number
+come from Spark and are the same after a restart of the query. The random part is different after a restart. So the
+tasks of a restarted driver cannot give a transaction the name of a transaction that an earlier run has left.
 
 Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: after this
 write the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision,
@@ -60,8 +60,8 @@ _FORMAT_ID = 0x6D717370
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """One batch of one query. Either all of its messages become visible or none. The brokers make the messages visible
-    one after the other, not all at the same time.
+    """The identity of a batch of a query. Either all messages of the batch become visible or none. The brokers make
+    their messages visible one broker after the other, not all at the same time.
     """
 
     query_id: str
@@ -69,8 +69,8 @@ class BatchWrite:
 
 
 class Verdicts(NamedTuple):
-    """Which transactions in doubt are to be committed, and which are to be rolled back. Transactions of batches after
-    the one that is being finished are in neither list.
+    """Which transactions in doubt to commit, and which to roll back. If a transaction belongs to a batch after the
+    batch that is being finished, it is in neither list.
     """
 
     commit: tuple[Xid, ...]
@@ -78,7 +78,7 @@ class Verdicts(NamedTuple):
 
 
 def qualifier(query_id: str) -> str:
-    """Return the qualifier by which brokers recognize the transactions of a query."""
+    """Return the qualifier of a query's transactions. Brokers recognize the transactions of the query by it."""
     return f"spark-{query_id}"
 
 
@@ -94,17 +94,17 @@ def xid_of(write: BatchWrite, name: str) -> Xid:
 
 
 def broker_of(name: str) -> int:
-    """Return the id of the broker at which the transaction with this name was begun."""
+    """Return the id of the broker of a transaction. name: the transaction's name within its batch."""
     return int(name.partition(".")[0])
 
 
 def batch_of(xid: Xid) -> int:
-    """Return the number of the batch to which a transaction belongs."""
+    """Return the number of a transaction's batch."""
     return int(xid.gtrid.rpartition(b"/")[2])
 
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
-    """Choose which transactions in doubt to commit and which to roll back, while `batch` is being finished.
+    """For the end of the batch `batch`, choose which transactions in doubt to commit and which to roll back.
     Transactions that the recorded decision names are to be committed. Other transactions of this batch and of earlier
     batches are to be rolled back, because no decision can name them any more.
     """
@@ -121,13 +121,13 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""XA error codes that are reported for a transaction that is not prepared yet if its broker, or the leader of its
+"""XA error codes for a lost transaction: the transaction is not prepared yet, and its broker, or the leader of its
 broker set, is gone or does not answer.
 """
 
 
 class TaskTransactions:
-    """The transactions of one attempt of one task. Only one thread may use this object.
+    """The transactions of one attempt of one task. This object may be used by one thread only.
 
     Rows are collected up to `max_bytes`, then sent in one transaction per broker. Each of these transactions is begun
     and prepared without a pause. So the brokers' time limit for transactions is not exceeded even if Spark delivers
@@ -141,7 +141,7 @@ class TaskTransactions:
         self.prepared: list[str] = []
         """Names of prepared transactions."""
         self.topic = ""
-        """One of the written topics."""
+        """The name of one of the topics that this task has written."""
         self._producer = producer
         self._write = write
         self._partition = partition
@@ -196,8 +196,8 @@ class TaskTransactions:
         """Send these messages to the broker in one transaction, and prepare it. If the broker is lost or does not
         answer, try again in a new transaction.
 
-        If the broker's answer was lost, the first transaction may be prepared nevertheless. It is never committed,
-        because the batch commits only transactions whose answer has arrived.
+        If the broker's answer was lost, the first transaction may be prepared nevertheless. The first transaction is
+        never committed, because the batch commits only transactions whose answer has arrived.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:
@@ -244,8 +244,8 @@ class TaskTransactions:
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 COMMIT_SECONDS = 60.0
-"""Seconds for which a decided batch waits for brokers that do not answer, before the query fails. A restart of the
-query continues the batch.
+"""If brokers do not answer the commit of a decided batch, the query waits this number of seconds for them, and then
+fails. After a restart, the query continues the batch.
 """
 
 _COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
@@ -269,10 +269,10 @@ class DecisionStore(Protocol):
 
 
 class Coordinator:
-    """Commits or rolls back the batches of one query, on the driver. Only one thread may use it.
+    """Commits or rolls back the batches of one query, on the driver. This object may be used by one thread only.
 
     Its methods raise CoordinationUnavailable, ClientError (the text says what to do) and XaError. The query then fails.
-    In its next run, `commit` of the same batch finds out the outcome.
+    In the query's next run, `commit` is called for the same batch again and finds out the outcome.
     """
 
     def __init__(
@@ -375,8 +375,8 @@ class Coordinator:
 
     def _clear(self, found: Versioned, batch: int) -> None:
         """Roll back the prepared transactions of this batch and of earlier batches, except transactions that a decision
-        names. They come from task attempts that failed or were killed. If a broker does not answer now, a later call
-        rolls its transactions back.
+        names. The transactions to roll back come from task attempts that failed or were killed. If a broker does not
+        answer now, a later call rolls back the transactions on this broker.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():

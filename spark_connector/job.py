@@ -1,5 +1,5 @@
 """The program `metaq-spark`: write topics to Parquet files that are partitioned by day, and send the rows of such files
-to topics again. It can also be run by spark-submit (docs/spark.md).
+to topics again. The program can also be run by spark-submit (docs/spark.md).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from .source import register
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-"""Exit codes. After FAILED, the same command can be run again: `drain` continues at its position, `restore` may send
-rows a second time.
+"""Exit codes. If a command has ended with FAILED, it can be run again: `drain` then continues at its position, and
+`restore` may send rows a second time.
 """
 
 DAY = "day"
@@ -204,8 +204,9 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 class WritingQuery(NamedTuple):
-    """A query that writes or has written with exactlyOnce. batch: the last batch whose commit was decided. pending: how
-    many transactions of this batch may still be uncommitted. topic: one of the topics to which the query writes.
+    """A query that writes or has written with exactlyOnce. batch: the number of the last batch for which the commit was
+    decided. pending: how many transactions of this batch may still be uncommitted. topic: one of the topics that the
+    query writes.
     """
 
     query: str
@@ -227,8 +228,8 @@ def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
 
 def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
     """Commit the query's decided transactions, roll back its other prepared transactions, and remove its znode. The
-    query must not be running. It must not be started again from its checkpoint either, because it would write its last
-    batch a second time.
+    query must not be running. The query must not be started again from its checkpoint later either, because it would
+    write its last batch a second time.
 
     Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
     """

@@ -43,8 +43,9 @@ class PartitionLag(NamedTuple):
     """The backlog of a query in one partition, that is, the messages that it has not read yet.
 
     position, end: byte offsets of the query's position and of the partition's end. bytes: size of the stored messages
-    between them. messages: number of these messages; None if the broker cannot count them (Java). seconds: time since
-    the broker stored the oldest of these messages; 0.0 if there is none, None if the message's id has no time (Java).
+    between the two offsets. messages: number of these messages; None if the broker cannot count them (Java). seconds:
+    time since the broker stored the oldest of these messages; 0.0 if there is none, None if the message's id has no
+    time (Java).
     """
 
     partition: TopicPartition
@@ -211,8 +212,8 @@ class LagListener(StreamingQueryListener):
 
 
 def positions_of(offsets: Iterable[str | None]) -> PartitionOffsets:
-    """Return the position of a query in metaq partitions. offsets: the offset of each source of the query, as Spark's
-    progress reports it; offsets of other kinds of sources are ignored.
+    """Return the position of a query in metaq partitions. offsets: the offset of each source of the query, from Spark's
+    progress report. Offsets of sources other than metaq are ignored.
 
     Spark does not report the kind of a source that is written in Python, only its offset. So metaq's sources are
     recognized by the form of the offset, `{"trades":{"0-1":4096}}`.

@@ -54,9 +54,10 @@ StreamOffsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition at planning time: the address of the broker from which it is read, its readable bytes [first, end),
-    and the offset that the consumer group has committed. starting_time, ending_time: the offsets that belong to the
-    times in the options; None if the options name no time.
+    """The state of a partition at planning time. endpoint: the address of the broker that serves reads of the
+    partition. first, end: the readable bytes are [first, end). committed: the offset that the consumer group has
+    committed. starting_time, ending_time: the offsets for the start time and the end time in the options; None if the
+    options name no such time.
     """
 
     id: TopicPartition
@@ -70,12 +71,12 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages of one partition that begin in the bytes [start, end); `end` is the end of a message. One executor
-    receives and reads this range.
+    """The messages of one partition that begin in the bytes [start, end); `end` is the end of a message. One task on an
+    executor reads the range.
 
     nodes: addresses of the broker set's nodes at planning time; empty for a broker outside a set. planned_ms: planning
-    time in ms since 1970. Messages that had expired at that time are left out, also when the task is repeated. 0: no
-    message is left out.
+    time in ms since 1970. Messages that had expired at planning time are left out, also when the task is repeated. 0:
+    no message is left out.
     """
 
     id: TopicPartition
@@ -146,8 +147,8 @@ def plan_ranges(
 
 
 def position(options: ReadOptions, state: PartitionState, *, ending: bool = False) -> int:
-    """Return the byte offset at which a query begins to read one partition, or at which it ends if `ending` is set.
-    Raises the errors of plan_ranges.
+    """Return the byte offset where a query begins to read a partition. If `ending` is set, return the byte offset where
+    the query ends. Raises the errors of plan_ranges.
     """
     wanted = _ending(options, state) if ending else _starting(options, state)
     if wanted == EARLIEST:
@@ -160,9 +161,9 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """If the range ends before it starts, return a description of its start and one of its end for an error, in the
-    terms of the options; otherwise return an empty list. A committed offset after the end of the range is no error: the
-    group has read everything.
+    """If the range ends before it starts, return a list with a description of the range for an error text, with the
+    offsets or times that the options give. Otherwise return an empty list. A committed offset after the end of the
+    range is no error: the group has read everything.
     """
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
@@ -176,7 +177,9 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
 
 
 def shown(bounds: RangeEnds) -> object:
-    """Return the value of an option in the form in which errors show it: offsets given as JSON are shown as JSON."""
+    """Return the value of an option for an error text. Offsets and times that the user gave as JSON are shown as
+    JSON.
+    """
     if isinstance(bounds, At):
         return bounds.time_ms
     if isinstance(bounds, str):
@@ -225,8 +228,8 @@ def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
 
 
 class OffsetLost(OffsetOutOfRange):
-    """Offsets at which the query must start or end are outside the readable bytes. lost: each of these offsets with its
-    partition. id: the partition of the first of them.
+    """A query must start or end at offsets that are outside the readable bytes. lost: each such offset with its
+    partition. id: the partition of the first offset in `lost`.
     """
 
     def __init__(self, lost: Sequence[tuple[PartitionState, int]]) -> None:
@@ -245,8 +248,8 @@ class OffsetLost(OffsetOutOfRange):
 def check_partitions(
     option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
 ) -> None:
-    """Raise ConfigError unless the offsets or times that the option gives per partition name exactly the partitions
-    `ids`. away: partitions without a live broker, which may be named or omitted.
+    """Check an option that gives an offset or a time for each partition. Raise ConfigError if the option does not name
+    exactly the partitions `ids`. away: partitions without a live broker; the option may name or omit them.
     """
     if isinstance(bounds, Explicit):
         named = bounds.offsets
@@ -269,8 +272,8 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Return for each range the number of parts into which it is cut, so that all ranges together have at least
-    `min_partitions` parts. These numbers are in proportion to the sizes of the ranges in bytes.
+    """Return for each range how many parts to cut it into, so that all ranges together have at least `min_partitions`
+    parts. A larger range gets more parts, in proportion to its size in bytes.
     """
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
@@ -328,8 +331,8 @@ def started_of(offsets: StreamOffsets) -> int | None:
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
-    """Return the same position after partitions have moved to other brokers: a moved partition has its new name and
-    keeps its offset.
+    """Update a query's position after partitions have moved to other brokers, and return it. A moved partition gets its
+    new name and keeps its offset.
     """
     moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
@@ -372,11 +375,11 @@ def shares(waiting: Mapping[TopicPartition, int], limit: int) -> dict[TopicParti
 def admit(
     limits: BatchLimits, waiting: Mapping[TopicPartition, Span], count: Count, after: After, *, may_wait: bool
 ) -> dict[TopicPartition, int] | None:
-    """Return the offset at which the next micro-batch ends in each partition of `waiting`; None if the micro-batch has
+    """Return for each partition of `waiting` the end offset of the next micro-batch. Return None if the micro-batch has
     to wait for more messages.
 
-    may_wait: whether minOffsetsPerTrigger still applies, that is, whether maxTriggerDelay has not passed yet. If there
-    are messages, a batch has at least one message, even if this message is larger than maxBytesPerTrigger.
+    may_wait: whether minOffsetsPerTrigger still applies; it applies until maxTriggerDelay has passed. If there are
+    messages, a batch has at least one message, even if this message is larger than maxBytesPerTrigger.
     """
     spans = {each: span for each, span in waiting.items() if span[0] < span[1]}
     ends = {each: span[1] for each, span in waiting.items()}

@@ -1,8 +1,8 @@
 """Options of the data source, checked on the driver before any task starts (docs/spark.md).
 
-An option that Spark's Kafka source also has, has the same name and meaning here. A wrong value raises ConfigError,
-which names the option, the value and the choices. ConfigError is also raised for an unknown option, for an option of
-streams in a batch query, and for an option of batch queries in a stream.
+If Spark's Kafka source has the same option, the option has the same name and meaning here. A wrong value raises
+ConfigError, which names the option, the value and the choices. ConfigError is also raised for an unknown option, for an
+option of streams in a batch query, and for an option of batch queries in a stream.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ PROVIDER = "provider"
 """Option that Spark passes to the data source for `CREATE TABLE … USING metaq`."""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
-"""Option in which Spark passes the argument of `load("trades")`, `start("trades")` and `save("trades")`."""
+"""Name of an option. Its value is the argument of `load("trades")`, `start("trades")` or `save("trades")`; Spark passes
+the argument as this option.
+"""
 MIN_TRANSACTION_BYTES, MAX_TRANSACTION_BYTES = 64 * 1024, 64 * 1024 * 1024
 
 
@@ -109,8 +111,9 @@ class OptionValues:
     def __init__(
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
-        """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: a list of the
-        valid names for the error text, "" = all of `names`. It is needed if some options are only for some uses.
+        """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: a text that
+        lists the valid names for the error text, "" = all of `names`. Give `listed` if some options are only for some
+        uses.
         """
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
@@ -258,7 +261,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """One time for all partitions, in milliseconds since 1970."""
+    """The start or the end of a read, given as one time for all partitions, in milliseconds since 1970."""
 
     time_ms: int
 
@@ -285,8 +288,8 @@ class BatchLimits:
 class ReadOptions:
     """All options of a read. Exactly one of topics, pattern and assigned is set.
 
-    columns: the columns that Spark expects, in Spark's order; None: all columns. They come from `spark.read.schema(…)`,
-    not from an option.
+    columns: the columns that Spark expects, in Spark's order; None: all columns. The columns come from
+    `spark.read.schema(…)`, not from an option.
     """
 
     zookeeper: str
@@ -414,9 +417,9 @@ def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
 
 
 def _starting(values: OptionValues, mode: ReadMode) -> tuple[str, RangeEnds]:
-    """Return where the read starts, and the name of the option that sets it. If several options are given, the
-    precedence is that of Spark's Kafka source: first startingTimestamp, then startingOffsetsByTimestamp, then
-    startingOffsets.
+    """Return where the read starts, and the name of the option that sets it. If several options are given,
+    startingTimestamp takes precedence over startingOffsetsByTimestamp, which takes precedence over startingOffsets.
+    Spark's Kafka source has the same precedence.
     """
     if values.given("startingTimestamp"):
         return "startingTimestamp", At(_time(values, "startingTimestamp"))
@@ -440,9 +443,9 @@ def _ending(values: OptionValues) -> tuple[str, RangeEnds]:
 def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
-    """Return the start or the end of a read that the option sets. words: the words that are valid values. never:
-    EARLIEST or LATEST, whichever is not allowed in JSON for this option; None: both are allowed. hint: a remark about
-    `words` for the error.
+    """Return the start or the end of a read from the value of `option`. words: the words that are valid values. never:
+    the number, EARLIEST or LATEST, that is not allowed in JSON for this option; None: both numbers are allowed. hint: a
+    remark about `words` for the error text.
     """
     text = values.get(option, default).strip()
     if text.lower() in words:

@@ -64,15 +64,15 @@ WARNING_SECONDS = 10.0
 """Seconds between two log lines while a query waits for brokers."""
 
 PLANNING_SECONDS = 10.0
-"""Maximum seconds that planning waits until each broker set that has a live node has a leader that serves all topics of
-the set. Planning waits equally long for a topic that no live broker has if a set may be changing its leader, and for a
-partition that may be moving to another broker.
+"""Maximum seconds that planning waits for broker sets: each set with a live node must have a leader, and the leader
+must serve all topics of the set. If no live broker has a topic, but a set may be changing its leader, planning also
+waits this long for the topic. It also waits this long for a partition that may be moving to another broker.
 """
 
 FAILOVER_SECONDS = 60.0
 """Maximum seconds that the driver waits during planning for brokers that are absent or do not answer. A task waits
-equally long for its broker to come back or to be replaced: a reading task then continues after the last message that it
-has read, a writing task waits for the next leader of a broker set.
+equally long for its broker. A reading task waits until the broker is back or another broker serves the partition; then
+it continues after the last message that it has read. A writing task waits for the next leader of a broker set.
 """
 
 _T = TypeVar("_T")
@@ -84,12 +84,12 @@ def open_cluster(options: ReadOptions) -> Cluster:
 
 
 def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
-    """Return the byte ranges of a batch query, cut as the options say. Unless the options set an end, each range ends
-    at the current end of its partition.
+    """Return the byte ranges of a batch query, cut as the options say. If the options set no end, each range ends at
+    the current end of its partition.
 
     Raises CoordinationUnavailable and the errors of plan_ranges. Raises NoPartition for a topic or partition that no
-    live broker has; BrokerUnavailable, also for partitions that a znode names while their broker is absent; and
-    RequestRefused if a Java broker cannot look up a time or a count.
+    live broker has. Raises BrokerUnavailable, also for a partition that a znode names while the partition's broker is
+    absent. Raises RequestRefused if a Java broker cannot look up a time or a count.
     """
     with open_cluster(options) as cluster:
         seen: set[TopicPartition] = set()
@@ -112,8 +112,8 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
 
     runs: whether the query is already running. A running query has found its partitions before. So if no live broker
     has a topic, the topic's broker is absent. Raises BrokerUnavailable when the time is over, and the errors of `work`.
-    NoPartition is raised at once, with two exceptions: if a broker set may be changing its leader, or if partitions are
-    just being handed over to another broker, it is raised after PLANNING_SECONDS.
+    NoPartition is raised at once, with two exceptions. If a broker set may be changing its leader, or if partitions are
+    just being handed over to another broker, NoPartition is raised after PLANNING_SECONDS.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -144,9 +144,9 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Return the same ranges with additional data for the tasks. These are the addresses of the nodes of broker sets,
-    by which a task can find a set's leader, and the planning time, which is the same in all ranges, so that all tasks
-    agree on which messages have expired.
+    """Add data for the tasks to the ranges, and return them. Each range of a broker set gets the addresses of the set's
+    nodes, so that a task can find the set's leader. Each range gets the planning time. It is the same in all ranges, so
+    that all tasks agree on which messages have expired.
     """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
@@ -157,11 +157,11 @@ def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
     """Return two lists: the partitions that `selected` returns, and the selected partitions that no live broker offers.
-    A partition of the second list is known only if a znode or `seen` names it.
+    The second list can contain a partition only if a znode or `seen` names it, because no broker names it.
 
-    seen: the partitions that earlier calls for the same query found; this call adds the partitions that it finds,
-    because a broker may become absent between two calls. Raises BrokerUnavailable, which names the partitions that are
-    not offered, if their topic has no other partitions, or if the option `assign` names one of them.
+    seen: the partitions that earlier calls for the same query found. This call adds the partitions that it finds,
+    because a broker may become absent between two calls. Raises BrokerUnavailable if a topic has only partitions that
+    are not offered, or if the option `assign` names a partition that is not offered. The error names these partitions.
     """
     registered = cluster.view.brokers().keys()
     try:
@@ -200,8 +200,8 @@ def _away(
 def left_out(
     cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
 ) -> list[LeftOut]:
-    """Return the partitions that the options select and a znode names, but that are not in `offered`. registered: the
-    ids of the brokers that were live before `offered` was read.
+    """Return the partitions that a znode names and the options select, but that are missing in `offered`. registered:
+    the ids of the brokers that were live before `offered` was read.
     """
     if options.assigned:
         topics = {each.topic for each in options.assigned}
@@ -214,8 +214,8 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. Otherwise log a warning
-    that the query leaves the partitions of `away` out. away: the second result of `select`.
+    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. If the error is not
+    raised, log a warning that the query leaves the partitions of `away` out. away: the second result of `select`.
     """
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
@@ -232,8 +232,8 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Log a warning about the partitions that a query leaves out. how: words for the warning that tell why, or how
-    long, partitions that surely exist are left out.
+    """Log a warning about the partitions that a query leaves out. how: words for the warning about partitions that
+    surely exist; the words tell why, or how long, these partitions are left out.
     """
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
@@ -292,10 +292,10 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Make sure that no range begins or ends inside a message, which is possible if the user gave offsets as JSON;
-    return the ranges. If failOnDataLoss is true, raises the errors of check_begins. Otherwise the end of a range that
-    is inside a message is moved to the end of that message; a start inside a message is not moved, because the task
-    then begins with the next message.
+    """If the user gave offsets as JSON, they may be inside messages. Check or correct these offsets, and return the
+    ranges. If failOnDataLoss is true, raises the errors of check_begins. If it is false, a range's end inside a message
+    is moved to the end of that message. A range's start inside a message is not moved, because the task then begins
+    with the next message.
     """
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
@@ -310,8 +310,9 @@ def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[O
 def check_begins(
     cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
 ) -> None:
-    """Raise ConfigError if offsets that the option gives as JSON are inside messages. This cannot be checked over the
-    text protocol, and so not on a Java broker; there the task fails later.
+    """Raise ConfigError if offsets that the option gives as JSON are inside messages. The text protocol does not allow
+    this check, so offsets on a Java broker are not checked. If such an offset is inside a message, the task fails
+    later.
     """
     if not isinstance(bounds, Explicit):
         return
@@ -326,8 +327,8 @@ def check_begins(
 
 
 def _begin(connection: Connection, partition: TopicPartition, offset: int) -> int:
-    """Return `offset` if a message begins there, or if the partition ends there. Otherwise return an offset near it at
-    which a message begins.
+    """Return `offset` if a message begins there, or if the partition ends there. If neither is true, return the offset
+    of a message that begins nearby.
     """
     if not connection.speaks_frames or offset_after(connection, partition, offset, 0) == offset:
         return offset

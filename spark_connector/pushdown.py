@@ -113,7 +113,7 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
     """Restrict `pushed` by a filter on the store time. Store times are in milliseconds, and `value` is rounded down to
-    milliseconds. So messages of the same millisecond as `value` are always fetched.
+    milliseconds. So all messages that were stored in the same millisecond as `value` are fetched.
     """
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)

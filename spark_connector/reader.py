@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 class MetaqReader(DataSourceReader):
-    """Reader of a batch query. It is created on the driver, and tasks receive a pickled copy. It holds the options, and
-    the filters that reduce the amount of fetched data.
+    """Reader of a batch query. The driver creates the reader, and each task receives a pickled copy. The reader holds
+    the options, and the filters that reduce the amount of fetched data.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -70,8 +70,9 @@ class MetaqReader(DataSourceReader):
 class FilteringReader(MetaqReader):
     """A reader that uses the query's filters to fetch less data.
 
-    It is not the default: Spark 4.3 keeps the plan of a DataFrame's first query and uses it for later queries of the
-    same DataFrame that have no filter to push. Those queries then miss rows.
+    This reader is not the default, because rows may be missing in results: Spark 4.3 keeps the plan of a DataFrame's
+    first query, with the filters of this query. If a later query of the same DataFrame has no filter to push, Spark
+    uses the kept plan, and the later query misses rows.
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
@@ -83,8 +84,8 @@ class FilteringReader(MetaqReader):
 def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of one range; called in a task. This function reads from the planned broker. If that broker
-    goes away, the function continues at the broker that serves the partition now.
+    """Yield the messages of one range; called in a task. The function reads from the planned broker. If the planned
+    broker goes away, the function continues at the broker that serves the partition then.
 
     Raises the errors of RangeReader.batches, and BrokerUnavailable when no broker has served the partition for
     FAILOVER_SECONDS.
@@ -113,8 +114,8 @@ def read_partition(
 
 class RangeReader:
     """Reader of one range. position: byte offset of the next message to return. place: the partition that contains the
-    range now, which differs from the planned one after a move to another broker. The returned rows name the planned
-    partition, so that a repeated task returns the same rows.
+    range now. After a move to another broker, `place` differs from the planned partition. The rows that this reader
+    returns always name the planned partition, so that a repeated task returns the same rows.
     """
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
@@ -178,7 +179,7 @@ class RangeReader:
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
         """Send the next pull, from `offset` on. The broker answers while this thread, and Spark, process the previous
-        block. So no second thread of this process has to wait for the answer; such a thread would compete for the
+        block. So this process needs no second thread that waits for the answer. A second thread would compete for the
         interpreter's lock. most_bytes: maximum size of the answer; None: the size that the options set.
         """
         options = self._options
@@ -198,8 +199,8 @@ class RangeReader:
         return pulled
 
     def _wait(self, connection: Connection, coming: BegunPull) -> None:
-        """Wait for the answer from a node of a broker set. A frozen node never sends it, so ask the other nodes
-        meanwhile. Raises LeaderMoved if another node leads.
+        """Wait for the answer from a node of a broker set. A frozen node never sends an answer, so ask the other nodes
+        meanwhile which node leads. Raises LeaderMoved if another node leads.
         """
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
@@ -232,9 +233,9 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the offset of the next message if the position is inside a message. Such a position means that the
-        topic was deleted and created again, and has grown beyond the position since. Raises DataLoss if failOnDataLoss
-        is true.
+        """Return the offset of the next message. Called if the reading position is inside a message. The cause is that
+        the topic was deleted and created again, and that its new messages have grown beyond the position since. Raises
+        DataLoss if failOnDataLoss is true.
         """
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
@@ -278,9 +279,10 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """Yield the block unchanged if it has no compressed payloads, or if the query does not read payloads. Otherwise
-        yield it in parts with decompressed payloads, so that memory stays bounded. If a payload cannot be decompressed,
-        raises CorruptRecord if failOnDataLoss is true; otherwise the message is logged and skipped.
+        """Yield the block unchanged if it has no compressed payloads, or if the query does not read payloads. In other
+        cases, yield the block in parts with decompressed payloads, so that memory stays bounded. If a payload cannot be
+        decompressed and failOnDataLoss is true, raises CorruptRecord. If failOnDataLoss is false, a warning is logged
+        and the message is skipped.
         """
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
@@ -299,8 +301,9 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Return the offset at which reading can continue after OffsetOutOfRange at the current position. Raises
-        DataLoss if failOnDataLoss is true, and BrokerUnavailable if a slave has not copied the messages yet.
+        """Return the offset where reading can continue after the broker has answered OffsetOutOfRange for the current
+        position. Raises DataLoss if failOnDataLoss is true, and BrokerUnavailable if a slave has not copied the
+        messages yet.
         """
         offset, end = self.position, self._planned.end
         bounds = partition_bounds(connection, self.place)
@@ -327,9 +330,9 @@ class _CutOff(Exception):
 
 
 class Failover:
-    """Searches for the broker that serves a partition now, after its former broker has gone away during a task. The
-    broker that serves the partition now may be the restarted master, a slave, another node of the broker set, or the
-    broker to which the partition was moved with its offsets. place: the partition's name at this broker.
+    """Searches for the broker that serves a partition after the partition's former broker has gone away during a task.
+    The found broker may be the restarted master, a slave, or another node of the broker set. If the partition was moved
+    to another broker, with its offsets, that broker is found. place: the partition's name at the found broker.
     """
 
     def __init__(
@@ -351,8 +354,8 @@ class Failover:
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
-        """Wait a while, then return the address of the broker at which to continue. Do not wait if the node that was
-        asked has named the leader of its broker set.
+        """Wait a while, then return the address of the broker that serves the partition now. Do not wait if the node
+        that was asked has named the leader of its broker set.
 
         leader: the leader that other nodes of the set have named. Raises BrokerUnavailable if no broker has served the
         partition for FAILOVER_SECONDS. Raises CoordinationUnavailable.

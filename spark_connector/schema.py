@@ -100,8 +100,8 @@ def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.
     """Return a record batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Other columns
     are not computed.
 
-    typed: whether header values keep the form in which a record stores them, which includes their types. The headers
-    then also include the payload's content type.
+    typed: whether header values are left as they are written in a record, with their types. The headers then also
+    include the payload's content type.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

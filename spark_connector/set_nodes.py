@@ -20,8 +20,8 @@ __all__ = ["QUIET_SECONDS", "SetNodes"]
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 2.0
-"""Seconds that a task waits for an answer from a node of a broker set. After that the node may be frozen, so the task
-asks the other nodes which node leads the set.
+"""Seconds that a task waits for an answer from a node of a broker set. A node that has not answered by then may be
+frozen, so the task asks the other nodes which node leads the set.
 """
 
 _ANSWER_SECONDS = 1.0
@@ -29,8 +29,8 @@ _ANSWER_SECONDS = 1.0
 
 
 _FOUND_SECONDS = 30.0
-"""Seconds for which the tasks of this process use a leader that was found, without asking first the node that did not
-answer.
+"""After a leader was found in place of a node that did not answer, the tasks of this process go to this leader directly
+for this number of seconds. They do not ask the node that did not answer.
 """
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
@@ -41,7 +41,7 @@ tasks use it.
 
 class SetNodes:
     """The nodes of one broker set, as the driver saw them when it planned the query. The object is empty for a broker
-    outside a set. Only one thread may use it.
+    outside a set. This object may be used by one thread only.
     """
 
     def __init__(self, partition: TopicPartition, nodes: Sequence[Endpoint], config: ConnectionConfig) -> None:
@@ -72,8 +72,8 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Return the node that leads the set, according to its own answer or to the answer of a third node; None if no
-        leader is known yet. silent: the node that did not answer, which is not asked.
+        """Ask the nodes of the set for the leader, and return the leader: a node that says that it leads, or a node
+        that another node names. None: no leader is known yet. silent: the node that did not answer; it is not asked.
 
         The call blocks for at most two seconds per node.
         """

@@ -77,8 +77,8 @@ class MetaqDataSource(DataSource):
 def _chosen_columns(schema: StructType) -> pa.Schema:
     """Return the columns that tasks give to Spark, as an Arrow schema.
 
-    Raises ConfigError if `schema` has a column that does not exist or that has another type, or if it declares a column
-    as NOT NULL that may contain nulls.
+    Raises ConfigError if a column of `schema` does not exist or has another type, or if `schema` declares a column as
+    NOT NULL although the column may contain nulls.
     """
     there = {field.name: field.dataType for field in SPARK_COLUMNS.fields}
     with_nulls = {field.name for field in SPARK_COLUMNS.fields if field.nullable}
@@ -96,9 +96,9 @@ def _chosen_columns(schema: StructType) -> pa.Schema:
 def register(spark: SparkSession) -> None:
     """Make `format("metaq")` known to `spark`, and make `spark` the active session of this thread.
 
-    Call this function once per session, and also in each other thread that writes: when a thread writes, Spark 4.3
-    looks for a Python data source in the thread's active session. Spark also looks there to check whether the name of a
-    data source is already in use. The package metaq must be installed on the executors.
+    Call this function once per session, and also in each other thread that writes. The reason is that Spark 4.3 looks
+    for a Python data source in the active session of the writing thread. Spark also looks there to check whether the
+    name of a data source is already in use. The package metaq must be installed on the executors.
     """
     spark.createDataFrame([], "value BINARY")  # PySpark's only public call that activates a session
     spark.dataSource.register(MetaqDataSource)

@@ -1,5 +1,5 @@
-"""Read topics as a stream. For each micro-batch, the driver decides up to which offsets it reads, within the limits
-that the options set. Tasks then read these ranges as in a batch query.
+"""Read topics as a stream. For each micro-batch, the driver chooses the end offset in each partition, within the limits
+that the options set. Tasks then read the ranges up to these offsets, as in a batch query.
 
 A stream's position is a byte offset for each partition (offsets.StreamOffsets); Spark keeps it in the query's
 checkpoint. Spark calls all methods except `read` on one thread of one Python process on the driver.
@@ -73,12 +73,14 @@ _T = TypeVar("_T")
 
 Offsets = dict[TopicPartition, int]
 Held = Mapping[TopicPartition, PartitionState]
-"""For each partition: its readable bytes, and the address of the broker from which it is read, which may be a slave."""
+"""For each partition: its readable bytes, and the address of the broker that serves its reads. This broker may be a
+slave.
+"""
 
 
 class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of a streaming query. Spark creates it on the driver; its method `read` runs in tasks. It opens one
-    ZooKeeper session when it first needs the cluster, and closes it in stop().
+    """Reader of a streaming query. Spark creates it on the driver; its method `read` runs in tasks. The reader opens
+    one ZooKeeper session when it first needs the cluster, and closes the session in stop().
     """
 
     def __init__(self, options: ReadOptions, clock: Callable[[], float] = time.monotonic) -> None:
@@ -94,8 +96,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # the names are Spark's
-        """Return the position at which a query without a checkpoint begins. Raises NoPartition, and the errors of
-        plan_ranges.
+        """Return the position where a query without a checkpoint begins, that is, an offset for each partition. Raises
+        NoPartition, and the errors of plan_ranges.
         """
         cluster = self._open()
         seen: set[TopicPartition] = set()
@@ -115,7 +117,7 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return ReadAllAvailable if the options set no limit for a micro-batch, otherwise one of Spark's other limit
-        objects. Only the kind of the returned object matters here, because latestOffset applies the limits itself.
+        objects. The numbers in the returned object do not matter, because latestOffset applies the limits itself.
         """
         limits = self.options.limits
         if limits.max_messages is None and limits.max_bytes is not None:
@@ -141,13 +143,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each: state.end for each, state in held.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the position at which the next micro-batch ends. A partition that `start` does not contain is added to
-        the returned position (`_joining`), so that later micro-batches read it. A partition that has moved to another
-        broker keeps its offset.
+        """Return the end position of the next micro-batch, that is, an end offset for each partition. A partition that
+        `start` does not contain is added to the returned position (`_joining`), so that later micro-batches read it. A
+        partition that has moved to another broker keeps its offset.
 
-        A partition without a live broker keeps its offset; with Trigger.AvailableNow it makes this method raise
-        BrokerUnavailable. Raises DataLoss. Raises RequestRefused if the options set limits and a partition is on a Java
-        broker, which cannot count messages.
+        A partition without a live broker keeps its offset. With Trigger.AvailableNow, however, this method raises
+        BrokerUnavailable for such a partition. Raises DataLoss. Raises RequestRefused if the options set limits and a
+        partition is on a Java broker, which cannot count messages.
         """
         self._commit(start)
         return self._patiently(lambda: self._latest(start, limit))
@@ -180,9 +182,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(offsets | ends | joining, started_ms)
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
-        """Return the offset at which a query begins to read a partition that it did not see when it started, because
-        the partition is new or its broker was down. Messages stored before the query's start are read or skipped as if
-        the partition had been seen then. started_ms: the start of the query (Unix ms).
+        """Return the offset where a query begins to read a partition that has joined later. The query did not see the
+        partition when it started, because the partition is new or its broker was down. Messages stored before the
+        query's start are read or skipped as if the partition had been seen then. started_ms: the start of the query
+        (Unix ms).
         """
         starting, each = self.options.starting, state.id
         if starting == "earliest":

@@ -1,4 +1,4 @@
-"""Prepare the Python processes in which Spark runs tasks. Spark reuses a process for many tasks, so each process is
+"""Prepare the Python processes that run Spark's tasks. Spark reuses a process for many tasks, so each process is
 prepared only once.
 """
 
@@ -12,7 +12,7 @@ __all__ = ["spare_modules"]
 
 @cache
 def spare_modules() -> None:
-    """Exempt all objects that exist now from garbage collection. Only the first call in a process has an effect.
+    """Exempt all objects that exist now from garbage collection. Later calls in the same process have no effect.
 
     PySpark's daemon runs a full garbage collection after every task, and after each step of planning. Each collection
     would traverse every object of every imported module again; this took more than half the time of a short task.

@@ -1,5 +1,5 @@
-"""Write a DataFrame to topics. This module has the code of the driver and of the tasks; columns.py turns rows into
-messages.
+"""Write a DataFrame to topics. The module has the code that runs on the driver and the code that runs in tasks.
+columns.py turns rows into messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .workers import spare_modules
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Names of the local properties in which Spark tells a task the ids of its query and of its micro-batch (Spark's
+"""Names of two local properties. In them, Spark tells a task the id of its query and the id of its micro-batch (Spark's
 constants StreamExecution.QUERY_ID_KEY and MicroBatchExecution.BATCH_ID_KEY).
 """
 

@@ -32,7 +32,7 @@ class HandsOver(Protocol):
 
 
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
-    """Return whether a peer at this address (numeric, as the socket gives it) may make admin requests.
+    """Return whether the peer with the numeric IP address `host` may make admin requests.
 
     listen: the single address on which the broker listens; "" if it listens on all addresses. A peer with this address
     is on the broker's machine.
@@ -96,8 +96,8 @@ class Admin:
         return self._status().to_json()
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
-        """Hand the leadership over to another node of the broker set. The answer has the other node's name and the time
-        that the hand-over has taken. Raises NotReplicating. Fails with NotLeader, or with CoordinationError if the
+        """Hand the leadership over to another node of the broker set. The answer has the new leader's name and the
+        duration of the hand-over. Raises NotReplicating. Fails with NotLeader, or with CoordinationError if the
         hand-over did not happen.
         """
         member = self._member()
@@ -111,8 +111,8 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Restart replication: connect to the other broker again, and check all partitions again. Return the present
-        status. Raises NotReplicating.
+        """Restart replication: make the connection to the other broker again, and check all partitions again. Return
+        the present status of replication. Raises NotReplicating.
         """
         replication = self._replication()
         if replication is None:

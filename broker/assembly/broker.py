@@ -113,15 +113,17 @@ class Broker:
         """The number of the listening port. The server sets it if the configured number is 0."""
         self.connections = 0
         self.reloader: Reloads | None = None
-        """The object that reloads server.ini. It is set by a process that has read its configuration from a file. None:
-        there is no file, so nothing can be reloaded.
+        """The object that reloads server.ini. The broker process sets this attribute if it has read its configuration
+        from a file. None: there is no file, so nothing can be reloaded.
         """
         self.replication: ReplicationPart | None = None
-        """The object that does this broker's part of replication; None for a plain master."""
+        """The object that does this broker's work in replication; None for a plain master."""
         self.member: SetMember | None = None
         """The object for this broker's role as a node of a broker set; None for a single broker."""
         self.set_report: SetReport | None = None
-        """The node's report to operators; `replication` is the same object."""
+        """The object that reports to operators about this node of a broker set. The attribute `replication` is then the
+        same object.
+        """
         self.moves: BrokerMoves | None = None
         """This broker's part in moves of partitions to other brokers; None if the broker registers no topics or is a
         slave.
@@ -163,7 +165,9 @@ class Broker:
         self.run_in_thread = threads.disk
         self.options = options
         self.memories: list[Memory[Any]] = []
-        """The memories of all kinds of messages, in the order in which they begin to lead."""
+        """The memories of all kinds of messages. When this node becomes the leader, the memories begin to lead in the
+        order of this list.
+        """
         for kind in KINDS.values():
             self.memories.append(kind.memory_in(self))
         self.delays, self.halves = self.memory(Delays), self.memory(Halves)
@@ -206,7 +210,7 @@ class Broker:
 
     @cached_property
     def writing(self) -> Writing:
-        """The object that stores messages. It is created when a memory first needs it."""
+        """The object that stores messages. The object is created at the first access to this property."""
         sequences = self.memory(Sequences)
         delays, halves = self.memory(Delays), self.memory(Halves)
         return Writing(self.store, self.partitions, self.message_ids, self.metrics, sequences, delays, halves)
@@ -225,7 +229,7 @@ class Broker:
         return meta_url(self.config.host, self.port)
 
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
-        """Use a new configuration, in which only topics and filters may differ from the old one."""
+        """Use a new configuration. It may differ from the old configuration only in topics and filters."""
         self.config = config
         self.reading.filters = filters
         self.partitions.reconfigure(config)
@@ -235,8 +239,8 @@ class Broker:
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
         """Check the topic sections of `config`, as Partitions.check_sections does. On a slave or on a node of a broker
-        set nothing is checked, because the server.ini of such a broker may lack topics that the broker copies from
-        another broker.
+        set nothing is checked. Such a broker copies topics from another broker, and its own server.ini may lack these
+        topics.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)

@@ -24,7 +24,8 @@ __all__ = ["KINDS", "MessageKind"]
 
 @dataclass(frozen=True, kw_only=True)
 class MessageKind(InternalTopic):
-    """One kind of message: where its records are stored, and the class of the memory that the broker keeps of them.
+    """One kind of message: the internal topic in which the kind's records are stored, and the class of the kind's
+    memory.
 
     make: creates the memory, if its constructor needs more arguments than the constructor of `Memory`.
     """
@@ -85,6 +86,6 @@ KINDS: dict[str, MessageKind] = {
         MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
-"""All kinds of messages that have internal logs, by internal topic. They are in the order in which their memories are
-created and begin to lead.
+"""All kinds of messages that have internal logs, by internal topic. The memories of the kinds are created, and begin to
+lead, in the order of this dict.
 """

@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Loads server.ini again on request, one request after the other. Used only on the reactor thread."""
+    """Loads server.ini again when an operator requests it. Several requests are served one after the other. Used only
+    on the reactor thread.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ class Reloader:
 
     async def _change(self, config: BrokerConfig) -> None:
         """Apply a new configuration. The steps that may fail are done first, on other threads. Then all remaining steps
-        are done without a pause.
+        are done on the reactor thread without a pause.
         """
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))

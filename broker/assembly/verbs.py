@@ -1,7 +1,7 @@
 """The table of all verbs of both protocols, for clients and for operators. A verb is a kind of request.
 
-A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table. The row passes to
-the action those parts of the broker that the action needs.
+A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table. The row gives the
+action the parts of the broker that this action needs.
 """
 
 from __future__ import annotations

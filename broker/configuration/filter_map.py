@@ -18,10 +18,14 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""The value that a Java class may have in place of a callable. It means that the group gets all messages."""
+"""The value that a Java class may have in filters.ini in place of a callable. The value means that the consumer group
+gets all messages.
+"""
 
 FILTERS_FILE = "filters.ini"
-"""Name of the filters file that is used if no other file is named. It is in the directory of server.ini."""
+"""Name of the filters file that is used if no other file is named. A file with this name is looked for in the directory
+of server.ini.
+"""
 
 _SECTION = "filters"
 

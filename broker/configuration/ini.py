@@ -18,7 +18,7 @@ __all__ = ["Entry", "Section", "SectionValues", "check_keys", "evaluate_int32", 
 
 
 class Entry(NamedTuple):
-    """One line `key=value`. If a section has several lines with the same key, the last line counts. where:
+    """One line `key=value`. If several lines of a section have the same key, the last of these lines counts. where:
     `<file>:<line>`.
     """
 
@@ -37,7 +37,7 @@ class Section(dict[str, Entry]):
         self.blank: dict[str, Entry] = {}
 
     def put(self, entry: Entry) -> None:
-        """Add an entry. The new entry replaces an earlier entry with the same key."""
+        """Add an entry. If the section already has an entry with this key, the new entry replaces it."""
         self.pop(entry.key, None)
         self.blank.pop(entry.key, None)
         (self if entry.value else self.blank)[entry.key] = entry
@@ -119,7 +119,8 @@ def evaluate_int32(text: str) -> int:
     """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`. The result is wrapped to 32 bits, as
     in 1.x.
 
-    Only numbers, + - * / % << >> & | ^ ~ and brackets are allowed. Raises a ValueError that names the mistake.
+    The expression may contain only numbers, + - * / % << >> & | ^ ~ and brackets. Raises a ValueError that names the
+    mistake.
     """
     if _DECIMAL.fullmatch(text):
         value = int(text)  # Python's grammar does not allow leading zeros

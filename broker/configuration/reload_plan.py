@@ -17,16 +17,18 @@ class ReloadReport:
     """The result of a reload of server.ini."""
 
     changed: bool
-    """Whether the bytes of server.ini or filters.ini differ from those that were loaded before. If they do not differ,
-    the reload has changed nothing.
+    """Whether server.ini or filters.ini has changed since it was last loaded. If this is False, the reload has changed
+    nothing.
     """
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
-    """Topics that are no longer in the file. Such topics stay registered and accepted until the broker is restarted."""
+    """Topics that are no longer in server.ini. The broker keeps them registered, and accepts their messages, until it
+    is restarted.
+    """
     needs_restart: tuple[str, ...] = ()
-    """Keys of [system], [zookeeper], [replication] and [limits] whose values differ from those at the broker's start.
-    They take effect only at a restart.
+    """Keys of [system], [zookeeper], [replication] and [limits] whose values have changed since the broker's start. The
+    new values take effect only at a restart.
     """
     warnings: tuple[str, ...] = ()
     """Texts about steps of the reload that are not done yet, and when they will be done."""
@@ -70,9 +72,9 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
     """Return the changes that `source`, the new content of the files, makes. The function may run on any thread, and
     takes 0.1 ms for each topic.
 
-    Only settings of topics change. Topics inherit from the section [system] of the running broker, not from the new
-    [system]. A topic that is no longer in the file keeps its settings, as in 1.x. at_start: content of server.ini at
-    the broker's start. Raises ConfigError for a file with which the broker would not start.
+    A reload changes only the settings of topics. Topics inherit from the section [system] of the running broker, not
+    from the new [system]. A topic that is no longer in the file keeps its settings, as in 1.x. at_start: content of
+    server.ini at the broker's start. Raises ConfigError if the broker would refuse to start with the new content.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)

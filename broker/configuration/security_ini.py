@@ -27,7 +27,7 @@ __all__ = ["Plain", "Security", "read_security"]
 
 ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
-"""The addresses from which connections without TLS are accepted."""
+"""Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
 Brokers = Literal["required", "tls", "plain"]
 """How this broker connects to other brokers: with TLS or without TLS. `required`: with TLS; also, requests that only
 brokers send are refused on a connection without a broker's certificate.

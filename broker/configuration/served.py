@@ -18,8 +18,9 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
     """Return the settings that matter to clients, in the form that the answer to SET_STATUS has: {"system": {option:
     value}, "settings": [{option: value}, …], "topics": {name: number}}.
 
-    settings: each different combination of topic options, once. topics: for each topic section of the file, the index
-    of its options in `settings`. The function takes 1 µs for each topic.
+    settings: the different combinations of options that topics have; each combination occurs once. topics: for each
+    topic section of server.ini, the index of the topic's combination in `settings`. The function takes 1 µs for each
+    topic.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}

@@ -1,8 +1,8 @@
 """Read a server.ini in the format of metaq 1.x (storage.md §9), with all keys, defaults and checks, and return the
 settings.
 
-Only `read_config` reads the file from the disk. Each key is in one table, together with the field of settings.py that
-the key sets.
+`read_config` is the only function here that reads the file from the disk. Each key is in one table, together with the
+field of settings.py that the key sets.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Keys that have an effect only in a Java broker, mostly thread counts. Values with which a Java broker would not start
-are refused, so that a Java broker can still use the file.
+"""Keys that have an effect only in a Java broker, mostly thread counts. If a Java broker would refuse to start with a
+value, this broker refuses the value, too. So a Java broker can always use the same file.
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
@@ -232,8 +232,8 @@ def parse_config(
 ) -> BrokerConfig:
     """Parse the bytes of a server.ini and of a filters.ini. name: the name of the server.ini for errors.
 
-    inherited: the settings that topics inherit in place of those in the file's own section [system]. A running broker
-    that reads the file again passes it.
+    inherited: the settings that topics inherit instead of the settings in the file's own section [system]. A running
+    broker passes this argument when it reads the file again.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 AdminFrom = Literal["loopback", "any"]
-"""The addresses from which admin requests are accepted: only this machine, or every address that can reach the port."""
+"""Who may make admin requests: only clients on this machine, or every client that can reach the port."""
 
 DEFAULT_MAX_PENDING_PUT_BYTES = 128 << 20
 
@@ -41,13 +41,13 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
-"""Name of the directory in which a broker set's node stores what it knows of the set (sets/history.py). The directory
-is in the node's first data path.
+"""Name of a directory in the first data path of a broker set's node. In this directory the node stores its knowledge of
+the set (sets/history.py).
 """
 
 
 class Promise(Enum):
-    """The kinds of acknowledgement of a replicated topic. They differ in the time when a message is acknowledged."""
+    """The kinds of acknowledgement that a replicated topic can have. Each kind says when a message is acknowledged."""
 
     LEADER = "leader"
     """A message is acknowledged when the leader has stored it as safely as the topic's flush mode demands."""
@@ -59,14 +59,14 @@ class Promise(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """Options of the command that starts the broker. They are not in server.ini, because a Java broker refuses unknown
-    keys.
+    """Options of the command that starts the broker. These options are not keys of server.ini, because a Java broker
+    refuses unknown keys.
     """
 
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
-    """Puts are refused if the disk of a data directory has fewer free bytes than this number; None: the number is a
-    fraction of the disk's size (store/disk_space.py).
+    """The number of bytes that must stay free on the disk of a data directory; with fewer free bytes, the broker
+    refuses puts. None: a fraction of the disk's size (store/disk_space.py).
     """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
     """Limit of the bytes of all puts that wait until they are safe. Above this limit the broker reads no more puts
@@ -77,8 +77,8 @@ class BrokerOptions:
     zone: str | None = None
     """Overrides BrokerConfig.zone; None: use the value of server.ini."""
     half_check_seconds: float = 6.0
-    """Seconds from a half message's arrival to its first check, unless the message has its own time. The pauses between
-    later checks begin with this value and double, up to an hour.
+    """Seconds from a half message's arrival to its first check, unless the message has its own time. The pause before
+    the second check is this value, too; each later pause is twice as long as the pause before it, but at most an hour.
     """
     security: str | None = None
     """The path of security.ini (security_ini.py); None: no TLS."""
@@ -138,12 +138,12 @@ class TopicConfig:
     are refused.
     """
     replicas: int | None = None
-    """If there are fewer in-sync nodes than this number, the topic counts as under-replicated; None: the number of all
-    nodes of the broker set.
+    """The number of in-sync nodes that the topic should have; with fewer in-sync nodes, the topic counts as
+    under-replicated. None: the number of all nodes of the broker set.
     """
     readable_partitions: int | None = None
-    """The number of partitions that the broker registers for consumers; None: the same as `partitions`. The two may
-    differ while partitions move.
+    """The number of partitions that the broker registers for consumers; None: the same number as `partitions`, which
+    producers see. The two numbers may differ while partitions move.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
     """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
@@ -165,8 +165,8 @@ class TopicConfig:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The configuration of one broker: the sections [system], [zookeeper] and those of all topics. `system` has the
-    settings for topics without a section.
+    """The configuration of one broker: the sections [system] and [zookeeper], and the sections of all topics. `system`
+    has the settings for topics without a section.
     """
 
     broker_id: int
@@ -194,10 +194,10 @@ class BrokerConfig:
     node: str | None = None
     """The name of this node in its broker set; None for a single broker."""
     zone: str = ""
-    """The broker's zone; consumers of the same zone prefer this broker."""
+    """The name of the broker's zone. Consumers with the same zone prefer this broker."""
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
-    """copyBytesPerSecond: a leader slows down the copying of data to a joining node so that producers are not delayed,
-    but not below this number of bytes per second.
+    """copyBytesPerSecond: the lowest rate, in bytes per second, at which a leader copies data to a joining node. The
+    leader slows the copying down to protect producers, but never below this rate.
     """
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only installed modules."""
@@ -216,7 +216,7 @@ class BrokerConfig:
 
     @property
     def checksum(self) -> int:
-        """The CRC-32 of the bytes of server.ini. The broker registers this number in ZooKeeper."""
+        """The CRC-32 of the bytes of server.ini. The broker registers the CRC-32 in ZooKeeper."""
         return crc32(self.source)
 
     @property
@@ -225,12 +225,12 @@ class BrokerConfig:
         return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Return the settings of a topic to which clients may send messages; None if the topic is neither configured
-        nor matched by a pattern.
+        """Return the settings of a topic. Return None if clients may not send messages to the topic, because no section
+        is for the topic and no pattern matches it.
 
-        A topic that only a pattern matches has the settings of [system], not those of the pattern's section, as in 1.x.
-        metaq's own topics (own_topics.py) are always accepted. If one of these topics matches a pattern that begins
-        with `%`, the topic has the settings of the pattern's section.
+        A topic that only a pattern matches has the settings of [system], not the settings of the pattern's section, as
+        in 1.x. metaq's own topics (own_topics.py) are always accepted. If one of these topics matches a pattern that
+        begins with `%`, the topic has the settings of the pattern's section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -253,8 +253,9 @@ class BrokerConfig:
 
 
 class _Names:
-    """A set of section names, some of which are patterns. It finds out whether a topic matches any of them. Clients may
-    ask for any topic name, so the cost of a match does not depend on how many of the section names are not patterns.
+    """A set of section names; some of the names may be patterns. The object finds out whether a topic matches any of
+    the names. Clients may ask for any topic name, so a match must be cheap: its cost depends on the number of patterns,
+    but not on the number of other names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -267,7 +268,7 @@ class _Names:
 
 
 _PLAIN = re.compile(r"[\w-]*")
-"""Matches a section name that is not a pattern. Such a section is only for the topic with this name."""
+"""Matches a section name that is a plain topic name and not a pattern."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:

@@ -1,4 +1,4 @@
-"""The files that configure a broker: server.ini, and filters.ini in the same directory."""
+"""Read the files that configure a broker: server.ini, and filters.ini in the directory of server.ini."""
 
 from __future__ import annotations
 

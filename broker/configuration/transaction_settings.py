@@ -31,6 +31,8 @@ class TransactionConfig:
     max_checkpoints: int
     checkpoint_interval_ms: int
     max_timeout_seconds: int
-    """The maximum timeout of a transaction in seconds; a longer timeout is reduced to this value."""
+    """The maximum timeout of a transaction in seconds. If a client asks for a longer timeout, the broker uses the
+    maximum.
+    """
     max_timeouts: int
-    """The greatest number of transactions with a timeout that may be open at the same time."""
+    """The maximum number of open transactions that have a timeout."""

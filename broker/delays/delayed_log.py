@@ -2,8 +2,9 @@
 only on the reactor thread.
 
 The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads the log as
-it grows; a leader knows which records it has appended. The mark of a delivery counts only for those messages that are
-really in their partition. Only a leader checks this (in `lead`); until then the messages stay in the table.
+it grows; a leader knows which records it has appended. The mark of a delivery counts for a message only if the message
+is really in its partition. A node checks this when it becomes the leader (in `lead`); until then the messages stay in
+the table.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ Find = Callable[[str, int], PartitionLog | None]
 
 
 class _Held(NamedTuple):
-    """A delivery for which there is a mark, but which may not have happened. mark: the byte offset of the mark in the
-    internal log. group: the messages of the delivery.
+    """A delivery that has a mark in the internal log, but may not have happened. mark: the byte offset of the mark in
+    the internal log. group: the messages of the delivery.
     """
 
     mark: int
@@ -65,7 +66,7 @@ class _Held(NamedTuple):
 class _Unsettled(NamedTuple):
     """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark in the internal
     log. end: byte offset in the partition `target` where the messages end. least: byte offset of the first record in
-    this log that is needed if the delivery is undone.
+    the internal log that is needed if the delivery is undone.
     """
 
     mark: int
@@ -75,8 +76,9 @@ class _Unsettled(NamedTuple):
 
 
 class Late:
-    """Due messages of a partition that refuses them now. why: the reason; pause: seconds to wait after the next attempt
-    that fails; retry_at: time of the next attempt in monotonic seconds.
+    """Due messages of a partition that now refuses to store them. why: the reason for the refusal. pause: if the next
+    attempt fails, wait this many seconds before another attempt. retry_at: time of the next attempt in monotonic
+    seconds.
     """
 
     def __init__(self, why: str, pause: float) -> None:
@@ -87,8 +89,8 @@ class Late:
 
 
 class DelayedLog(LogReader):
-    """The state of one of the two internal logs of delayed messages. One log is for partitions with group commit, the
-    other is for all other partitions.
+    """The state of one of the two internal logs of delayed messages. One of the two logs is for partitions with group
+    commit, and the other log is for all other partitions.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -96,7 +98,7 @@ class DelayedLog(LogReader):
         self.table = WaitingTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
-        """How many messages wait for each partition, including those in `late`."""
+        """How many messages wait for each partition, including the messages in `late`."""
         self.live_bytes = 0
         """The total size in bytes of the records of waiting messages."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
@@ -119,7 +121,7 @@ class DelayedLog(LogReader):
         return sum(map(len, self.tables()))
 
     def tables(self) -> Iterator[WaitingTable]:
-        """Yield all tables of waiting messages: first `table`, then those of `late`."""
+        """Yield all tables of waiting messages: first `table`, then the tables of the objects in `late`."""
         yield self.table
         for late in self.late.values():
             yield late.table
@@ -270,8 +272,9 @@ class DelayedLog(LogReader):
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return the byte offset before which the deliveries of all marks are certain. copied: whether a delivery is
-        certain only when readers can see its messages, which means that the in-sync nodes of the broker set have them.
+        """Return the byte offset before which the deliveries of all marks are certain. copied: if true, a delivery is
+        certain only when readers can see its messages. Readers can see them when the in-sync nodes of the broker set
+        have them.
         """
         unsettled = self._unsettled
         while unsettled:
@@ -327,8 +330,8 @@ class DelayedLog(LogReader):
         return found
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        """Remove messages that no longer wait. Return the byte offsets of the records of those that have waited until
-        now. sizes: the sizes that the messages' records have in the partition.
+        """Remove messages that no longer wait. Some of them may not be in the table; for each message that was in the
+        table, return the byte offset of its record. sizes: the sizes that the messages' records have in the partition.
         """
         found = self.table.remove(ids)
         if np.count_nonzero(found == NOWHERE):
@@ -380,8 +383,8 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return a copy of the group with NOWHERE in place of these ids. All sizes stay, so that the other messages keep
-    their offsets.
+    """Return a copy of the group in which NOWHERE replaces these ids. The copy keeps the sizes of all messages, so that
+    the offsets of the other messages do not change.
     """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
@@ -429,8 +432,8 @@ _FIRST_BYTES = 4096
 
 
 def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
-    """Return the whole records at these offsets, in the order of the offsets in the argument. Only as many of the first
-    records are returned as fit into `most_bytes`, but at least one.
+    """Return the whole records at these offsets, in the order of the argument `offsets`. If not all records fit into
+    `most_bytes`, return the first records that fit, but at least one.
 
     Records that lie near each other are read together. The result is None if `read` returns None. Errors of `read` are
     passed on.

@@ -4,10 +4,10 @@ The wall clock decides when a message is due. Timers use the monotonic clock; th
 at the wall clock again. If the wall clock is set forward, messages that are then due are delivered at once. If it is
 set back, messages are delivered later.
 
-A delivery first appends one record, the mark, to the internal log. Then it appends the messages to each partition. Both
-appends happen in one turn of the reactor. The mark counts only for those messages that are really in their partition
-(delayed_log.py). So no message is lost or delivered twice if the broker crashes between the two steps, or if a new
-leader has only some of these records.
+A delivery first appends one record, the mark, to the internal log. Then the delivery appends the messages to their
+partitions. The mark and the messages are appended in one iteration of the reactor. The mark counts for a message only
+if the message is really in its partition (delayed_log.py). So no message is lost or delivered twice if the broker
+crashes between the two appends, or if a new leader has only some of these records.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Delays(Memory[DelayedLog]):
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """The words in the text of `left_behind` that say for what the messages wait. The text tells operators why a
-    partition with waiting messages cannot move yet.
+    """The end of the text that `left_behind` returns; it says what the messages wait for. The text tells operators why
+    a partition with waiting messages cannot move yet.
     """
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
@@ -124,7 +124,7 @@ class Delays(Memory[DelayedLog]):
         """store: an open store. make_write: makes a DueWrite for an append. clock: returns seconds since 1970."""
         super().__init__(store, clock, reactor)
         self.writing: Deliverer
-        """The object that appends messages. It must be set before the first request."""
+        """The object that appends messages. This attribute must be set before the first request."""
         self.delivered = 0
         """Number of messages delivered since the broker's start."""
         self.damaged = 0
@@ -197,8 +197,8 @@ class Delays(Memory[DelayedLog]):
         bodies: Sequence[Buffer],
         taken: Sequence[int],
     ) -> Generator[None, None, Pended]:
-        """Make the records of delayed messages like `pend`, but yield between slices of the work. This method also does
-        what `due` and `check` do, and raises their errors.
+        """Make the records of delayed messages like `pend`, but yield between slices of the work. This method also
+        makes the checks of the methods `due` and `check`, and raises their errors.
         """
         self._check_room(len(bodies))
         now_ms = self.now_ms()
@@ -434,8 +434,9 @@ class Delays(Memory[DelayedLog]):
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append a mark to the internal log, and then the messages in these records to their partitions. ids: the
-        message id of each record; additional ids at the end are ignored.
+        """Append a mark to the internal log. Then append the messages in these records to their partitions. ids: the
+        message ids of the records, in the same order; there may be more ids than records, and the additional ids at the
+        end are ignored.
         """
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self.decoded(contents, ids, records):
@@ -558,8 +559,8 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Write marks to the internal logs that say which deliveries have failed, so that their messages wait again.
-        Marks that cannot be written now are kept and written later.
+        """Write marks about failed deliveries to the internal logs, so that the messages of these deliveries wait
+        again. If a mark cannot be written now, it is kept and written later.
         """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
@@ -604,8 +605,8 @@ class Delays(Memory[DelayedLog]):
         super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """If all deliveries of an internal log are certain, write a mark that says so. Without new deliveries no other
-        mark would say it.
+        """If all deliveries of an internal log are certain, write a mark that says so. Every later delivery would also
+        write such a mark, but there may be no later delivery.
         """
         written = self._last_settled.get(contents.log)
         if written is None:
@@ -712,7 +713,7 @@ class Delays(Memory[DelayedLog]):
 
     def cancel(self, request: CancelDelayedRequest) -> Deferred[CancelDelayedReply]:
         """Cancel a delayed message. The Deferred fires when the cancellation is stored as safely as the partition's
-        messages. It fails with the error of a refused put or with StoreError.
+        messages. The Deferred fails with the error of a refused put or with StoreError.
         """
         return ensureDeferred(self._cancel((request.topic, request.partition), request.message_id))
 

@@ -24,9 +24,9 @@ __all__ = ["Delayed", "Deliverer", "DueWrite"]
 class Delayed:
     """Describes a write to an internal log of delayed messages.
 
-    target: the partition for which the messages wait, or which the marks concern. pending_id: the pending id of the
-    first message; 0 if it is unknown, which is possible for a repeated write. pended: the records of the messages,
-    until they are appended.
+    target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the pending id
+    of the first message; 0 if it is unknown, which is possible for a repeated write. pended: the records of the
+    messages, until they are appended.
     """
 
     target: PartitionLog
@@ -47,7 +47,7 @@ class DueWrite(Protocol):
 
     @property
     def failure(self) -> MetaqError | None:
-        """The error because of which not all records are safe; None if all records are safe."""
+        """The error that has prevented a record from becoming safe; None if all records are safe."""
 
 
 class Deliverer(Protocol):
@@ -62,7 +62,7 @@ class Deliverer(Protocol):
         """None unless appended records are also copied to other nodes of a broker set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the partition's log, to which messages are appended. Raises the error of a refused put if the
+        """Return the partition's log, so that messages can be appended. Raises the error of a refused put if the
         partition takes no messages.
         """
 

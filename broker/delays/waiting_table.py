@@ -5,10 +5,10 @@ The number is the byte offset of the message's record in its internal log. (In s
 message's sender.)
 
 The highest bits of an id are the time (protocol/delays.py), so the order of ids is the order of times. The newest ids
-are in one leaf, `_recent`. When `_recent` is full, its ids are distributed to the other leaves. Each of the other
-leaves has its own range of ids. A leaf consists of two sorted arrays and of the additions since these arrays were
-sorted. So inserting or removing a message never moves the data of more than one leaf, and takes O(log n) time. Whole
-batches of messages are handled with numpy.
+are in one leaf, `_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these other leaves
+has its own range of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So
+inserting or removing a message never moves the data of more than one leaf, and takes O(log n) time. Whole batches of
+messages are handled with numpy.
 """
 
 from __future__ import annotations
@@ -100,8 +100,9 @@ _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
 class WaitingTable:
-    """A table of waiting messages. Only one thread may use it. The table contains each id at most once. Arrays of ids
-    in arguments may have any order, and results have the same order.
+    """A table of waiting messages. A table may be used by one thread only. The table contains each id at most once. If
+    a method gets an array of ids, the ids may have any order. If the method returns an array with a value for each id,
+    this array has the same order.
     """
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class WaitingTable:
 
     def move(self, ids: Ids, offsets: Ids) -> Ids:
         """Set new record offsets for these ids. Return the old offsets, with NOWHERE for ids that are not in the table.
-        Such ids are not added.
+        An id that is not in the table is not added.
         """
         order = ids.argsort(kind="stable")
         wanted = offsets[order]
@@ -190,8 +191,8 @@ class WaitingTable:
     # --- leaves -------------------------------------------------------------------------------------------------------
 
     def _first_leaf(self) -> _Leaf:
-        """Remove empty leaves at the beginning, and return the first remaining leaf. It is empty only if all leaves are
-        empty.
+        """Remove empty leaves at the beginning, and return the first remaining leaf. The returned leaf is empty only if
+        all leaves are empty.
         """
         while not len(self._leaves[0]) and len(self._leaves) > 1:
             del self._leaves[0], self._firsts[0]
@@ -212,8 +213,8 @@ class WaitingTable:
         return ids[order], offsets[order]
 
     def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
-        """Divide sorted ids into slices, each of which belongs to one leaf. Return (leaf number, start, end) for each
-        slice.
+        """Divide sorted ids into slices, so that all ids of a slice belong to the same leaf. Return (leaf number,
+        start, end) for each slice.
         """
         firsts, shares, start = self._firsts, [], 0
         while start < len(ids):
@@ -224,7 +225,7 @@ class WaitingTable:
         return shares
 
     def _deal(self, ids: Ids, offsets: Ids) -> None:
-        """Add sorted ids to the leaves to which they belong."""
+        """Add each of the sorted ids to the leaf that has the id's range."""
         for number, start, end in reversed(self._shares(ids)):  # dividing a leaf renumbers the leaves after it
             leaf = self._leaves[number]
             leaf.add(ids[start:end], offsets[start:end])

@@ -1,3 +1,3 @@
-"""Filters that the broker applies for a consumer group. Such a filter is a Python callable; in metaq 1.x it was a Java
+"""Filters that the broker applies for a consumer group. A filter is a Python callable; in metaq 1.x a filter was a Java
 class.
 """

@@ -22,8 +22,9 @@ GroupAccept = Callable[[str, FilteredMessage], object]
 
 
 class Filter:
-    """A filter: a callable that a user has written. It may be used on any thread. `failures` is the number of
-    exceptions that the callable has raised. This number is only shown to people, and may be too low.
+    """A filter: a callable that a user has written. Any thread may use a Filter object. `failures` is the number of
+    exceptions that the callable has raised. This number is only shown to operators; it may be too low, because threads
+    change it without a lock.
     """
 
     def __init__(self, name: str, accept: GroupAccept) -> None:
@@ -34,7 +35,7 @@ class Filter:
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
         """Return whether the group gets the message. If the callable raises an exception, the group does not get the
-        message, as in 1.x. Only the first exception is logged.
+        message, as in 1.x. The first exception of each filter is logged; later ones are not.
         """
         try:
             return bool(self._accept(group, message))
@@ -54,8 +55,8 @@ class FilterTable:
     """The filters by topic and group. The table is immutable; a reload of server.ini creates a new table."""
 
     def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
-        """filters: the filters by (topic, group). A string in place of a Filter is the name of a Java class for which
-        there is no Python callable.
+        """filters: the filters by (topic, group). A string in place of a Filter is the name of a Java class;
+        filters.ini names no Python callable for this class.
         """
         self._filters = dict(filters or {})
 
@@ -72,8 +73,8 @@ class FilterTable:
 
 
 def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> FilterTable:
-    """Import every callable that the configuration names. This runs users' code, so it must not be called on the thread
-    of a running reactor.
+    """Import every callable that the configuration names. The imports run users' code, so this function must not be
+    called on the thread of a running reactor.
 
     known: the table of an earlier configuration; filters that it contains are used again. Raises ConfigError if an
     import fails. A Java class without a callable is logged, and requests of its consumer group will be refused. So the

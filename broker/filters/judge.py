@@ -89,8 +89,8 @@ class Judge:
 class Chosen(NamedTuple):
     """The result for a `get`: the accepted records, and the offset in the log after all judged records.
 
-    client_ends: where each record ends in `data`; stored_ends: where the record ends in the log, relative to the offset
-    from which records were read.
+    client_ends: where each accepted record ends in `data`. stored_ends: where the same record ends in the log, relative
+    to the offset at which the reading began.
     """
 
     data: bytes
@@ -112,14 +112,15 @@ class Chosen(NamedTuple):
 def choose_records(
     judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int, gap: int
 ) -> Chosen:
-    """Return the accepted records from `offset` on, at most `size` bytes. Rejected records between them are left out.
+    """Return the accepted records from `offset` on, at most `size` bytes. The rejected records between the accepted
+    records are left out.
 
     read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: the most bytes of returned records,
-    and the size of each read. largest: if the first record is longer than `size`, it is returned up to this number of
-    bytes. gap: how many rejected bytes may be left out. If more bytes are rejected before the first accepted record, no
-    record is returned. In this case next_offset is the offset of the first accepted record, or lies SCAN_BYTES after
-    `offset`. If no whole record begins at `offset`, the bytes there are returned unchanged, and next_offset is
-    `offset`; the client can handle such bytes.
+    and the size of each read. largest: a first record longer than `size` is returned as a whole if it has at most this
+    number of bytes. gap: how many rejected bytes may be left out. If more bytes than `gap` are rejected before the
+    first accepted record, no record is returned. Then next_offset is the offset of the first accepted record, or lies
+    SCAN_BYTES after `offset`. If no whole record begins at `offset`, the bytes there are returned unchanged, and
+    next_offset is `offset`; the client can handle such bytes.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -1,4 +1,4 @@
-"""A stored message in the form in which filters get it."""
+"""The form of a stored message that is passed to filters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["FilteredMessage"]
 
 
 class FilteredMessage:
-    """One message of a partition, as a read-only object. Parts of it that a filter does not use are not decoded.
+    """One message of a partition, as a read-only object. An attribute is decoded only when a filter uses it.
 
-    topic, partition, offset (the byte position of the record), id and flag are those of the stored message.
+    topic, partition, offset (the byte position of the record), id and flag have the values of the stored message.
     """
 
     __slots__ = ("_attributes", "_body", "_payload", "flag", "id", "offset", "partition", "topic")

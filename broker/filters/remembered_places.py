@@ -7,18 +7,18 @@ by 100 and the stored offset by 300. For each connection, topic, partition and g
 stored offsets of the bytes in the last answers. From these it finds the stored offset that the next request means.
 
 Why no message is lost, even if a client restarts or reconnects:
-- A client starts at the beginning of a record, where its offset equals the stored offset. Then it processes accepted
-  records, each once, so its offset grows by at most as much as the stored offset: offset <= stored offset. So the
-  client has processed all accepted records that begin before its offset.
+- A client starts at the beginning of a record, where its offset equals the stored offset. Then the client processes
+  each accepted record once. So the client's offset grows by at most as much as the stored offset, and the rule offset
+  <= stored offset always holds. So the client has processed all accepted records that begin before its offset.
 - An offset is unknown if another connection or consumer sends it, if the broker was restarted, or if this module has
   dropped the answer to save memory. The broker then treats this offset as a stored offset, and reads from the start of
   the record that contains the byte at this offset. Some messages are delivered again, and none is missed.
 - The number of repeated messages is limited. An answer 301 sets the client's offset to the stored offset as soon as the
   client is `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has received all messages.
 
-The kept answers are dropped when another connection asks for the same group and partition, because later offsets may
-come from that connection's answers. If several answers may have led to an offset, the smallest of their stored offsets
-is used.
+When another connection sends a request for the same group and partition, the kept answers are dropped, because offsets
+in later requests may come from answers to the other connection. If several answers may have led to an offset, the
+smallest of their stored offsets is used.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ _NOTHING: Ends = np.empty(0, np.uint32)
 
 
 class Answered(NamedTuple):
-    """One answer with `size` accepted bytes. After it, the client may send offsets in [offset, offset + size].
+    """One answer with `size` accepted bytes. After this answer, the client's next request may have any offset in
+    [offset, offset + size].
 
     stored: the stored offset that `offset` means. stored_end: the stored offset that `offset + size` means.
     client_ends: the end of each record, relative to `offset`. stored_ends: the end of each record, relative to
@@ -116,7 +117,7 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """The number of bytes by which the client's offset is behind the stored offset."""
+        """How many bytes the client's offset is behind the stored offset."""
         return self.stored - self.offset
 
     @property
@@ -144,8 +145,8 @@ class RememberedPlaces:
 
     def __init__(self) -> None:
         self.filtered: set[tuple[str, str]] = set()
-        """The pairs (topic, group) of all groups that have had a filter since the broker's start. Only pairs that a
-        configuration has named are added, so the set stays small.
+        """The pairs (topic, group) of all groups that have had a filter since the broker's start. A pair is added only
+        if a configuration has named it, so the set stays small.
         """
         self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last are at the end
         self._owned: dict[object, set[Key]] = {}
@@ -153,7 +154,7 @@ class RememberedPlaces:
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """The number of keys for which the object knows which connection holds them."""
+        """The number of keys that a connection holds, as far as the object knows."""
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:

@@ -1,12 +1,12 @@
 """Half messages. The broker stores them in an internal log, and delivers them to their partitions when their
 transaction is committed.
 
-They are implemented as a kind of delayed messages (broker/delays). When a half message is due, the broker asks a
-producer of its group for the outcome; this producer must be waiting with a CHECK_HALVES request. As long as the
-producer that sent the half message waits in this way, the broker asks only this producer (producer_groups.py). A commit
-first writes a mark to the internal log, and then delivers the message at once; a rollback cancels the message. Each
-question is also written to the internal log as a mark, so that a new leader or a restarted broker continues to count
-the questions.
+Half messages are implemented as a kind of delayed messages (broker/delays). When a half message is due, the broker asks
+a producer of its group for the outcome; this producer must be waiting with a CHECK_HALVES request. As long as the
+producer that sent the half message waits with such a request, the broker asks only this producer (producer_groups.py).
+A commit first writes a mark to the internal log, and then delivers the message at once; a rollback cancels the message.
+Each question is also written to the internal log as a mark, so that a new leader or a restarted broker continues to
+count the questions.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Checked = Sequence[CheckedHalf]
 
 class HalfFigures(NamedTuple):
     """The figures of one producer group, about half messages whose first check is due or was made. asked: number of
-    half messages about which producers are asked. parked: number of half messages about which producers are no longer
-    asked. askers: number of producers that wait for questions.
+    half messages whose outcome the broker asks for. parked: number of half messages whose outcome the broker no longer
+    asks for. askers: number of producers that wait for questions.
     """
 
     asked: int
@@ -100,7 +100,7 @@ class Halves(Delays):
         checks: int,
     ) -> None:
         """first_seconds: time from a half message's arrival to its first check. checks: the greatest number of
-        questions about each half message. The other arguments are those of Delays.
+        questions about each half message. The other arguments are the same as those of Delays.__init__.
         """
         super().__init__(store, make_write, clock, reactor, in_thread)
         self.first_seconds = first_seconds
@@ -147,9 +147,8 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return the number of seconds for which this broker has run. All times in producer_groups.py are measured in
-        this way. Time in which the process was suspended does not count, because producers could not ask during that
-        time.
+        """Return how many seconds this broker has run. All times in producer_groups.py are times of this clock. While
+        the process is suspended, the clock stands still, because producers cannot ask then.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -284,8 +283,8 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll with half messages whose records were read. result: the records of the half messages, perhaps
-        only of the first ones; a Failure if the read has failed.
+        """Answer a poll with half messages whose records were read. result: the records of the half messages, or only
+        the first of these records; a Failure if the read has failed.
         """
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
@@ -372,7 +371,7 @@ class Halves(Delays):
 
     def end(self, request: EndHalfRequest) -> Deferred[EndHalfReply]:
         """Commit or roll back a half message. The Deferred fires when the outcome is stored as safely as the
-        partition's messages. It fails with the error of a refused put or with StoreError.
+        partition's messages. The Deferred fails with the error of a refused put or with StoreError.
         """
         place = request.topic, request.partition
         return ensureDeferred(self._end(place, request.message_id, HalfOutcome(request.outcome)))
@@ -560,8 +559,8 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int) -> dict[str, HalfFigures]:
-        """Return the figures of at most `most` groups, by group name. If there are more groups, those that have been
-        known for the longest time are chosen.
+        """Return the figures of at most `most` groups, by group name. If there are more groups, choose the groups that
+        the broker has known longest.
         """
         return {name: _figures(group) for name, group in self._groups.first(most)}
 

@@ -7,9 +7,9 @@ producer that sent a half message asks, no other producer gets this half message
 its local work is under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that
 asks, and one lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
 
-Each timed event (a lane's next half message, the end of a poll, a producer that has not asked for too long) has an
-*alarm* in one heap, so that no request must look at all polls, lanes or producers. This module is used only on the
-reactor thread. All times are seconds of one clock.
+Each timed event has an *alarm* in one heap, so that no request must look at all polls, lanes or producers. Timed events
+are a lane's next half message, the end of a poll, and the time when a producer counts as gone. This module is used only
+on the reactor thread. All times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _ANYBODY = ""
 """The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""The number of entries in lanes that are examined for one poll before other work gets a turn. This takes some 3 ms.
-One answer needs fewer entries.
+"""How many entries of lanes are examined for one poll before the reactor does other work. The examination of so many
+entries takes some 3 ms. One answer needs fewer entries than this.
 """
 
 
 class Half:
     """A half message whose first check was due. at: when the half message may be handed out next; NEVER if it is
-    parked, which means that it is no longer handed out. asked: how often it was handed out. producer: the name of the
-    producer that sent it; "" if unknown.
+    parked. A parked half message is no longer handed out. asked: how often the half message was handed out. producer:
+    the name of the producer that sent it; "" if unknown.
     """
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
@@ -76,9 +76,9 @@ class Poll(NamedTuple, Generic[T]):
 
 
 class _Lane:
-    """The half messages of a group and topic that are handed out only to `producer`, or to every producer if this is
-    _ANYBODY. due: entries (at, id), some of which may be stale. count: number of half messages in the lane. alarm_at:
-    time of the lane's alarm; NEVER if the lane has no alarm.
+    """The half messages of a group and topic that are handed out only to `producer`; if `producer` is _ANYBODY, to
+    every producer of the group. due: entries (at, id), some of which may be stale. count: number of half messages in
+    the lane. alarm_at: time of the lane's alarm; NEVER if the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -97,9 +97,9 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: the time from which the producer counts as gone; NEVER while its poll waits; _GONE
-    while its half messages are moved to the lanes for everybody. caller: the connection of its last poll. topics: the
-    topics of this poll; None: all topics.
+    """A producer that asks. until: the time when the producer begins to count as gone; NEVER while its poll waits;
+    _GONE while its half messages are moved to the lanes for everybody. caller: the connection of the producer's last
+    poll. topics: the topics of the last poll; None: all topics.
     """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
@@ -156,8 +156,8 @@ class AskedGroup(Generic[T]):
             self.polls = self._by_topic = self._by_producer = _NONE
 
     def _taker(self, lane: _Lane) -> Poll[T] | None:
-        """Return a waiting poll that may get half messages of this lane. If there are several, return the one that has
-        waited longest.
+        """Return a waiting poll that may get half messages of this lane. If there are several such polls, return the
+        poll that has waited longest.
         """
         if lane.producer:
             poll = self._by_producer.get(lane.producer)
@@ -181,7 +181,8 @@ _Alarm = tuple[float, int, object]
 class ProducerGroups(Generic[T]):
     """All producer groups of a broker. most: the greatest number of times that a half message is handed out. silent: a
     producer counts as gone this many seconds after its last poll was answered. grace: a producer counts as gone this
-    many seconds after its connection was lost, or, if it has not asked yet, after its first half message was added.
+    many seconds after its connection was lost. A producer that has not asked yet counts as gone this many seconds after
+    its first half message was added.
     """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
@@ -197,7 +198,7 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """Until this time, a producer that has not asked yet counts as a producer that asks."""
+        """A time on the module's clock. Before it, a producer counts as asking even if it has not asked yet."""
 
     def __len__(self) -> int:
         return len(self._halves)
@@ -267,8 +268,9 @@ class ProducerGroups(Generic[T]):
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
         """Return the due half messages for a poll, at most as many as the poll's limit. For each of them the caller
-        must later call `put_off`, unless its outcome is decided by then. Return None if there are too many entries to
-        examine in one step. In this case the caller must call `wait` for the poll, and a later turn continues.
+        must later call `put_off`, unless its outcome is decided by then. Return None if _LOOKED_AT entries were
+        examined and none of them is a due half message. Then the caller must call `wait` for the poll, and the
+        examination continues later.
         """
         group = self._group(poll.group)
         found: list[Half] = []
@@ -296,8 +298,8 @@ class ProducerGroups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """Return at most `most` groups, sorted by name. If there are more groups, those that have been known for the
-        longest time are chosen.
+        """Return at most `most` groups, sorted by name. If there are more groups, choose the groups that this object
+        has known longest.
         """
         return sorted(islice(self._groups.items(), most))
 
@@ -345,7 +347,7 @@ class ProducerGroups(Generic[T]):
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def asked_for(self, caller: object, group: str) -> int:
-        """Return the number of groups for which the connection asks, not counting the group `group`."""
+        """Return for how many groups the connection sends polls, not counting the group `group`."""
         groups = self._callers.get(caller, {})
         return len(groups) - (group in groups)
 

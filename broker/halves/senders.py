@@ -14,8 +14,8 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """A client address that has sent half messages. number: identifies the address in the WaitingTable of half
-    messages. count: number of waiting half messages that the address has sent.
+    """A client address that has sent half messages. number: the number that stands for this address in the WaitingTable
+    of half messages. count: number of waiting half messages that the address has sent.
     """
 
     __slots__ = ("address", "count", "number")

@@ -1,9 +1,10 @@
 """Detect requests to this broker that a foreign web page makes a browser send without the user's knowledge.
 
 A foreign page can send requests by means of forms and images. The browser then names the page's site in the header
-Origin. A foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. Then it can
-send every request that our own pages can send, and the header Host has the foreign domain. Programs other than browsers
-send no Origin, and their Host is the name to which they connect.
+Origin. A foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. After DNS
+rebinding, the page can send every request that the broker's own pages can send; the header Host of these requests has
+the foreign domain. Programs other than browsers send no header Origin, and their header Host has the name that they
+have connected to.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def header_of(request: Request, name: str) -> str | None:
 
 
 class OwnNames:
-    """The host names that requests to the broker's HTTP ports may use. These are addresses, names without a dot (every
-    foreign domain has a dot), the machine's name, and the given names.
+    """The host names that requests to the broker's HTTP ports may use. Allowed are IP addresses, names without a dot
+    (every foreign domain has a dot), the machine's name, and the given names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

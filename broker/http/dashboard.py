@@ -54,7 +54,7 @@ View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
-    """A logging handler that keeps the last lines of the process's log. It may be used on any thread."""
+    """A logging handler that keeps the last lines of the process's log. Any thread may use the handler."""
 
     def __init__(self, lines: int = _KEPT_LINES) -> None:
         super().__init__()
@@ -158,8 +158,8 @@ class Dashboard:
         return Page("Cluster", [Table(("broker", "role", "address"), rows)], f"This broker: {self.broker.url}")
 
     def _broker_set(self) -> list[Table]:
-        """Return tables with this node's report about itself and, if this node leads, about the other nodes of the
-        broker set.
+        """Return tables about this node of a broker set. If this node leads, the tables are also about the other nodes
+        of the set.
         """
         report = self.broker.set_report
         if report is None:
@@ -296,8 +296,8 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Make and write a page, if the gate admits the request. The number of pages that are shown at the same time is
-        limited.
+        """Make and write a page, if the gate admits the request. Only a limited number of pages is made and written at
+        the same time.
         """
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
@@ -390,7 +390,7 @@ def _sheet(page: Page, request: Request) -> Sheet:
 
 class _PartitionProgress(NamedTuple):
     """A consumer group's progress in one partition. committed: the committed byte offset; None if the group has never
-    committed an offset. owner: the id of the consumer that owns the partition; "" if none does.
+    committed an offset. owner: the id of the consumer that owns the partition; "" if no consumer owns it.
     """
 
     partition: int

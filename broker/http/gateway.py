@@ -1,8 +1,8 @@
 """The gateway, which replaces the jettyBroker plugin of metaq 1.x: get, put and offset by HTTP (semantics.md §7).
 
 The requests are `GET /get/…`, `POST /put/…` and `GET /offset/…`; only the first letter of the path matters. Each
-request is answered as in metaq's text protocol: the HTTP status is the status code of the text protocol's answer, and
-the HTTP body is the body of the text protocol's answer.
+request gets the answer that metaq's text protocol would give: the answer's status code becomes the HTTP status, and the
+answer's body becomes the HTTP body.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _Command: TypeAlias = Get | OffsetQuery | Put
 
 
 class Gateway(Resource):
-    """The only HTTP resource of the gateway. Used only on the reactor thread. Puts and gets are handled like those of
-    the text protocol.
+    """The only HTTP resource of the gateway. Used only on the reactor thread. Puts and gets are handled like puts and
+    gets in the text protocol.
     """
 
     isLeaf = True  # noqa: N815

@@ -72,8 +72,8 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """Return a label with its value. Invalid UTF-8 is escaped. Otherwise a path in another encoding, or a name in a
-    message that an earlier version accepted, would make the whole page invalid.
+    """Return a label with its value. Invalid UTF-8 is escaped, because it would make the whole page invalid. Such a
+    value can be a path in another encoding, or a name in a message that an earlier version accepted.
     """
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -183,8 +183,8 @@ def _topics(broker: Broker) -> Metrics:
 
 
 def _replication(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker that takes part in 1.x's replication. Only an asynchronous slave has figures about
-    single partitions.
+    """Yield the metrics of a broker that takes part in 1.x's replication. There are metrics about single partitions
+    only for an asynchronous slave.
     """
     if status.role != "sync-slave":  # it does not know whether its master is connected
         text = "1 while connected to the other broker"
@@ -205,8 +205,8 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics of the moves of partitions that this broker drives, and of those moves for which it has closed
-    its own partitions.
+    """Yield the metrics of moves of partitions: the moves that this broker drives, and the moves that have made this
+    broker close its own partitions.
     """
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")
@@ -222,7 +222,7 @@ def _moves(moves: Sequence[MoveFigures]) -> Metrics:
 
 
 def _broker_set(status: ReplicationStatus) -> Metrics:
-    """Yield the metrics of a broker set's node. Only the leader has figures about the other nodes."""
+    """Yield the metrics of a broker set's node. There are metrics about the other nodes only if this node leads."""
     figures = {name: value for name, value in status.figures.items() if isinstance(value, int)}
     topics = {name: len(value) for name, value in status.figures.items() if isinstance(value, list)}
     yield gauge("metaq_set_epoch", "Highest epoch that the node has seen", figures["epoch"])

@@ -63,9 +63,9 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose cells are made row by row when they are written. cells: returns the cells of a row. links: for
-    columns whose cells are links, the prefix of the links by column name. action: returns the button of a row, or None
-    if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has all rows.
+    """A table whose cells are made row by row while the page is written. cells: returns the cells of a row. links: maps
+    the name of a column to the prefix of its links, if the column's cells are links. action: returns the button of a
+    row, or None if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has all rows.
     """
 
     columns: Sequence[str]
@@ -78,8 +78,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A plain text on a page. lines: the lines including their line ends. They are made while the page is written, and
-    an item may be None as in Pieces.
+    """A plain text on a page. lines: the lines including their line ends. The lines are made while the page is written,
+    and an item may be None as in Pieces.
     """
 
     lines: Iterable[str | None]
@@ -176,7 +176,9 @@ def _table(page: Page, table: Table, first: int) -> Pieces:
 
 
 def _other_rows(page: Page, count: int, first: int, shown: int) -> str:
-    """Return a note that says which rows of a table are shown, with links to the previous and the next rows."""
+    """Return a note about which rows of a table the page shows. The note has links to the previous and the next
+    rows.
+    """
     links = "".join(
         f' <a href="?{escape(urlencode({**page.query, "from": start}))}">{name}</a>'
         for name, start, there in (

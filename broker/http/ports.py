@@ -75,8 +75,8 @@ class _Channel(HTTPChannel):
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle received data, and also handle exceptions that are raised while the data are handled. Otherwise a
-        client could fill Twisted's log with tracebacks.
+        """Handle received data. Exceptions that are raised meanwhile are handled, too, so that no client can fill
+        Twisted's log with tracebacks.
         """
         try:
             super().dataReceived(data)
@@ -175,8 +175,8 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close the connection when the client has received the rest of its answers. Close it anyway after a time
-        limit, because nothing reports how much the client has received.
+        """Close the connection when the client has received all its answers. Close it after a time limit even if the
+        client has not received them all, because nothing reports how much the client has received.
         """
         self._wait()
         super().loseConnection()
@@ -293,8 +293,9 @@ class HttpPorts:
 
     If another program uses the dashboard's port, only one line is logged, because the broker must serve messages even
     without the dashboard. The gateway itself serves messages, so a ConfigError is raised if another program uses its
-    port. The dashboard can make changes, so it listens on the interface from which admin requests may come. The gateway
-    sends and reads messages like the broker's own port, so it listens on the same interface.
+    port. An operator can change the broker in the dashboard, so the dashboard listens on the interface that admin
+    requests may come from. Clients send and read messages at the gateway as at the broker's own port, so the gateway
+    listens on the interface of this port.
     """
 
     def __init__(

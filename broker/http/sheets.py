@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 
 class Sheet(NamedTuple):
-    """A page in the form in which it is written to the connection. status: the HTTP status."""
+    """A page that is ready to be written to the connection. status: the HTTP status."""
 
     content_type: str
     pieces: Pieces
@@ -31,10 +31,10 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write a sheet in turns that count for the client address that asked, and finish the request. failed: returns the
-    sheet that is written instead, if a piece of the page cannot be made and nothing has been written yet. If making a
-    later piece fails, the connection is closed, so that the reader does not take a part for the whole page. Used only
-    on the reactor thread.
+    """Write a sheet in turns, and finish the request. The turns count as use of the client address that asked for the
+    page. failed: returns the sheet that is written instead, if a piece of the page cannot be made and nothing has been
+    written yet. If making a later piece fails, the connection is closed, so that the reader does not take a part for
+    the whole page. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 
@@ -130,7 +130,8 @@ class _Writer:
 
 
 def encoded(pieces: Iterable[str | None]) -> bytes:
-    """Join pieces of a page and encode them in UTF-8. Characters that UTF-8 cannot encode are escaped. Otherwise a path
-    in another encoding, or a name in a message that an earlier version accepted, would break the whole page.
+    """Join pieces of a page and encode them in UTF-8. Characters that UTF-8 cannot encode are escaped, because they
+    would break the whole page. Such characters can come from a path in another encoding, or from a name in a message
+    that an earlier version accepted.
     """
     return "".join(piece for piece in pieces if piece).encode("utf-8", "backslashreplace")

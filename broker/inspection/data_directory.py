@@ -90,8 +90,8 @@ def inspect_directory(
     """Inspect the data directory `path` (a dataPath) and the transaction log below `log_path` (by default also below
     `path`). The function changes no files.
 
-    total: called once with the greatest number of bytes that may be read. advance: called repeatedly with the number of
-    bytes that were read since the last call. Raises OSError if the directory itself cannot be listed.
+    total: called once with the maximum number of bytes that the inspection reads. advance: called repeatedly with the
+    number of bytes that were read since the last call. Raises OSError if the directory itself cannot be listed.
     """
     in_use = is_in_use(path)
     findings: list[Finding] = []
@@ -139,9 +139,9 @@ def stored_topics(path: Path) -> dict[str, int]:
 
 
 class StoredNode(NamedTuple):
-    """What a data directory says about the broker set's node that has used the directory. instance: the identity of the
-    node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a copy, so that its
-    data do not belong to the instance.
+    """The information in a data directory about the broker set's node that has used the directory. instance: identifies
+    the node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a copy of a
+    node's directory. The data in a copy do not belong to the instance.
     """
 
     instance: str
@@ -216,7 +216,7 @@ def _java_traps(path: Path, listed: list[SegmentList], processors: int) -> Itera
 
 
 def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
-    """Check the file in which a broker set's node stores its epochs, and yield a finding for each problem."""
+    """Check the file that has the epochs of a broker set's node, and yield a finding for each problem."""
     file = NodeFile(files, str(path))
     if not os.path.exists(file.path):
         return
@@ -235,7 +235,7 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 @dataclass(slots=True)
 class JournalReport:
     """The content of the journal. files: number of the journal's files. returning: for each partition, the number of
-    bytes that the next start appends from the journal after the partition's last good record.
+    bytes that the broker's next start copies from the journal to the end of the partition, after its last good record.
     """
 
     path: str

@@ -44,8 +44,8 @@ def kept_logs(files: Files, data_path: str) -> Iterator[KeptLog]:
 def inspect_kept(
     files: Files, log: KeptLog, *, fast: bool, in_use: bool, advance: Callable[[int], None]
 ) -> Iterator[Finding]:
-    """Read an internal log and yield a finding for each problem. The arguments `fast`, `in_use` and `advance` are those
-    of `inspect_partition`.
+    """Read an internal log and yield a finding for each problem. The arguments `fast`, `in_use` and `advance` have the
+    same meaning as in `inspect_partition`.
     """
     for before, after in pairwise(log.segments):
         if before.end != after.first_offset:

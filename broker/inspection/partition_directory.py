@@ -1,4 +1,4 @@
-"""Inspect one partition directory: its segments and the other files in it."""
+"""Inspect one partition directory: the segments of the partition, and all other files in the directory."""
 
 from __future__ import annotations
 
@@ -138,8 +138,8 @@ def _cut(path: str, names: Sequence[str]) -> list[Finding]:
 def inspect_partition(
     files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
 ) -> PartitionReport:
-    """Read the segments of a listed partition with inspect_segment; the arguments with the same names are those of
-    inspect_segment. A file that cannot be read becomes a finding.
+    """Read the segments of a listed partition with inspect_segment. The arguments `files`, `fast`, `limit` and
+    `advance` are passed to inspect_segment. A file that cannot be read becomes a finding.
     """
     segments = listed.segments
     report = PartitionReport(
@@ -179,7 +179,7 @@ def inspect_partition(
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
     """Add the report about a segment to the report about its partition. unsafe: whether the next start of a broker
-    checks this segment and may cut the partition in it.
+    checks this segment, and may cut the partition at bad bytes in it.
     """
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
@@ -216,8 +216,9 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """Return the finding for bad bytes. last: whether they are in the partition's last segment. judged: whether a
-    broker's start checks these bytes and cuts the partition there. promised: whether synced records were at this place.
+    """Return the finding for bad bytes. last: whether the bytes are in the partition's last segment. judged: whether a
+    broker's start checks the bytes, and cuts the partition where they begin. promised: whether the index says that
+    synced records were where the bad bytes are now.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

@@ -56,8 +56,8 @@ class IndexState(Enum):
     WRONG = "wrong"
     """The header or the end of the index does not describe this segment."""
     MISLEADING = "misleading"
-    """The units of the index match their checksums. But they do not point to the good records, or have message ids
-    other than those of the records.
+    """The units of the index match their checksums. But they do not point to the good records, or their message ids
+    differ from the ids in the records.
     """
     DAMAGED = "damaged"
     """A block of units in the index does not match its checksum."""
@@ -69,7 +69,7 @@ class SegmentReport:
 
     file: SegmentFile
     checked_from: int
-    """The byte offset in the segment file from which records were checked."""
+    """The byte offset in the segment file where the check of the records began."""
     index: IndexState
     index_damage: str = ""
     """A description of the damage if the index is DAMAGED; otherwise ""."""
@@ -81,12 +81,14 @@ class SegmentReport:
     oversized: int = 0
     """The number of records that are larger than the `limit` of `inspect_segment`."""
     trusted_end: int = 0
-    """The byte offset in the partition up to which a broker's start trusts the segment without reading its records."""
+    """A byte offset in the partition. A broker's start trusts the segment's records before this offset without reading
+    them.
+    """
     misplaced: bool = False
     """Whether a MISLEADING index has wrong offsets or sizes, and not only wrong message ids."""
     promised_end: int = 0
-    """The end offset of the records that were synced to the disk according to the index. It is set even if a broker's
-    start does not trust the index.
+    """The end offset of the records that were synced to the disk according to the index. This offset is set even if a
+    broker's start does not trust the index.
     """
 
 
@@ -101,9 +103,9 @@ def inspect_segment(
 ) -> SegmentReport:
     """Read and check a segment and its index; change neither of them. Raises OSError.
 
-    last: whether it is the partition's last segment. fast: read only the last segment, and of it only the part that no
-    checkpoint covers. limit: records with more bytes are counted as oversized. advance: called repeatedly with the
-    number of bytes that were read since the last call.
+    last: whether the segment is the partition's last one. fast: read only the last segment, and in it only the records
+    after the index's checkpoint. limit: records with more bytes are counted as oversized. advance: called repeatedly
+    with the number of bytes that were read since the last call.
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
@@ -165,8 +167,8 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint of the index. It tells up to where the index can be compared with the records. Return None
-    if no part can be compared, or if a block of the index is damaged. Damage is entered into `report`.
+    """Return the checkpoint of the index. The checkpoint tells up to where the index can be compared with the records.
+    Return None if no part can be compared, or if a block of the index is damaged. Damage is entered into `report`.
     """
     file = report.file
     if known is None or known.crc is None:
@@ -192,8 +194,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares the trusted units of an index with the good records that have the same offsets. Trusted units that lie
-    between good records belong to records that were damaged later.
+    """Compares each trusted unit of an index with the good record at the unit's offset. Trusted units that lie between
+    good records belong to records that were damaged later.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:

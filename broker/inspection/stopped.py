@@ -75,8 +75,8 @@ class DataDirectory:
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
-        """Return the renames of directories that add `offset` to the partition numbers. The renames are in an order in
-        which no rename has a target that is itself still to be renamed.
+        """Return the renames of directories that add `offset` to the partition numbers. The order of the renames is
+        such that no rename overwrites a directory that a later rename needs.
 
         Raises ConfigError for partition numbers out of range, StoreError for a missing source or an existing target.
         """
@@ -93,7 +93,7 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Return the names of those partitions for which the transaction log has commits. The next start of a broker
+        """Return the names of the given partitions that have commits in the transaction log. The next start of a broker
         would write the messages of these commits again.
         """
         log = self.path / DIRECTORY
@@ -116,8 +116,8 @@ def delete_directory(path: Path) -> None:
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """Remove these partitions from the file in which a broker set's node stores its partitions' ends, so that the
-    node's next start does not report a loss. Raises StoreError.
+    """A broker set's node stores the end offsets of its partitions in a file. Remove these partitions from this file,
+    so that the node's next start does not report a loss. Raises StoreError.
     """
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()

@@ -54,8 +54,8 @@ class PendingTransaction:
 class RedoReport:
     """The result of the inspection of a transaction log.
 
-    replay_from: where a metaq broker begins to replay the log, as (file number, byte offset); None: at the first
-    record. checkpoint: where a Java broker begins to replay it, in the same form.
+    replay_from: where a broker of this project begins to replay the log, as (file number, byte offset); None: at the
+    first record. checkpoint: where a Java broker begins to replay the log, in the same form.
     """
 
     path: str
@@ -187,9 +187,9 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """Report a commit whose entries in the transaction log are damaged and whose messages are not in the partitions
-        at the offsets that the log names. A broker's start would also look for each of these messages elsewhere in the
-        partitions.
+        """Report a commit that has damaged entries in the transaction log. Its messages are also missing in the
+        partitions at the offsets that the log names. A broker's start would also look for each of these messages
+        elsewhere in the partitions.
         """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """The methods that the compaction needs from the memory whose logs it keeps short."""
+    """A memory whose logs are compacted. This protocol has the methods of the memory that the compaction calls."""
 
     @property
     def topic(self) -> str:
@@ -48,7 +48,7 @@ class Kept(Protocol):
 class Compaction:
     """Compacts the logs of one internal topic while this node leads. Used only on the reactor thread.
 
-    Segments in which nothing is needed are dropped. If a log is still too long, the needed content of its first part is
+    Segments without any needed records are dropped. If a log is still too long, the needed content of its first part is
     rewritten at its end; only one log is rewritten at a time. The segments before the rewritten records are dropped
     when these records are on the disk.
     """
@@ -65,7 +65,7 @@ class Compaction:
         self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """Drop segments in which nothing is needed, or begin to rewrite a log that is too long."""
+        """Drop segments without any needed records, or begin to rewrite a log that is too long."""
         for log in self._store.internal_logs(self._kept.topic):
             if self._job is not None or log.read_only is not None:
                 continue

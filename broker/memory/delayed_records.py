@@ -2,7 +2,7 @@
 message, or it contains marks about such messages.
 
 Each record has an index unit with the hash of the record's attribute (record.tag_hash_of_body). So the index units
-alone tell which messages were stored, when each is due, and for which partition.
+alone tell which messages were stored, when each message is due, and which partition each message waits for.
 
     a waiting one    header, flag 1 | n i32 | n bytes <topic>-<partition> | taken i64 | flag i32 | checksum u32 | body
     written anew     the same with a `/` in front of the topic: it replaces the older record with its id
@@ -14,13 +14,13 @@ alone tell which messages were stored, when each is due, and for which partition
 (protocol/delays.py). taken: the ordinary message id that the message got when it arrived; this id includes the time of
 arrival. flag, checksum and body have the values that the producer has sent.
 
-A group of a `/delivered` mark says that the messages in the group were appended to the partition from byte `base` on,
-with the sizes in the group; the first of these messages got the id `first id`. The group is written before the
-messages, so it counts only for messages that the partition really has. A group of `/cancelled` says that the messages
-will not be delivered. A group of `/returned` says that an earlier delivery of the messages did not happen, so that they
-wait again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half
-messages: `size` tells how often producers were asked for the outcome of each message, and `base` is the time of the
-last question (Unix ms). settled: a byte offset in the log; the deliveries of all marks before it have happened.
+A group of a `/delivered` mark says that the messages in the group were appended to the partition from byte `base` on.
+The group has the messages' sizes; the first message got the id `first id`. The group is written before the messages, so
+the group counts only for messages that are really in the partition. A group of `/cancelled` says that the messages will
+not be delivered. A group of `/returned` says that an earlier delivery of the messages did not happen, so that they wait
+again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages:
+`size` tells how often producers were asked for the outcome of each message, and `base` is the time of the last question
+(Unix ms). settled: a byte offset in the log; the deliveries of all marks before it have happened.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _IDS, _SIZES = np.dtype(">i8"), np.dtype(">u4")
 _TAKEN = Struct(">q")
 
 DelayTarget = tuple[str, int]
-"""The topic and the partition to which a delayed message will be delivered."""
+"""The topic and the partition number of a delayed message's destination."""
 
 Ids = npt.NDArray[np.int64]
 Sizes = npt.NDArray[np.int64]
@@ -89,8 +89,8 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of marks, by the tag hash in the index units of their records. By chance, a partition's name may have the
-same hash; then only the record itself tells whether it contains marks.
+"""The kinds of marks, by the tag hash in the index units of their records. By chance, the name of a partition may have
+the same tag hash as a kind of mark. Then only the record itself tells whether it contains marks.
 """
 
 
@@ -127,8 +127,8 @@ def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """Return the partition for which a record waits, and whether it is a rewritten record. record: the record, or only
-    its first bytes. Raises StoreError.
+    """Return the partition of a waiting message, and whether the message's record is a rewritten one. record: the
+    record, or only its first bytes. Raises StoreError.
     """
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -157,8 +157,8 @@ def encode_pending(
     *,
     anew: bool = False,
 ) -> tuple[list[Buffer], list[int]]:
-    """Return the records of waiting messages, as a list of buffers, and the size of each record. anew: whether they
-    replace older records with the same ids.
+    """Return the records of waiting messages, as a list of buffers, and the size of each record. anew: whether the new
+    records replace older records with the same ids.
     """
     front, front_crc, _ = _front(place, anew)
     more = len(front) + _HEAD.size
@@ -199,7 +199,7 @@ def _place_named(name: bytes) -> DelayTarget:
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""This many bytes from the beginning of a record always include the field `taken`. The reason is that a partition's
+"""A number of bytes. The first FRONT_BYTES bytes of a record always include the field `taken`, because a partition's
 name is not longer than the name of a directory may be.
 """
 
@@ -237,7 +237,7 @@ class Group(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The content of a record with marks. All groups in it have the same kind of mark."""
+    """The content of a record with marks. All groups in one record belong to the same kind of mark."""
 
     kind: MarkKind
     settled: int
@@ -263,8 +263,8 @@ def _body(marks: Marks) -> Iterator[bytes]:
 
 
 def decode_marks(record: bytes) -> Marks | None:
-    """Decode a whole record with marks. Return None if the record's attribute is not that of a mark. Raises StoreError
-    if the record is damaged or a newer version of the broker has written it.
+    """Decode a whole record with marks. Return None if the record's attribute shows that the record contains no marks.
+    Raises StoreError if the record is damaged or a newer version of the broker has written it.
     """
     length, crc, _, _ = HEADER.unpack_from(record)
     if length != len(record) - HEADER_BYTES or checksum(record[HEADER_BYTES:]) != crc:

@@ -12,8 +12,8 @@ Lines: TypeAlias = Iterator[str | None]
 
 
 class Metric(NamedTuple):
-    """One metric for Prometheus with its samples. kind: `gauge` or `counter`. text: the metric's help text. labels:
-    names of the labels. samples: pairs of the labels' values and the metric's value for them.
+    """A metric for Prometheus with its samples. kind: `gauge` or `counter`. text: the metric's help text. labels: the
+    names of the labels. samples: pairs; each pair has the labels' values, and the metric's value for these labels.
     """
 
     name: str

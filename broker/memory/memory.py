@@ -1,5 +1,5 @@
-"""A broker's memory of one kind of message, such as delayed messages. It consists of tables that are built from the
-kind's internal logs.
+"""A broker's memory of one kind of message, such as delayed messages. A memory consists of tables that are built from
+the kind's internal logs.
 
 `assembly/kinds.py` has one row for each kind. The broker, its node of a set, `stats`, `/metrics`, moves of partitions
 and `metaq check` iterate over these rows and contain no code for any single kind. CONTRIBUTING.md says how to add a
@@ -42,7 +42,7 @@ class Memory(ABC, Generic[R]):
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
         """store: an open store. clock: returns seconds since 1970."""
         self.enabled = False
-        """Whether this node leads. Only then does the memory serve requests and write to its logs."""
+        """Whether this node leads. The memory serves requests and writes to its logs only while this is True."""
         self.store = store
         self._clock = clock
         self._logs: dict[PartitionLog, R] = {}
@@ -57,8 +57,8 @@ class Memory(ABC, Generic[R]):
     @staticmethod
     @abstractmethod
     def check_record(record: bytes) -> None:
-        """Raise StoreError if a broker could not read this record of an internal log. The record is whole, and its
-        checksum is right. `metaq check` calls this method.
+        """Raise StoreError if a broker could not read this record of an internal log. The caller, `metaq check`, has
+        already found that the record is whole and has the right checksum.
         """
 
     def _of(self, log: PartitionLog) -> R:
@@ -99,8 +99,8 @@ class Memory(ABC, Generic[R]):
         self.enabled = True
 
     def follow(self) -> None:
-        """Stop serving requests and writing, because another node leads. From now on, read the records that the other
-        node writes.
+        """Stop serving requests and writing, because another node leads. From now on, read the records that the leader
+        writes to the internal logs.
         """
         if self.enabled:
             self.enabled = False
@@ -161,8 +161,8 @@ class Memory(ABC, Generic[R]):
         yield from ()
 
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
-        """Return why these partitions cannot move to another broker yet; None if they can. A partition cannot move
-        while this memory has state about it, because that state would stay on this broker. When this is called, clients
-        can no longer begin anything new for these partitions (Partitions.is_leaving).
+        """Return why these partitions cannot move to another broker yet; None if they can. While this memory has state
+        about a partition, the partition cannot move, because the state would stay on this broker. When this method is
+        called, clients can no longer begin anything new for these partitions (Partitions.is_leaving).
         """
         return None

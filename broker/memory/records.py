@@ -18,7 +18,7 @@ _READ_BYTES = 4 << 20
 
 
 def record_id_at(time_ms: float) -> int:
-    """Return the id for a record of an internal log that is written at this time (Unix ms)."""
+    """Return the id for a record that is written to an internal log at `time_ms` (Unix ms)."""
     return max(0, int(time_ms) - EPOCH_MS) << TIME_SHIFT
 
 
@@ -60,7 +60,9 @@ def read_cut(
 
 
 def read_bodies(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the end offset and the body of each record of an internal log. The arguments are those of `read_cut`."""
+    """Yield the end offset and the body of each record of an internal log. The arguments have the same meaning as in
+    `read_cut`.
+    """
     for base, data, bodies in read_cut(snapshot, first_offset, most_bytes):
         for start, end in bodies:
             yield base + end, data[start:end]

@@ -1,23 +1,24 @@
-"""The stored state of numbered writes, which are writes with a producer's sequence number. This state consists of rows
+"""The stored state of numbered writes, which are writes with a producer's sequence number. The state consists of rows
 in internal logs (store/internal_logs.py).
 
-A producer that repeats a send whose answer was lost uses the same sequence number again. Then the broker must know
-whether it has stored the first send (broker/writing/sequences.py). So before it appends numbered writes, it appends one
-record to an internal log; partitions with group commit and other partitions have separate internal logs.
+If the answer to a send was lost, the producer repeats the send with the same sequence number. Then the broker must know
+whether it has stored the first send (broker/writing/sequences.py). So before the broker appends numbered writes to
+partitions, it appends one record with rows to an internal log. There is one internal log for partitions with group
+commit, and one for other partitions.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
                        number of the topic u32                                                       all big-endian
 
 [base, end): the byte offsets in the partition that the records get if their append succeeds. The partition shows
-whether the append has succeeded: a row counts only if the message at `base` has the row's first id. A row with 0
-records cancels earlier rows of the same producer and partition. A row of producer 0 is not about a single producer. The
-first id in such a row contains a time. Rows that were stored up to this time may have been forgotten, because there
-were too many producers.
+whether the append has succeeded: a row counts only if the message at `base` has the row's first id. If `records` is 0,
+the row cancels earlier rows of the same producer and partition. A row of producer 0 is not about a single producer. The
+first id in a row of producer 0 contains a time. The broker may have forgotten rows that were stored before this time,
+because there were too many producers.
 
-The high bits of `records` mark a row about delayed or half messages. Base and end of such a row are byte offsets in an
-internal log of these messages (delayed_records.py), and its first id is the field `taken` of the record at `base` in
-that log.
+The high bits of `records` mark a row about delayed or half messages. In a row about delayed or half messages, `base`
+and `end` are byte offsets in an internal log of such messages (delayed_records.py). The first id is the field `taken`
+of the record at `base` in this internal log.
 """
 
 from __future__ import annotations
@@ -82,27 +83,27 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer number of a row with the time up to which stored rows may have been forgotten. Older versions of the
-broker ignore such rows.
+"""The producer number of a row that contains a time; rows that were stored before this time may have been forgotten.
+Older versions of the broker ignore such rows.
 """
 
 DELAYED_ROW = 1 << 31
-"""This bit of `records` says that the row's messages are delayed or half messages."""
+"""A bit in the field `records` of a row: the row's messages are delayed or half messages."""
 
 WAITING_ROW = 1 << 30
-"""This bit of `records` is used only together with DELAYED_ROW. It says that the row's messages are in the internal log
-for partitions with group commit.
+"""A bit in the field `records` of a row: the row's messages are in the internal log for partitions with group commit.
+The bit is used only together with DELAYED_ROW.
 """
 
 HALF_ROW = 1 << 29
-"""This bit of `records` is used only together with DELAYED_ROW. It says that the row's messages are half messages,
-which wait for the outcome of a transaction.
+"""A bit in the field `records` of a row: the row's messages are half messages, which wait for the outcome of a
+transaction. The bit is used only together with DELAYED_ROW.
 """
 
 
 class SequenceRow(NamedTuple):
-    """One row about a numbered write; the module's docstring describes the fields. records: 0 means that this producer
-    is no longer known for this partition.
+    """A row about one numbered write; the module's docstring describes the fields. records: 0 means that the broker has
+    forgotten the producer's writes to this partition.
     """
 
     producer: int
@@ -135,14 +136,14 @@ they have its index in the topics of `encode_head`.
 
 def row_bits(topic: str, group_commit: bool) -> int:
     """Return the high bits of `records` for messages in an internal log of delayed or half messages. topic: the
-    internal topic; group_commit: whether it is the log for partitions with group commit.
+    internal topic; group_commit: whether the internal log is the one for partitions with group commit.
     """
     return DELAYED_ROW | WAITING_ROW * group_commit | HALF_ROW * (topic == HALVES_TOPIC)
 
 
 def pending_log(records: int) -> tuple[str, bool]:
-    """Return the internal log with the messages of a row that has DELAYED_ROW: its internal topic, and whether it is
-    the log for partitions with group commit. records: the field `records` of the row.
+    """Return which internal log has the messages of a row with DELAYED_ROW. The result is the log's internal topic, and
+    whether the log is for partitions with group commit. records: the field `records` of the row.
     """
     return HALVES_TOPIC if records & HALF_ROW else DELAYED_TOPIC, bool(records & WAITING_ROW)
 
@@ -155,8 +156,8 @@ def first_bytes(records: int) -> int:
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """Return the first id, read from the first record of a row; None if `begun` is too short. begun: the beginning of
-    this record. records: the field `records` of the row.
+    """Return the first id of a row, read from the first record that the row describes; None if `begun` is too short.
+    begun: the beginning of this first record. records: the field `records` of the row.
     """
     if records & DELAYED_ROW:
         return taken_at(begun)
@@ -189,8 +190,8 @@ def _rows(body: bytes, head: bytes, topics: Sequence[str]) -> Iterator[SequenceR
 
 class RowTable(NamedTuple):
     """The rows of many records, in order. end: byte offset where the last record ends. rows: a numpy array with the
-    fields of SequenceRow, except that `topic` is the index in the record's head. topics: for each row an index into
-    `names`.
+    fields of SequenceRow, but `topic` is a number, the topic's index in the list of topics of the row's record. topics:
+    for each row an index into `names`.
     """
 
     end: int
@@ -204,8 +205,8 @@ class RowTable(NamedTuple):
 
 
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
-    """Like read_rows, but yield tables of rows, which is three times as fast. It is for callers that need not look at
-    each row. Stops after about `most_bytes` bytes, at the end of a record.
+    """Like read_rows, but yield tables of rows, which is three times as fast. This function is for callers that need
+    not look at each row. Stops after about `most_bytes` bytes, at the end of a record.
     """
     heads: dict[bytes, tuple[int, int]] = {}  # by head: where its names begin in `names`, and their number
     names: list[str] = []
@@ -243,9 +244,9 @@ def cut_torn_writes(
     """At the end of each partition, cut off an incomplete write that the broker process has left there by dying during
     the write.
 
-    Such a write was never acknowledged, and its producer will repeat all of it. (When a process is killed, a large
-    write can end between two pages.) directories: the directories of all partitions, by `<topic>-<partition>`, before
-    their recovery. Raises StoreError.
+    The incomplete write was never acknowledged, and its producer will repeat all of it. (When a process is killed, a
+    large write can end between two pages.) directories: the directories of all partitions, by `<topic>-<partition>`,
+    before their recovery. Raises StoreError.
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:

@@ -29,7 +29,7 @@ class Leadership(Protocol):
         """Whether it is certain that no other node of the set has been elected until now."""
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
-        """Call `done` when the in-sync nodes have all data that were appended before this call."""
+        """Call `done` when the in-sync nodes have all data that this node appended before the call of `replicate`."""
 
 
 class SetPart(Protocol):
@@ -40,11 +40,11 @@ class SetPart(Protocol):
         """The Leadership object while this node leads; otherwise None."""
 
     def refusal(self) -> NotLeader | None:
-        """Return the error with which the node refuses clients' requests now; None if the node serves clients."""
+        """If the node now refuses clients' requests, return the error that it gives them; otherwise return None."""
 
 
 class MovingHost(CopyHost, Protocol):
-    """A broker from which and to which partitions can move."""
+    """A broker that can take part in moves of partitions, as the source or as the target."""
 
     @property
     def config(self) -> BrokerConfig: ...

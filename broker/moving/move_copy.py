@@ -1,5 +1,5 @@
-"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. This runs on
-the reactor thread.
+"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. The code runs
+on the reactor thread.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class MoveCopy:
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy the partitions one after the other, each up to its present end on the source. Stop when `goes_on`
-        returns false. Raises MetaqError.
+        """Copy the partitions one after the other. Each partition is copied up to the end that it now has on the source
+        broker. Stop when `goes_on` returns false. Raises MetaqError.
         """
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
         begun = [copy for copy in self._copies if await copy.begin(source)]
@@ -98,7 +98,9 @@ class MoveCopy:
         return goes_on()
 
     def _check_room(self) -> None:
-        """Raise StoreError if the rest of the copy would take disk space that this broker's own messages need."""
+        """Raise StoreError if the bytes still to be copied do not fit on the disk without using the space that is
+        reserved for this broker's own messages.
+        """
         space, move = self._broker.store.space, self._move
         directory = self._broker.store.directory_for(move.topic, move.target_first)
         space.check(directory, journaled=True)

@@ -1,8 +1,8 @@
 """Drive one move of partitions: the target broker changes the move's state in ZooKeeper step by step, until the move is
-done. This runs on the reactor thread.
+done. The code runs on the reactor thread.
 
-Every step can be repeated. So when another node of the target's broker set becomes the leader, it can continue from the
-state in ZooKeeper.
+Every step can be repeated. So if another node of the target's broker set becomes the leader, this node can continue the
+move from the state in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
-"""The source's partitions are closed when the last pass over them has copied only little: at most _LITTLE_BYTES, and at
-most as many bytes as can be copied in this many seconds at the move's rate.
+"""The move copies the source's partitions in passes. When a pass has copied only few bytes, the source closes the
+partitions. Few means at most _LITTLE_BYTES, and at most as many bytes as the move's rate allows in _LITTLE_SECONDS.
 """
 
 _LOOK_SECONDS = 0.1
@@ -51,8 +51,8 @@ _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""For this many seconds after the move, the consumer groups' partitions stay claimed in ZooKeeper, because a group's
-member may still act on its former view of the cluster.
+"""For _STALE_SECONDS after the move, the moved partitions stay claimed in ZooKeeper for each consumer group. The reason
+is that a member of a group may still not know of the move.
 """
 
 _PATIENCE_SECONDS = 10.0
@@ -182,7 +182,7 @@ class MoveDriver:
             self.take(found)
 
     def take(self, found: FoundMove) -> None:
-        """Continue the move from this state, unless a newer state is known."""
+        """Continue the move from the state `found`, unless this object knows a newer state."""
         if found.zxid > self.found.zxid:
             self._went_on_at = self._reactor.seconds()
             self.found = found
@@ -386,8 +386,7 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Ask the source broker to act according to this state of the move. Raises MetaqError if the source does not
-        act according to this state yet.
+        """Tell the source broker to act as `state` requires. Raises MetaqError if the source does not do so yet.
         """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):

@@ -1,9 +1,9 @@
 """A broker's part in moves of partitions. The broker shows clients the right partitions, answers MOVE, and drives the
 moves whose target it is.
 
-This module runs on the reactor thread; separate threads ask ZooKeeper. The states of moves are stored only in
-ZooKeeper. A broker reads all states before it serves clients, and reads the state of a move again whenever a MOVE
-request names this move.
+The code runs on the reactor thread; requests to ZooKeeper are made in other threads. The states of moves are stored
+only in ZooKeeper. A broker reads all states before it serves clients, and reads the state of a move again whenever a
+MOVE request names this move.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _Key = tuple[str, str]
 
 
 class MoveFigures(NamedTuple):
-    """The figures of an active move, for metrics. state_seconds: seconds since its state changed, by the clocks of this
-    broker and of ZooKeeper. The other figures are known only to the broker that drives the move. idle_seconds: seconds
-    since the move last made progress. copied: number of bytes copied. left: number of bytes left to copy.
+    """The figures of an active move, for metrics. state_seconds: seconds since the move's state changed, measured with
+    the clocks of ZooKeeper (then) and of this broker (now). The following figures are known only to the broker that
+    drives the move. idle_seconds: seconds since the move last made progress. copied: number of bytes copied. left:
+    number of bytes left to copy.
     """
 
     move: Move
@@ -116,7 +117,9 @@ class BrokerMoves:
             _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
 
     def learn(self, found: FoundMove) -> None:
-        """From now on act according to this state of a move, unless a newer state is known."""
+        """From now on act as the state `found` of a move requires, unless this broker knows a newer state of the
+        move.
+        """
         key = found.move.topic, found.move.name
         known = self._found.get(key)
         if known is None or found.zxid >= known.zxid:
@@ -174,8 +177,8 @@ class BrokerMoves:
 
     async def write_again(self) -> None:
         """If ZooKeeper has lost moves of this broker, or has older states of them than this broker, write the known
-        states again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError; then this method
-        may be called again.
+        states again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError; after this error
+        the method may be called again.
 
         From the state `copying` on, only the target changes a move, so the target knows the newest state. A finished
         move never changes.
@@ -238,8 +241,8 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return the figures of the moves that this broker drives, and of the known moves for which it has closed its
-        own partitions, so that it refuses messages for them.
+        """Return the figures of the moves that this broker drives. Also return the figures of the known moves whose
+        source this broker is, if it has closed the moving partitions and so refuses messages for them.
         """
         if not self._driving:
             return []
@@ -256,8 +259,8 @@ class BrokerMoves:
     # --- MOVE ---------------------------------------------------------------------------------------------------------
 
     async def asked(self, request: MoveRequest) -> dict[str, Any]:
-        """Answer MOVE: read the move's state, do what this broker has to do in that state, and return its progress.
-        Raises CoordinationError, NotLeader.
+        """Answer MOVE: read the move's state in ZooKeeper, do this broker's work in this state, and return the move's
+        progress. Raises CoordinationError, NotLeader.
         """
         key = request.topic, f"{request.broker}-{request.partition}"
         found: FoundMove | None = await self.in_thread(lambda: self.moves.read(*key))
@@ -291,9 +294,9 @@ class BrokerMoves:
     def _ends(self, move: Move) -> dict[str, Any]:
         """Return the final end offsets of the move's partitions, or the reason why these offsets are not known yet.
 
-        This method is called after the broker has read the move's state and has begun to act according to this state.
-        If this node of a broker set still leads now, no other node led before this call. So a later leader will read
-        this state, too.
+        Before this method is called, the broker has read the move's state and has begun to act on it. If this node of a
+        broker set still leads now, no other node can have led in the meantime. So every later leader will also read
+        this state from ZooKeeper.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}

@@ -1,20 +1,21 @@
-"""One connection of a client. A session receives requests and sends answers within memory limits. It does not decide
-how a request is served (see requests/gate.py), and does not handle the port (see server.py).
+"""One connection of a client. A session receives requests and sends answers within memory limits. The session does not
+decide how a request is served (see requests/gate.py), and does not handle the listening port (see server.py).
 
 - All requests of one read are served together, and their answers are sent in one write.
 - Answers to text commands are sent in the order of the commands, even if an earlier answer must wait for the disk.
   Answers to frames contain the request's opaque, so they are sent as soon as they are ready.
 - A connection works in turns. When the requests of a turn together have taken a few milliseconds, the remaining
   requests wait for a later turn of the connection. A single long request is handled in slices, and later requests of
-  the connection wait until it is done. One turn decodes a limited number of requests of one read. All connections
-  together get a limited part of each iteration of the reactor (runtime/turns.py).
+  the connection wait until it is done. If one read has very many requests, a turn decodes only a limited number of
+  them. In each iteration of the reactor, the turns of all connections together get a limited time (runtime/turns.py).
 - A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its pending answers; then
-  the connection is closed. A parked pull is answered as if its waiting time were over. Its client may still read that
-  answer, and otherwise the connection would stay open until the end of the pull's waiting time.
+  the connection is closed. A parked pull of this client is answered as if its waiting time were over. The client may
+  still read the answer, and without it the connection would stay open until the end of the pull's waiting time.
 - Memory is limited. While the transport's buffer is above its limit, or too many bytes of this connection wait for the
-  disk, nothing is read and no further request is served. Requests that were read already, at most those of one read,
-  wait in `_queue`. They count among the unfinished requests of all connections (account.py). While too many bytes of
-  all connections wait for the disk, a connection that sends a put is held back in the same way (pending_puts.py).
+  disk, nothing is read and no further request is served. Requests that the session has already read wait in `_queue`;
+  these are at most the requests of one read. The requests in `_queue` count as unfinished requests (account.py). While
+  too many bytes of all connections together wait for the disk, a session that gets a put also reads nothing and serves
+  no further request (pending_puts.py).
 """
 
 from __future__ import annotations
@@ -64,8 +65,7 @@ wait for a sync, and data that are being read from the disk.
 """
 
 MAX_PARKED_PULLS = 16_384
-"""The most waiting pulls of one connection. This is enough for one pull for each of 10,000 partitions, and some
-more.
+"""The maximum number of waiting pulls of one connection. A consumer of 10,000 partitions needs 10,000 waiting pulls.
 """
 
 
@@ -90,7 +90,7 @@ class Successor(Interface):
 
 
 class _Slot:
-    """The place of an answer among the answers of a connection. answer: None until the answer is known. held: the
+    """The place of an answer in the order of a connection's answers. answer: None until the answer is known. held: the
     number of bytes that count as pending until the answer is known. put: how many of these bytes also count among the
     broker's pending puts.
     """
@@ -131,8 +131,8 @@ P = ParamSpec("P")
 
 
 def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concatenate[Session, P], None]:
-    """Decorate a method so that the connection is closed if the method raises. Otherwise no caller would notice the
-    exception, and the connection would hang forever.
+    """Decorate a method so that the connection is closed if the method raises an exception. Without the decorator, no
+    caller would notice the exception, and the connection would hang forever.
     """
 
     @wraps(step)
@@ -147,7 +147,9 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 @implementer(IHalfCloseableProtocol)
 class Session(Protocol):
-    """The Twisted protocol of one connection. It is also the producer of the connection's output."""
+    """The Twisted protocol of one connection. The session is also the producer (in Twisted's sense) of the connection's
+    output.
+    """
 
     def __init__(
         self, gate: Gate, shared: SessionServices, on_lost: Callable[[Session], None] = lambda session: None
@@ -222,7 +224,9 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether the next bytes are the rest of a large frame; if so, the transport asks for `space`."""
+        """Whether the next bytes are the rest of a large frame. If so, the transport receives them into the buffer that
+        `space` returns.
+        """
         return self._reader.large is not None
 
     @property
@@ -273,8 +277,8 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Record that these requests were decoded from the data of one read. If the data contain more requests, the
-        other requests are decoded in a later turn of this connection, after the turns of other connections.
+        """Record that these requests were decoded from the data of one read. If the data contain more requests, a later
+        turn of this connection decodes them, after the turns of other connections.
         """
         if self._reader.more and not self._yielding:
             self._yield_turn()
@@ -282,8 +286,8 @@ class Session(Protocol):
             self._fresh = True
 
     def _count_held(self) -> None:
-        """Update the account's count of unserved bytes: those of an incomplete request, of whole requests that wait,
-        and of the request under way.
+        """Tell the account how many bytes of requests of this connection are not served yet. These are the bytes of an
+        incomplete request, of whole requests that wait, and of the request under way.
         """
         held = self._reader.held_bytes
         waits = bool(self._queue) or self._reader.more
@@ -517,8 +521,8 @@ class Session(Protocol):
         self._yield_turn()
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
-        """Return the WorkPlaces that limit how many requests of this kind are handled at the same time; None if this
-        number is not limited.
+        """Return the WorkPlaces object that limits how many requests of this kind are handled at the same time; None if
+        there is no such limit.
         """
         if verb.lists:
             return self._turns.listing
@@ -581,7 +585,7 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """Continue a parked pull that was woken or whose deadline has come."""
+        """Continue a parked pull, because it was woken or its deadline has come."""
         if pull in self._parked:
             self._waits_no_more(pull)
         if self._closing:
@@ -756,8 +760,9 @@ class Session(Protocol):
             self._transport.loseConnection()
 
     def become(self, protocol: Successor) -> None:
-        """Hand the connection over to another protocol. This is used for a request that has no answer, on a connection
-        without other requests. The account still counts the connection among the connections of its address.
+        """Hand the connection over to another Twisted protocol. The session calls this method for a request that has no
+        answer, on a connection without other requests. The account still counts the connection among the connections of
+        its address.
         """
         self._closing = self._closed = True
         self._queue.clear()

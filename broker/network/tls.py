@@ -1,8 +1,8 @@
 """TLS on the broker's port. The first byte of a connection shows whether the connection uses TLS.
 
 `Certificates` has the SSL contexts for new connections, and makes new contexts when the files change.
-`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. Both are used only on the reactor
-thread.
+`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. The objects of both classes are used
+only on the reactor thread.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Certificates:
 
     @property
     def plain(self) -> Plain:
-        """The addresses from which connections without TLS are accepted."""
+        """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
         return self._security.plain
 
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
@@ -87,8 +87,8 @@ class Certificates:
         return type("SecureConnection", (SecureConnection,), {"certificates": self, "refused": refused})
 
     def look(self) -> None:
-        """Read the certificate files again if they have changed. Never raises; if the files cannot be used, the reason
-        is logged, and the former certificate stays in use.
+        """Read the certificate files again if they have changed. This method never raises an exception. If the files
+        cannot be used, the method logs the reason, and the broker continues to use the former certificate.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -159,7 +159,7 @@ def may_be_plain(plain: Plain, host: str) -> bool:
 
 
 class SecureConnection(FastConnection):
-    """One accepted connection, with or without TLS."""
+    """A connection that the broker has accepted, with or without TLS."""
 
     certificates: ClassVar[Certificates]
     refused: ClassVar[FewLines]

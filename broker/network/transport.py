@@ -1,4 +1,4 @@
-"""The transport of a connection. It is Twisted's transport with three changes, which are those that speed up a
+"""The transport of a connection. This transport is Twisted's transport with the three changes that speed up a
 request-reply protocol most.
 
 - `write` passes the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
@@ -11,8 +11,9 @@ request-reply protocol most.
 The benchmark for all three changes is `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario
 consume`.
 
-Only this module uses private parts of Twisted. For the versions of Twisted with which these parts were tested,
-`connection_class` returns FastConnection; for any other version it returns a class that uses Twisted's own transport.
+This module uses private parts of Twisted; no other module does. FastConnection was tested with some versions of
+Twisted. For these versions `connection_class` returns FastConnection; for any other version it returns a class that
+uses Twisted's own transport.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ __all__ = ["FastConnection", "PlainConnection", "connection_class"]
 _log = logging.getLogger(__name__)
 
 TESTED = ((24, 7), (26, 10))
-"""The first and the last version of Twisted, (year, month), with which FastConnection was tested. With any other
-version `PlainConnection` is used.
+"""FastConnection was tested with the versions of Twisted from the first to the second of these (year, month) pairs.
+With an earlier or later version, `PlainConnection` is used.
 """
 
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
@@ -85,7 +86,7 @@ class PlainConnection(tcp.Server):
         return sent
 
     def write(self, data: Buffer) -> None:
-        """Write data to the connection. They are converted to bytes, because Twisted accepts nothing else."""
+        """Write data to the connection. The data are converted to bytes, because Twisted accepts nothing else."""
         super().write(bytes(data))  # type: ignore[no-untyped-call]
 
     def writeSequence(self, iovec: Iterable[Buffer]) -> None:  # noqa: N802
@@ -138,7 +139,9 @@ class FastConnection(PlainConnection):
         self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
 
     def write(self, data: Buffer) -> None:
-        """Write data to the connection: send as much as the socket takes now, and buffer the rest."""
+        """Write data to the connection. The bytes that the socket takes now are sent; the remaining bytes are
+        buffered.
+        """
         if self._nothing_buffered:
             try:
                 sent = self.socket.send(data)
@@ -163,7 +166,7 @@ class FastConnection(PlainConnection):
         self._buffer(buffers)
 
     def doWrite(self) -> Any:  # noqa: N802
-        """Send buffered data. If no data are left, do what Twisted does in this case."""
+        """Send buffered data. When no buffered data are left, call Twisted's own `doWrite`."""
         buffers = cast(list[Buffer], self._tempDataBuffer)
         if buffers:
             try:

@@ -1,4 +1,4 @@
-"""The counters that `stats` shows (wire.md §4). The broker counts in the same way as metaq 1.x."""
+"""The counters that `stats` shows (wire.md §4). The counters count the same things as in metaq 1.x."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 __all__ = ["KINDS", "OTHERS", "Counter", "Metrics", "format_number"]
 
 KINDS = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
-"""The kinds of realtime counters, in the order in which they are printed. `message_size` is the sum of the bodies'
-bytes; each other counter is increased by 1 for each message or request.
+"""The kinds of realtime counters. They are printed in this order. `message_size` is the sum of the bodies' bytes; every
+other counter grows by 1 for each message or request.
 """
 
 OTHERS = "*"
@@ -103,8 +103,8 @@ class Metrics:
             self._count("get_miss", topic, 1, 1)
 
     def damaged(self, size: int, new_range: bool) -> None:
-        """Count bytes that were newly found to be damaged. new_range: whether these bytes are a new damaged range, and
-        not an extension of a damaged range that was counted before.
+        """Count `size` damaged bytes that were found now. new_range: True if the bytes are a new damaged range; False
+        if they extend a damaged range that was counted before.
         """
         self.damaged_ranges += new_range
         self.damaged_bytes += size

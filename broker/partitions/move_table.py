@@ -1,5 +1,5 @@
-"""Compute what the moves of partitions in a cluster mean for one broker: how many partitions the broker offers, and
-which of them take no messages. This module does no I/O.
+"""Compute what the moves of partitions in a cluster mean for one broker: how many partitions the broker offers to
+clients, and which of these partitions take no messages. This module does no I/O.
 
 As in metaq 1.x, a broker registers only its number of partitions. So only the partitions with the highest numbers can
 leave the source broker, and arriving partitions get the next free numbers on the target broker. Producers see the
@@ -31,7 +31,7 @@ class Counts(NamedTuple):
 
 
 class MoveTable:
-    """The moves in which one broker takes part. The table is immutable."""
+    """All moves that have one broker as source or target. The table is immutable."""
 
     def __init__(self, broker_id: int, moves: Iterable[Move] = (), *, known: bool = True) -> None:
         """known: whether the moves were read from ZooKeeper. While it is False, no partition may take messages."""
@@ -50,8 +50,8 @@ class MoveTable:
         return topic in self._out or topic in self._in
 
     def counts(self, topic: str, natural: int) -> Counts:
-        """Return how many partitions of a topic to offer to producers and to consumers. natural: the number of the
-        topic's partitions without any move, according to settings and data directories.
+        """Return how many partitions of a topic to offer to producers and to consumers. natural: the number of
+        partitions that the topic would have without moves, according to settings and data directories.
         """
         least, most_published, most_subscribed = 0, 1 << 30, 1 << 30
         for move in self._out.get(topic, ()):
@@ -72,8 +72,8 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """Return the number of partitions among which the broker may choose for a message whose producer leaves the
-        choice to it.
+        """A producer may leave the choice of the partition to the broker. Return among how many partitions the broker
+        may then choose.
         """
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
@@ -100,8 +100,8 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, offset) for each partition that has arrived and that producers may see. offset: the
-        offset at which the partition's log begins if the log does not exist yet.
+        """Yield (topic, partition, offset) for each partition that has moved to this broker and that producers may see.
+        offset: if the partition has no log yet, its new log begins at this offset.
         """
         for topic, moves in self._in.items():
             for move in moves:

@@ -41,8 +41,8 @@ class Partitions:
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
     (protocol/own_topics.py). A node of a broker set also accepts each topic that has data, because another node, with
     another server.ini, has acknowledged these data. A topic always has at least as many partitions as the data
-    directories contain, even if fewer are configured. Otherwise consumers would not see the messages of the remaining
-    partitions, as in 1.x. The list of closed partitions is stored only in memory (storage.md §6).
+    directories contain, even if fewer are configured. So consumers see the messages of all these partitions; in 1.x
+    they do not. The list of closed partitions is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Partitions:
         account: Account | None = None,
     ) -> None:
         """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
-        limits the number of topics that have no section; None: no limit.
+        limits the number of topics without a section in server.ini; None: no limit.
         """
         self._account = account
         self._config = config
@@ -72,7 +72,9 @@ class Partitions:
         self._closed: dict[str, set[int]] = {}
         self._moves = NO_MOVES
         self.takes_puts = True
-        """Whether clients' puts are accepted; False for an asynchronous slave. It must be set before the first put."""
+        """Whether clients' puts are accepted; False for an asynchronous slave. This attribute must be set before the
+        first put.
+        """
         for log in store.logs():
             self._learn(log)
 
@@ -105,8 +107,8 @@ class Partitions:
         return self._settings(topic)
 
     def served_topics(self) -> dict[str, TopicConfig]:
-        """Return the topics that clients may use, with their settings: the configured ones, including patterns, then
-        those with a log.
+        """Return the topics that clients may use, with their settings. First come the topics and patterns of
+        server.ini, then the other topics that have a log.
         """
         return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
 
@@ -131,8 +133,8 @@ class Partitions:
                 raise ConfigError(file, f"[topic={name}]", str(error)) from error
 
     def unnamed(self) -> list[str]:
-        """Return, sorted, the topics that have a log but that no section of server.ini accepts. These topics have the
-        settings of [system].
+        """Return, sorted, the topics that have a log but that no section of server.ini accepts. The broker uses the
+        settings of [system] for these topics.
         """
         return sorted(name for name in self._stored if self._config.topic(name) is None)
 
@@ -181,7 +183,7 @@ class Partitions:
         return self._rng.randrange(count) if count else 0  # partition 0 is then refused
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
-        """Return the log to which a put is appended. The log is created on its first use.
+        """Return the log that takes a put for this partition. The log is created on its first use.
 
         chosen: whether the broker chose the partition; then a closed partition is not refused, as in 1.x. Raises
         PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition, NotMaster, BrokerStarting, AccountSpent,
@@ -218,9 +220,9 @@ class Partitions:
         return log
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition for which delayed or half messages wait; None if its topic is no longer
-        accepted. A missing log is created. It may be missing because nodes do not copy a partition before it has a
-        message, or because a power failure has removed an empty log.
+        """Return the log of a partition that will get delayed or half messages; None if the partition's topic is no
+        longer accepted. A missing log is created. The log may be missing because nodes do not copy a partition before
+        it has a message, or because a power failure has removed an empty log.
 
         Raises StoreError.
         """
@@ -233,8 +235,8 @@ class Partitions:
         return self._store.find(topic, partition)
 
     def for_read(self, topic: str, partition: int) -> PartitionLog:
-        """Return the log from which a get reads. Raises PartitionClosed, PartitionNotFound (also for a partition
-        without data), and WrongPartition for the copy of a moving partition that may still be discarded.
+        """Return the log that a get of this partition reads. Raises PartitionClosed, PartitionNotFound (also for a
+        partition without data), and WrongPartition for the copy of a moving partition that may still be discarded.
         """
         if partition in self._closed.get(topic, ()):
             raise PartitionClosed(self.broker_id, partition)
@@ -263,7 +265,7 @@ class Partitions:
             raise WrongPartition(partition)
 
     def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
-        """Return the log to which a slave copies its master's partition. A missing log is created and begins at
+        """Return the log that gets a slave's copy of its master's partition. A missing log is created and begins at
         `first_offset`.
 
         The slave's own configuration of the topic is ignored. Raises InvalidName, StoreError.
@@ -316,8 +318,8 @@ class Partitions:
     # --- moving -------------------------------------------------------------------------------------------------------
 
     def use_moves(self, moves: MoveTable) -> None:
-        """From now on use these moves to decide which partitions are offered to clients and which take messages. Raises
-        StoreError if the log of an arrived partition is missing and cannot be created.
+        """Use these moves from now on. They decide which partitions are offered to clients, and which partitions take
+        messages. Raises StoreError if the log of an arrived partition is missing and cannot be created.
         """
         self._moves = moves
         self._writable.clear()

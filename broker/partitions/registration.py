@@ -1,9 +1,9 @@
 """The broker's registration in ZooKeeper. The broker registers after its port listens, adds a topic when the topic gets
 its first message, and unregisters before the port is closed.
 
-Calls of kazoo wait for the network, so no such call is made on the reactor thread. These calls run in daemon threads,
-so a broker that stops while ZooKeeper cannot be reached does not wait for it. The broker's znodes then disappear with
-its session.
+Calls of kazoo wait for the network, so they are never made on the reactor thread. They are made in daemon threads, so
+that a broker can stop without waiting for ZooKeeper if ZooKeeper cannot be reached. The broker's znodes then disappear
+with its session.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Registration:
         return self._registration is not None and self._registration.registered
 
     def connect(self) -> Deferred[None]:
-        """Start the ZooKeeper session. This must be called before `start`. Fails with CoordinationError,
+        """Start the ZooKeeper session. `connect` must be called before `start`. Fails with CoordinationError,
         CoordinationUnavailable.
         """
         start = partial(self._session.start, self._connect_seconds, wait_for_servers=True, create_chroot=True)

@@ -123,7 +123,8 @@ def error_result(opaque: int, error: MetaqError) -> bytes:
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """Return the text with which metaq 1.x answers a failed put, and a get whose group's filter failed.
+    """Return the text that metaq 1.x puts into the answer to a failed put. A get gets the same text if the filter of
+    its consumer group fails.
 
     capital: whether the text about a closed partition begins with a capital letter, as in the answers of 1.x's slave.
     """
@@ -132,8 +133,8 @@ def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capi
 
 
 def _with_capital(error: MetaqError) -> str:
-    """Return an error's text. The text about a closed partition begins with a capital letter, as in those answers of
-    1.x in which no prefix precedes this text.
+    """Return an error's text. The text about a closed partition begins with a capital letter, as in answers of 1.x that
+    consist of this text alone.
     """
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

@@ -1,9 +1,9 @@
-"""Reads that may wait for the disk (cold reads). They run in separate threads, in which the consumer groups take turns.
-So cold reads do not slow down other work.
+"""Reads that may wait for the disk (cold reads). Cold reads run in separate threads, so they do not slow down other
+work. The consumer groups take turns in using these threads.
 
 Data in the page cache are read at once, on the reactor thread. When a consumer needs data that are not in the page
-cache, worker threads read sequentially for it (store/sequential.py) until it has caught up with the end of the
-partition.
+cache, worker threads read the partition sequentially for this consumer (store/sequential.py), until the consumer has
+reached the end of the partition.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """Examines offsets at which readers find no record. Worker threads examine each offset once.
+    """If a reader finds no record at an offset, this object finds out why. Worker threads examine each offset once.
 
     Lives on the reactor thread. The log stores and reports the damage that is found (`Segments.report_damage`).
     """
@@ -158,8 +158,9 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """Find out what is at a readable `offset`. The Deferred gets the result, or the error that prevents a result;
-        it never fails. Callers that ask about the same offset during the examination get the same result.
+        """Find out what is at a readable `offset`. The Deferred gets the result, or the error that prevents a result as
+        its value; the Deferred never fails. If the same offset is already being examined, the caller gets the result of
+        this examination.
 
         question: the result of log.lookup.examination(offset), if the caller already has it.
         """

@@ -54,8 +54,8 @@ class ParkedPulls:
 
     Pulls are woken in the reactor's next turn. So one answer contains all data that were appended in a turn, and puts
     are answered before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one
-    timer, because the reactor would run all due timers in one turn, and it looks at all of its timers when half of them
-    are cancelled.
+    timer of the reactor, for two reasons. The reactor would run all due timers in one turn. Also, whenever half of its
+    timers are cancelled, the reactor looks at all of them.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -85,8 +85,8 @@ class ParkedPulls:
         self._set_timer(waiter.deadline)
 
     def end(self, key: Hashable, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """In the next turn, resume those requests waiting for `key` for which `chosen` returns true, as if their
-        deadline had come.
+        """In the next turn, resume each request that waits for `key` if `chosen` returns true for it. The request is
+        resumed as if its deadline had come.
         """
         now = self._reactor.seconds()
         ended = [waiter for waiter in self._parked.get(key, ()) if chosen(waiter)]
@@ -101,7 +101,9 @@ class ParkedPulls:
             self._wake_soon()
 
     def wake(self, waiters: Iterable[ParkedRequest]) -> None:
-        """Soon resume those of the given requests that are parked, in the given order."""
+        """Resume the given requests soon, in the given order. Requests among them that are no longer parked are
+        skipped.
+        """
         self._woken.extend(waiters)
         if self._woken:
             self._wake_soon()
@@ -113,9 +115,9 @@ class ParkedPulls:
     def wake_some(
         self, key: Hashable, wanted: Callable[[], bool], among: Sequence[ParkedRequest] | None = None
     ) -> Sequence[ParkedRequest]:
-        """Immediately resume requests that wait for `key`, in the order in which they were parked, as long as `wanted`
-        returns true. Return the requests that were not considered. among: the only requests to consider; None: all
-        requests that wait for `key`.
+        """Immediately resume requests that wait for `key`, as long as `wanted` returns true. The request that was
+        parked first is resumed first. Return the requests that were not considered. among: the only requests to
+        consider; None: all requests that wait for `key`.
         """
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):

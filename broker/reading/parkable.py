@@ -1,8 +1,8 @@
-"""A request that `step` advances until it has an answer. Such a request may have to wait for data that do not exist
-yet.
+"""A request that is served by calls of its method `step` until it has an answer. The request may have to wait for data
+that do not exist yet.
 
-The result of `step` decides when `step` is called again. After WAIT the session parks the request. After AGAIN it
-continues the request as soon as other work was done.
+The result of `step` decides when `step` is called again. After WAIT the session parks the request. After AGAIN the
+session first does other work, and then continues the request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Step(Enum):
     """The reason why a step has returned no answer."""
 
     WAIT = "wait"
-    """There will be no answer before more data arrive."""
+    """The request cannot be answered before more data arrive."""
     AGAIN = "again"
     """None of the records that were looked at matched, and there are more records."""
 
@@ -37,18 +37,19 @@ class Loading(NamedTuple):
 
 
 class Parkable:
-    """A request that `step` advances, while it is being served. Lives on the reactor thread. It is not an ABC, because
-    `isinstance`, which is called for every answer, would be several times as slow.
+    """A request that `step` advances, while it is being served. Lives on the reactor thread. The class is not an ABC,
+    because `isinstance`, which is called for every answer, would be several times as slow.
 
-    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: when its
-    wait ends, in seconds of the reactor's clock. held_bytes: the bytes of memory that it takes while it waits.
+    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: when the
+    request's wait ends, in seconds of the reactor's clock. held_bytes: the bytes of memory that the request takes while
+    it waits.
     """
 
     __slots__ = ()
 
     repeatable = True
-    """Whether a large answer may be refused, because a repeated request gets the same or newer data (as in
-    Verb.repeatable).
+    """Whether the client can repeat the request and get the same or newer data. If so, the broker may refuse to send a
+    large answer (as for Verb.repeatable).
     """
 
     opaque: int

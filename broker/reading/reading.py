@@ -53,7 +53,7 @@ class Reading:
         self.cold_reads = cold_reads
         self.examinations = Examinations(cold_reads)
         self.filters = filters
-        """The table of filters. It is replaced when the configuration is read again."""
+        """The table of filters. A new table replaces it when the configuration is read again."""
         self.places = RememberedPlaces()
         self.metrics = metrics
         self.where_time = TurnTime(reactor)

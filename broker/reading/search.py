@@ -1,7 +1,7 @@
 """VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: find messages by their id or by a key, in one or all partitions of a topic.
 
-A limited number of searches run at the same time, in steps in worker threads. Other searches wait; the client addresses
-that ask for searches take turns.
+Searches run in worker threads, each in several steps. At most MAX_RUNNING_SEARCHES searches run at the same time, and
+the other searches wait. The client addresses that ask for searches take turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .answers import Bytes, answer_frame
 __all__ = ["MAX_RUNNING_SEARCHES", "SearchResult", "Searches", "found_frame"]
 
 MAX_RUNNING_SEARCHES = 2
-"""The most searches that run at the same time. Each search occupies a worker thread and reads up to
+"""The maximum number of searches that run at the same time. Each search occupies a worker thread and reads up to
 MAX_SEARCH_BYTES.
 """
 
@@ -49,8 +49,8 @@ _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FO
 """The most bytes of records in one answer, even if the configured maxTransferSize is larger."""
 
 _SAME_ID = 8
-"""The most messages that are returned for one id. The ids of metaq brokers are unique; those of Java brokers need not
-be.
+"""The maximum number of messages that are returned for one id. Message ids from brokers of this project are unique;
+several messages from Java brokers may have the same id.
 """
 
 Search = Callable[[Files, Sequence[LogView], Budget], FoundMatches]

@@ -1,8 +1,8 @@
 """Apply filters by content (docs/filters.md), step by step, to the records that a pull looks at.
 
-Each step reads a limited range of records, which is called a stretch. It applies the filter to the stretch in slices,
-until the step's time is over. Chosen records are kept until there are enough of them for an answer. So with a filter
-that rejects most records, the client does not need a separate request for each stretch.
+Each step reads a limited range of records, which is called a stretch. Then the step applies the filter to the stretch
+in slices, until the step's time is over. Chosen records are kept until there are enough of them for an answer. So with
+a filter that rejects most records, the client does not need a separate request for each stretch.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class TurnTime:
     """Limits the time that the filters by content of all readers together use in one turn of the reactor. Lives on the
     reactor thread.
 
-    When the time is over, readers wait for a later turn, in the order in which they have asked. So with any number of
-    readers, a turn exceeds its time limit by at most one slice, and each reader makes progress.
+    When the time is over, readers wait for a later turn. The reader that has asked first continues first. So with any
+    number of readers, a turn exceeds its time limit by at most one slice, and each reader makes progress.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -64,8 +64,8 @@ class TurnTime:
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
     def turn(self) -> Deferred[None] | None:
-        """Return None if the caller may judge now; it must then judge at least one slice. Otherwise return a Deferred;
-        the caller must judge a slice when the Deferred fires.
+        """If the caller may judge records now, return None; the caller must then judge at least one slice. If the
+        caller must wait, return a Deferred; when it fires, the caller must judge a slice.
         """
         if not self.is_over:
             return None
@@ -85,8 +85,8 @@ class TurnTime:
         return self._reactor.seconds()
 
     def used_until(self, deadline: float) -> None:
-        """Record that the caller has finished judging. The time that is left before `deadline` remains for the other
-        readers of this turn.
+        """Record that the caller has finished judging. Other readers may use the time that is left before `deadline` in
+        this turn.
         """
         self._left = max(0.0, deadline - self._reactor.seconds())
 
@@ -125,8 +125,8 @@ def slice_of(where: Where) -> Slice:
 
 
 class Stretch(NamedTuple):
-    """Records to judge. starts: where each record begins in `data`. next_offset: the byte offset in the partition at
-    which to continue. It lies after these records and after the following records that the pull's tags exclude.
+    """Records to judge. starts: where each record begins in `data`. next_offset: the byte offset in the partition where
+    the pull continues. This offset lies after these records, and after following records that the pull's tags exclude.
     """
 
     units: UnitArray
@@ -178,7 +178,7 @@ class ChosenRecords:
         self.size = 0
 
     def add(self, offset: int, records: Buffer) -> None:
-        """Add records that are adjacent to each other. They must lie after all records that were added before."""
+        """Add records that are adjacent to each other. They must come after all previously added records."""
         end = offset + len(records)
         if self.runs and self.runs[-1].end == offset:
             self.runs[-1] = ByteSpan(self.runs[-1].start, end)
@@ -201,7 +201,7 @@ class Selection:
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
         """Apply the filter to the records of a stretch: to at least one slice, and then to more slices until this
-        turn's time is over or `max_bytes` of records are chosen. Return the offset at which to continue.
+        turn's time is over or `max_bytes` of records are chosen. Return the offset where the next call continues.
         """
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)
@@ -262,9 +262,9 @@ class Selection:
 def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return which records to choose: those that match the filter, those that would take too long to judge, and damaged
-    ones. Damaged records are chosen because only the reader's check reports damage, and no reader may miss a message
-    because of damage.
+    """Return which records to choose. Chosen are the records that match the filter, the records that would take too
+    long to judge, and damaged records. Damaged records are chosen because only the reader's check reports damage, and
+    no reader may miss a message because of damage.
     """
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)

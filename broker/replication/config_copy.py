@@ -1,7 +1,8 @@
 """autoSyncMasterConfig: copy the topics of the master's server.ini into the slave's own file.
 
-metaq 1.x overwrites the whole file, so a slave that restarts later would use its master's port and directories. Here
-only the topic sections are replaced by those of the master; the slave keeps its own [system] and [zookeeper].
+metaq 1.x overwrites the whole file, so a slave that restarts later would use its master's port and directories. This
+module replaces only the topic sections of the slave's file with the topic sections of the master's file. The slave
+keeps its own sections [system] and [zookeeper].
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILIN
 
 
 def with_topics_of(master: bytes, own: bytes) -> bytes:
-    """Return the slave's file with the topic sections of the master. Their dataPath keys are left out, because they
-    name the master's directories.
+    """Return the slave's file with the master's topic sections instead of its own. The keys dataPath of these sections
+    are left out, because they name directories of the master.
 
     Both arguments are the bytes of a server.ini.
     """
@@ -51,7 +52,7 @@ class ConfigCopy:
     """
 
     def __init__(self, broker: ReplicationHost, path: str, reload: Callable[[], Deferred[ReloadReport]]) -> None:
-        """path: path of the slave's server.ini. reload: makes the broker read this file again."""
+        """path: path of the slave's server.ini. reload: makes the broker read its server.ini again."""
         self._broker = broker
         self._path = path
         self._reload = reload

@@ -26,7 +26,7 @@ class ReplicationPart(Protocol):
 
 
 class CopyHost(Host, Protocol):
-    """A broker to which partitions are copied."""
+    """A broker that copies partitions from another broker."""
 
     @property
     def store(self) -> Store: ...

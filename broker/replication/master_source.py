@@ -31,12 +31,13 @@ class MasterBounds(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Bytes of the log from the requested offset on; b"" if there are none now.
+    """Bytes of the log from the requested offset on; b"" if the log has no such bytes now.
 
     moved_to: the offset at which to continue; set only if the master does not have the requested offset. end: the end
-    offset of the master's readable data. behind: the number of the master's messages after these bytes. Both are None
-    if the answer does not tell them. waited: whether the master delays answers until there are data, so that no pause
-    is needed. damaged: a range [start, end) of the master's bytes at the requested offset that contains no good record.
+    offset of the master's readable data. behind: the number of the master's messages after these bytes. `end` and
+    `behind` are None if the master's answer does not contain them. waited: whether the master delays answers until
+    there are data, so that no pause is needed. damaged: a range [start, end) of the master's bytes at the requested
+    offset that contains no good record.
     """
 
     data: bytes | memoryview = b""
@@ -61,8 +62,8 @@ class MasterSource(Protocol):
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         """Read bytes from `offset` on. A master that returns whole records may return a record larger than max_bytes.
 
-        verify: whether the master should check the data at `offset` if it can, because data received from this offset
-        were damaged.
+        verify: whether the master should check its data at `offset`, if it supports this. Set it if data received from
+        this offset were damaged.
         """
 
     async def server_ini(self) -> bytes:
@@ -70,8 +71,8 @@ class MasterSource(Protocol):
 
 
 def source_of(peer: Peer, group: str) -> MasterSource:
-    """Return a source that reads from the broker at the other end of the connection. group: the consumer group that the
-    requests name, for the master's statistics.
+    """Return a MasterSource that reads from the master over the connection `peer`. group: the name of a consumer group
+    that the requests contain; the master uses the name for its statistics.
     """
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 

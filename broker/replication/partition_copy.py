@@ -1,5 +1,5 @@
-"""Copy one partition from a master. The copy has the same bytes at the same offsets. If this is impossible, copying
-stops, and the status shows the reason.
+"""Copy one partition from a master. The copy has the same bytes at the same offsets as the master's partition. If this
+is impossible, copying stops, and the status shows the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["PartitionCopy"]
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""The most bytes that are requested at once; 1.x's slave requests the same number. A larger record is requested as a
+"""The maximum number of bytes in one request to the master, as for a slave of 1.x. A larger record is requested as a
 whole.
 """
 
@@ -47,8 +47,8 @@ is 10 s.
 """
 
 _END_SECONDS = 1.0
-"""Seconds between two requests for the master's end offset. Such requests are made only to a master that does not send
-its end offset with the data.
+"""Seconds between two requests for the master's end offset. The slave makes these requests only if the master does not
+send its end offset with the data.
 """
 
 _TROUBLE_SECONDS = (0.5, 5.0)
@@ -71,8 +71,8 @@ class PartitionCopy:
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
         """max_delay_seconds: the longest pause between two requests to a master that has no new data and cannot delay
-        its answers. target: the number of this broker's partition that gets the copy; None: the same number.
-        fetch_bytes: bytes that are requested at once.
+        its answers. target: the number of this broker's partition that gets the copy; None: the number `partition`.
+        fetch_bytes: the number of bytes to request at once.
         """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
         self._broker = broker
@@ -117,8 +117,8 @@ class PartitionCopy:
     # --- beginning ----------------------------------------------------------------------------------------------------
 
     async def begin(self, source: MasterSource) -> bool:
-        """Find the offset at which to continue, and check that the slave's last records are those of the master. Return
-        False if there is nothing to copy yet.
+        """Find the offset where the copying continues. Check that the slave's last records are the same as the master's
+        records at these offsets. Return False if there is nothing to copy yet.
 
         Raises MetaqError, including ReplicaDiverged."""
         bounds = await source.bounds(self._topic, self._partition)

@@ -1,7 +1,7 @@
 """A connection from a slave to its master, or from a synchronous master to its slave. Used only on the reactor thread.
 
-A ClientStream encodes and decodes the data, and Twisted sends and receives them. client/transport/connection.py does
-the same for blocking threads.
+A ClientStream encodes the requests and decodes the answers, and Twisted sends and receives the bytes.
+client/transport/connection.py does the same for blocking threads.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class _Asked(NamedTuple):
 
 
 class Peer(Protocol):
-    """One open connection. It uses the text protocol until `agree` is called. The connection is lost when the other
-    side is gone or sends malformed data.
+    """An open connection to another broker. The connection uses the text protocol until `agree` is called. The
+    connection is lost when the other broker is gone or sends malformed data.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
-        """name: name of the other side for errors."""
+        """name: name of the other broker, used in the text of errors."""
         self.name = name
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[Exception], None] | None = None
@@ -91,7 +91,7 @@ class Peer(Protocol):
         return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
 
     def heartbeat(self, timeout: float) -> Deferred[Answer]:
-        """Send a `version` command, to find out whether the other side still answers. Only for a connection with the
+        """Send a `version` command, to find out whether the other broker still answers. The connection must use the
         text protocol. Fails with PeerLost, PeerTimedOut.
         """
         return self.text(encode_version, timeout)
@@ -110,7 +110,7 @@ class Peer(Protocol):
 
     @property
     def version(self) -> str:
-        """The version that the other side reports."""
+        """The version of metaq that the other broker reports."""
         return self._stream.peer_version
 
     @property
@@ -143,8 +143,8 @@ class Peer(Protocol):
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
     def agree(self, version: str, frames: bool) -> None:
-        """Use frames if `frames` is set and the other side's version supports them, otherwise text commands. No request
-        may be waiting.
+        """From now on, use frames if `frames` is set and the other broker's version supports frames; otherwise use text
+        commands. When this method is called, no request may be waiting for an answer.
         """
         self._stream = ClientStream(self.name, version, text=not frames)
 
@@ -172,10 +172,11 @@ class Peer(Protocol):
 
 
 def connect(broker: Host, host: str, port: int, timeout: float, *, frames: bool = True) -> Deferred[Peer]:
-    """Open a connection, and find out the other side's version and protocol. Fails with PeerLost, PeerTimedOut.
+    """Open a connection to another broker, and find out the broker's version and protocol. Fails with PeerLost,
+    PeerTimedOut.
 
     host: a name or an address, IPv6 without brackets. timeout: seconds for connecting, and again for the first answer.
-    frames: False to use text commands even if the other side supports frames.
+    frames: False to use text commands even if the other broker supports frames.
     """
     name = meta_url(host, port)
     connecting = broker.dial(host, port, timeout, lambda: Peer(broker.reactor, name))
@@ -232,8 +233,8 @@ class KeptPeer:
     async def keep(
         self, where: Callable[[], Awaitable[tuple[str, int] | None]], serve: Serve, tried: Callable[[], None]
     ) -> None:
-        """Keep the connection until `stop` is called. where: returns the host and port to connect to; if it returns
-        None, it is called again. tried: called after a failed attempt to connect.
+        """Keep the connection until `stop` is called. where: returns the host and port to connect to; if `where`
+        returns None, it is called again later. tried: called after a failed attempt to connect.
         """
         while not self.stopped:
             address = await where()
@@ -268,12 +269,12 @@ class KeptPeer:
             self.trouble(str(peer.lost))
 
     def stop(self) -> None:
-        """Close the connection to the other broker, and make no new one."""
+        """Close the connection to the other broker, and do not connect again."""
         self.stopped = True
         self.restart()
 
     def restart(self) -> None:
-        """Close the connection to the other broker, so that a new one is made."""
+        """Close the connection to the other broker, so that `keep` connects again."""
         if self.peer is not None:
             self.peer.close()
 

@@ -21,8 +21,8 @@ DEFAULT_SEND_TIMEOUT_MS = 2000
 DEFAULT_FAILURE_THRESHOLD = 100
 DEFAULT_CHECK_INTERVAL_MS = 100
 SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
-"""Keys for thread counts of the Java broker. They are accepted without effect, so that both brokers can use the same
-file.
+"""Keys for thread counts of the Java broker. The keys are accepted and have no effect, so that this broker and a Java
+broker can use the same file.
 """
 
 DEFAULT_GATEWAY_PORT = 8080
@@ -46,8 +46,8 @@ class MetaslavePlugin:
 
 @dataclass(frozen=True, slots=True)
 class SamsaPlugin:
-    """The settings of the plugin samsa, which makes the broker a synchronous master. host, port: the address and port
-    on which the master's slave listens; an IPv6 address has no brackets.
+    """The settings of the plugin samsa, which makes the broker a synchronous master. host, port: where the slave of
+    this master listens; an IPv6 address has no brackets.
     """
 
     host: str
@@ -65,8 +65,8 @@ class SamsaPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins with which a broker was started. A broker without plugins is a plain master. gregor: whether the
-    broker is a synchronous slave.
+    """The plugins that were named when the broker was started. A broker without plugins is a plain master. gregor:
+    whether the broker is a synchronous slave.
 
     gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
     """

@@ -1,7 +1,7 @@
 """recoverOffset: convert the groups' offsets after a synchronous slave has become the master (zookeeper.md §7).
 
-The new master's messages have the same ids as on the former master, but other offsets. So each offset in ZooKeeper is
-changed to the end of the last message whose id is at most the id of the last processed message.
+The messages have the same ids on the new master as on the former master, but other offsets. So each offset in ZooKeeper
+is changed to the end of the last message whose id is at most the id of the last processed message.
 """
 
 from __future__ import annotations

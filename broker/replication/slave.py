@@ -83,7 +83,9 @@ class AsyncSlave:
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Make a new connection and check every partition again, including those whose copy has stopped."""
+        """Make a new connection to the master, and check every partition again. This includes the partitions whose
+        copying has stopped.
+        """
         self._halt("restarted by an operator")
         if self._watch is not None:
             self._watch.again()

@@ -28,11 +28,11 @@ class CopyState(Enum):
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """The status of one partition of a slave. Offsets are in bytes. since_ms: when the copy has entered `state`, by the
-    wall clock.
+    """The status of one partition of a slave. Offsets are in bytes. since_ms: when the copy entered its present
+    `state`, in Unix milliseconds.
 
-    master_end: the end offset of the master's partition, as far as known. behind: number of messages not copied yet;
-    None if the master does not tell it.
+    master_end: the last known end offset of the master's partition. behind: number of messages not copied yet; None if
+    the master does not tell this number.
     """
 
     topic: str
@@ -65,11 +65,11 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """The status of another node of a broker set, as the leader sees it. live: whether the node gets every block of
-    data as soon as the leader has made the block.
+    """The status of another node of a broker set, as the leader sees it. live: whether the leader sends the node each
+    new block of data at once.
 
-    lag_bytes, lag_seconds: the size and age of the data that the node has not acknowledged; None (unknown) if it is not
-    live. since_ms: when one of the flags `in_sync`, `connected` and `live` last changed, by the wall clock.
+    lag_bytes, lag_seconds: the size and age of the data that the node has not acknowledged; None (unknown) if the node
+    is not live. since_ms: when one of the flags `in_sync`, `connected` and `live` last changed, by the wall clock.
     """
 
     name: str
@@ -106,7 +106,8 @@ class NodeStatus:
 
 @dataclass(slots=True)
 class ReplicationStatus:
-    """The status of a broker's replication. peer: the broker at the other end of the connection; "" if there is none.
+    """The status of a broker's replication. peer: the broker that this broker is connected to; "" if there is no
+    connection.
 
     role: master, slave, sync-master or sync-slave. For the roles of a broker set's node see sets/status.py.
     """

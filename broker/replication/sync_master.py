@@ -1,9 +1,9 @@
 """A synchronous master (samsa) sends every message also to its slave, and answers the producer when both brokers have
 the message (semantics.md §5).
 
-The master writes a message, and immediately sends it to its slave, so both copies become safe at about the same time. A
-message that the master cannot write is never sent to the slave. Requests are pipelined on one connection, so the slave
-gets the messages of each partition in order.
+The master writes a message to its own log, and immediately sends the message to its slave. So both copies of the
+message become safe at about the same time. A message that the master cannot write is never sent to the slave. Requests
+are pipelined on one connection, so the slave gets the messages of each partition in order.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class SyncMaster:
         self._link.restart()
 
     def status(self) -> ReplicationStatus:
-        """Return the status of replication for operators. It lists no partitions, because the slave has its own
-        offsets, which the master does not know.
+        """Return the status of replication for operators. The status lists no partitions, because the slave has its own
+        offsets, and the master does not know them.
         """
         return ReplicationStatus(
             "sync-master",

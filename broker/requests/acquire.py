@@ -43,10 +43,10 @@ describe the records.
 
 
 class Acquire(Parkable):
-    """One ACQUIRE request that is being served. Lives on the reactor thread.
+    """An ACQUIRE request that the broker is serving. Lives on the reactor thread.
 
     If the connection of the group's member has ended before the answer, the leased messages go to other members at
-    once. Otherwise other members would get them only after the lease has expired, and as suspects.
+    once. Without this rule, other members would get these messages only after the lease has expired, and as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
@@ -89,8 +89,9 @@ class Acquire(Parkable):
         return Step.WAIT if leases is None else leases.addCallback(self._answer)
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
-        """Return whether `other` is a request of the same member on the same connection. The member's name alone is not
-        enough, because then any client could end the member's wait.
+        """Return whether `other` is an ACQUIRE request of the same group member on the same connection as this request.
+        The member's name alone is not enough, because any client could send a request with this name and so end the
+        member's wait.
         """
         return (
             isinstance(other, Acquire)
@@ -135,8 +136,8 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
     """Settle the rows of a SETTLE request in slices of many rows; each row is the action on one leased message. If any
-    row cannot be decoded, no row is settled. Otherwise each row is settled independently of the others. If a slice is
-    refused or its outcome is unknown, the answer is the error of this slice.
+    row cannot be decoded, no row is settled. If all rows can be decoded, each row is settled independently of the
+    others. If a slice is refused or its outcome is unknown, the answer is the error of this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB

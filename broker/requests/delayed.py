@@ -56,8 +56,8 @@ class Listings:
     """Makes the lists of a broker's waiting messages, one list at a time. The client addresses that ask for lists take
     turns. Used only on the reactor thread.
 
-    A worker thread does the costly part. If many lists were made at the same time, the worker threads would leave the
-    reactor thread little time to run Python code.
+    A worker thread does the costly part. If the broker made many lists at the same time, the worker threads would leave
+    the reactor thread little time to run Python code.
     """
 
     def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:

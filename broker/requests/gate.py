@@ -2,9 +2,9 @@
 and returns the verb that serves the request. A verb is a row of the table in verbs.py.
 
 The gate checks requests of both protocols, requests of the HTTP gateway, and requests for the dashboard's pages. A
-request that has to wait after the check keeps its verb (session.py). A pull that resumes was admitted before. Only
-`quit` does not pass the gate, because it ends only its own connection. The methods that serve requests turn every error
-into an answer.
+request that has to wait after the check keeps its verb (session.py). A pull that resumes was admitted before. The
+command `quit` is the only request that does not pass the gate, because it only ends its own connection. The methods
+that serve requests turn every error into an answer.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, u
 
 
 class Caller(Protocol):
-    """The sender of requests. All requests of one connection have the same caller object. A local transaction belongs
-    to the caller that has begun it.
+    """The sender of requests. All requests that arrive on one connection have the same Caller object. A local
+    transaction belongs to the caller that has begun it.
     """
 
     @property
@@ -121,23 +121,28 @@ class Nodes(Enum):
 
 class Verb(NamedTuple):
     """A row of the table of verbs. `serve` combines a decoder, an action and an encoder. The other fields tell the gate
-    how to treat requests of this kind.
+    how to treat the verb's requests.
     """
 
     serve: Callable[[Any, Caller | None], Served]
-    """serve(request, caller) serves a request. It raises MetaqError, or returns a Deferred that fails with MetaqError.
+    """serve(request, caller) serves a request. If it cannot serve the request, it raises MetaqError, or returns a
+    Deferred that fails with MetaqError.
     caller: None for a client that sends a single request.
     """
     held: Callable[[Any], int] = lambda request: 0
     """Returns how many bytes a request keeps in memory until it is answered."""
     stores: bool = False
-    """Whether the request stores messages. Such a request is not served while too many messages wait for the disk."""
+    """Whether the request stores messages. A request that stores messages is not served while too many messages wait
+    for the disk.
+    """
     gathers: bool = False
     """Whether the request may be served together with the requests before and after it, in a PutGroup."""
     lists: bool = False
     """Whether the request changes nothing and lists so much that its answer is made in slices."""
     repeatable: bool = False
-    """Whether a large answer may be refused, because a repeated request gets the same or newer data."""
+    """Whether the client can repeat the request and get the same or newer data. If so, the broker may refuse to send a
+    large answer.
+    """
     admin: bool = False
     """Whether the request is only for operators."""
     topics: Callable[[Any], Iterable[str | None]] = _named_topic
@@ -174,7 +179,7 @@ class Gate:
         check: Check | None = None,
     ) -> None:
         """texts: the verbs of text commands and of PageRequest, by the type of the request. frames: the verbs of
-        frames, by request code. admits(host): whether operators' requests are accepted from this address.
+        frames, by request code. admits(host): whether operators' requests are accepted from the address `host`.
         connection_lost: drops the state of a caller whose connection is lost. unsent: tells whether there is memory for
         an answer.
         """
@@ -185,8 +190,8 @@ class Gate:
         self.check = check
         """The function that is called for every request and may refuse it; None: all requests are permitted."""
         self.check_pull: Callable[[Parkable], None] | None = None
-        """The function that is called each time a pull resumes, because the pull might not be permitted any more. It
-        raises MetaqError to refuse the pull. None: no check.
+        """The function that is called each time a pull resumes, because the pull might not be permitted any more. The
+        function raises MetaqError to refuse the pull. None: no check.
         """
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""

@@ -1,8 +1,8 @@
 """Serve `get`: read bytes of a partition from an offset on (wire.md §4).
 
-A consumer group with a filter gets only those of the read records that the filter accepts. A 1.x client adds only the
-number of received bytes to its offset, so its next request names a smaller offset than the true one in the log.
-filters/remembered_places.py remembers the true offset, and explains why no message is lost.
+If a consumer group has a filter, an answer contains only the records that the filter accepts. A 1.x client adds only
+the number of received bytes to its offset. So the client's next request has a smaller offset than the true offset in
+the log. filters/remembered_places.py remembers the true offset, and explains why no message is lost.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _is_slave_group(group: str) -> bool:
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Answer a `get` with data, with the offset at which the client must continue, or with a text that says that there
-    are no data yet. Raises PartitionClosed, PartitionNotFound, StoreError, and CompressionNotAccepted if the topic may
-    have compressed messages and the client cannot read them.
+    """Answer a `get`. The answer has data, or the offset where the client must continue, or a text for a client that
+    must wait for data. Raises PartitionClosed, PartitionNotFound and StoreError. Raises CompressionNotAccepted if the
+    topic may have compressed messages and the client cannot read them.
 
     connection: identifies the client, because the broker remembers its earlier answers to this client; None for a
     client that sends a single request.
@@ -92,8 +92,8 @@ def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> 
     """Answer a `get` with the bytes `data` unchanged, even if they begin in the middle of a record, as in 1.x.
 
     If the group has had a filter since the broker's start, the answer sends the client to the start of the record
-    instead. Otherwise a Java client may take these bytes for the beginning of a record, and wait forever for the
-    record's end. Damaged data are returned, too; the client must notice the damage.
+    instead. Such an answer is needed because a Java client may take the bytes `data` for the beginning of a record, and
+    wait forever for the record's end. Damaged data are returned, too; the client must notice the damage.
     """
     if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
@@ -120,8 +120,8 @@ def _value(get: Get, data: Buffer) -> Bytes:
 
 
 class _Filtered(NamedTuple):
-    """A `get` of a consumer group that has or had a filter. found: the offset in the request, and the stored offset in
-    the log that the client means.
+    """A `get` of a consumer group that has or had a filter. found: the offset in the request, and the true offset in
+    the log that the client means by it.
     """
 
     reading: Reading
@@ -138,7 +138,7 @@ class _Filtered(NamedTuple):
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
-        """Return the answer for an offset at which nothing can be read."""
+        """Return the answer for an offset in the request that has no readable data."""
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))
@@ -226,7 +226,9 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return the answer that 1.x sends when a `get` fails. The text of this answer is the same as for a failed put."""
+    """Return the answer that 1.x sends when a `get` fails. The answer has the same text as the answer to a failed
+    put.
+    """
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)
 

@@ -77,8 +77,8 @@ class Lookups:
         return then(self._reading.cold_reads.look_up(partial(_before, log, request)), partial(_counts, log))
 
     def nearest(self, query: OffsetQuery, connection: object) -> bytes:
-        """Answer an `offset` command with the nearest earlier offset at which a record certainly begins. This is the
-        start of the segment (wire.md §4).
+        """Answer an `offset` command with the nearest earlier offset where a record certainly begins. This offset is
+        the start of the segment that contains the requested offset (wire.md §4).
 
         A request about a closed partition is answered, too. Raises only PartitionNotFound.
         """

@@ -45,7 +45,7 @@ the table of record sizes, even if all records have the smallest size.
 
 
 class Pull(Parkable):
-    """One PULL request that is being served. Lives on the reactor thread."""
+    """A PULL request that the broker is serving. Lives on the reactor thread."""
 
     key: tuple[str, int]
 
@@ -94,7 +94,9 @@ class Pull(Parkable):
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """The place that Parkable.follower_place describes. Its byte offset is that of the next record to examine."""
+        """The place that Parkable.follower_place describes. The byte offset in it is the offset of the next record to
+        examine.
+        """
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
@@ -153,7 +155,7 @@ class Pull(Parkable):
 
     def put_aside(self) -> bool:
         """Free the records that were read for the next step, as Parkable.put_aside describes. The memory is freed
-        because any number of pulls may wait in this way.
+        because the number of waiting pulls is not limited.
         """
         self._stretch = None
         self._was_loaded = False
@@ -205,8 +207,8 @@ class Pull(Parkable):
         return self._moved_to(log, damaged.end, damaged.start)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        """Answer a pull at an offset for which the segment's index has no unit. The offset is inside a record or inside
-        damage, or the record at this offset has no index unit yet.
+        """Answer a pull if the segment's index has no unit for the pull's offset. The offset is inside a record or
+        inside damage, or the record at this offset has no index unit yet.
         """
         place = self._place
         if not isinstance(place, Sound):
@@ -229,8 +231,8 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Return index units of the records from the pull's offset on, up to the next damage that was already found; an
-        empty array if no unit begins at the pull's offset.
+        """Return index units of the records from the pull's offset on. The result ends before the next damage that was
+        already found, and is empty if no index unit has exactly the pull's offset.
         """
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
@@ -309,8 +311,8 @@ class Pull(Parkable):
         return accepted.addCallbacks(partial(self._accepted, log), self._gone)
 
     def _accepted(self, log: PartitionLog, accepted: _Accepted) -> Bytes | Deferred[Bytes]:
-        """Answer a pull with the records that the consumer group's filter has accepted. If there are none, tell the
-        client the offset at which to continue.
+        """Answer a pull with the records that the consumer group's filter has accepted. If the filter has accepted no
+        record, the answer tells the client the offset where the next pull must begin.
         """
         runs, parts, next_offset, damaged = accepted
         if damaged and not runs:
@@ -323,8 +325,8 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _after_filter(self, log: PartitionLog, offset: int, place: Soundness | BaseException) -> Bytes:
-        """Answer a pull whose filter has reached a record with a wrong checksum. place: what an examination has found
-        at this record's offset, or the error that prevented the examination.
+        """Answer a pull after its filter has come to a record with a wrong checksum. place: the result of an
+        examination of this record's offset, or the error that prevented the examination.
         """
         if isinstance(place, BaseException):
             raise place
@@ -342,8 +344,9 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Return whether the log has readable records after those that were examined. If it has none, this pull is
-        answered with the chosen records, and the client's next pull finds out what is at the next offset.
+        """Return whether the log has readable records after the records that were examined. If there are no more
+        readable records, this pull is answered with the chosen records, and the client's next pull finds out what is at
+        the next offset.
         """
         return (
             log is not None
@@ -376,8 +379,8 @@ class Pull(Parkable):
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
     def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
-        """Return the records that this step examines. If these records are not in memory, return Loading; they are in
-        memory when the step is repeated.
+        """Return the records that the present step of the pull examines. If the records are not in memory, return
+        Loading. When the step is repeated after loading, the records are in memory.
         """
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
@@ -415,8 +418,8 @@ class Pull(Parkable):
 
 
 class _Accepted(NamedTuple):
-    """Spans of accepted records, their bytes, and the offset at which to continue. damaged: whether the record at this
-    offset has a wrong checksum.
+    """Spans of accepted records, the bytes of the records, and the offset where the pull continues. damaged: whether
+    the record at this offset has a wrong checksum.
     """
 
     runs: list[ByteSpan]
@@ -426,7 +429,7 @@ class _Accepted(NamedTuple):
 
 
 def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
-    """Read the records of `runs`, and return those that the filter accepts. Stop at a damaged record, or when the
+    """Read the records of `runs`, and return the records that the filter accepts. Stop at a damaged record, or when the
     judge's time limit has passed. Runs in a worker thread.
     """
     accepted: list[ByteSpan] = []
@@ -454,8 +457,8 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Return the records in `found` that fit into max_bytes, as runs of adjacent records, and the offset at which to
-    continue. The first record is always returned.
+    """Return the records in `found` that fit into max_bytes, as runs of adjacent records. Also return the offset where
+    the pull continues. The first record is always returned.
 
     units: the index units of all records that were examined, without gaps between them.
     """

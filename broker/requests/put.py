@@ -68,8 +68,8 @@ class PutAnswers:
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """Count a put that could not be stored or made safe, and return its answer. partition: the put's partition,
-        which the broker has chosen if the client left the choice to it.
+        """Count a put that could not be stored or made safe, and return the answer to the put. partition: the put's
+        partition. If the client left the choice of the partition to the broker, the broker has already chosen it.
         """
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
@@ -232,8 +232,8 @@ NO_SYNC_HANDLER = "未注册请求处理器，请求处理器类为com.taobao.me
 
 
 def answer_sync(writing: Writing, answers: PutAnswers, now_ms: Callable[[], int], sync: Sync, caller: object) -> Answer:
-    """Store a message of a synchronous master with the id that it already has. Only a synchronous slave does this;
-    other brokers refuse `sync` (wire.md §4).
+    """Answer `sync`: store a message of a synchronous master with the id that the message already has. A synchronous
+    slave accepts `sync`; all other brokers refuse it (wire.md §4).
     """
     if not writing.takes_copies:
         return encode_result(Status.UNAVAILABLE, NO_SYNC_HANDLER, sync.opaque)

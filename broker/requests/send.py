@@ -56,8 +56,8 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
 
 
 def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: SendingPeer | None) -> Work:
-    """Store each part of the frame, which has records for one partition, independently of the other parts. If the
-    frame's body contradicts the frame's header, raise RemoteProtocolError without storing anything.
+    """A frame has one or more parts, and each part has records for one partition. Store each part independently of the
+    other parts. If the frame's body contradicts the frame's header, raise RemoteProtocolError without storing anything.
     """
     request, opaque = SendManyRequest.from_ext(frame.ext), frame.opaque
     parts = split_many(frame.body, request)

@@ -47,8 +47,8 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""Maps transaction commands to the word after `Unsupported` in the answer of a broker with synchronous replication. The
-words are those of 1.x.
+"""Maps transaction commands to the word after `Unsupported` in the answer of a broker with synchronous replication. A
+broker of 1.x uses the same words.
 """
 
 
@@ -159,7 +159,7 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """Add messages to a transaction, and return the id of the first one. meant: the flag bits of the messages; some
+        """Add messages to a transaction, and return the id of the first message. meant: flag bits of the messages; some
         of these bits ask the broker for special handling.
         """
         try:

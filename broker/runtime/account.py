@@ -5,11 +5,11 @@ The limits are in `Quotas`, which holds the section [limits] of server.ini. Each
 knows how much of the resource each address uses. If only one address uses the resource, that address may use everything
 except a reserve. While several addresses use the resource, each may use up to its share, which is half by default. So a
 single host may open nearly all connections, and another host that connects later can still open connections. Use that
-already exists when the broker starts belongs to no address. This use does not reduce the reserve, so the total may
-exceed the limit.
+already exists when the broker starts belongs to no address. The use that existed at the start does not reduce the
+reserve, so the total use may exceed the limit.
 
-Only lasting use is counted (a connection, a waiting request, an incomplete frame), never a message that is answered at
-once. Everything here runs on the reactor thread.
+This module counts use that lasts, such as a connection, a waiting request or an incomplete frame. It never counts a
+request that is answered at once. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ NOBODY = ""
 """The address that stands for use without a client, for example use that exists when a broker starts."""
 
 RESERVE_PART = 16
-"""The reserve is the limit divided by this number. An address that is alone does not get the reserve."""
+"""By default, the reserve of a resource is the limit divided by RESERVE_PART. If only one address uses the resource,
+this address does not get the reserve.
+"""
 
 MAX_PREPARED_BYTES = 12 << 20
-"""The maximum size of the list of prepared transactions. This list and MAX_ACTIVE_BYTES of other transactions fit into
-one frame together. The list is never truncated, because a coordinator assumes that a missing transaction has ended.
+"""The maximum size of the list of prepared transactions. The size is such that one frame can contain this list together
+with MAX_ACTIVE_BYTES of other transactions. The list is never truncated, because a coordinator assumes that a missing
+transaction has ended.
 """
 
 MAX_SEARCHES = 64
@@ -95,8 +98,9 @@ eight times as much.
 
 
 LOST_BYTES = 32 << 20
-"""When requests that were never completed have had so many bytes in total, the heap gives free memory back to the
-system. This is useful because later requests may not fit into the memory blocks that those requests had used.
+"""A number of bytes. When the requests that were never completed have had so many bytes in total, the heap gives free
+memory back to the system. Otherwise the memory might stay unused, because later requests may not fit into the memory
+blocks that the incomplete requests have left.
 """
 
 
@@ -122,15 +126,17 @@ class Quotas:
     counted.
     """
     transaction_bytes: int = 256 << 20
-    """The maximum number of bytes of messages in open transactions. These messages are kept in memory."""
+    """The maximum number of bytes of messages in open transactions. The broker keeps the messages of open transactions
+    in memory.
+    """
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
     """An XA transaction that is not prepared and has no timeout is rolled back after so many seconds without a request;
     0 means never.
     """
     http_connections: int = 1024
-    """The maximum number of connections to the operator's pages and the HTTP gateway. They get at most a quarter of all
-    connections.
+    """The maximum number of connections to the operator's pages and the HTTP gateway. These connections may be at most
+    a quarter of all connections.
     """
     waiting_pages: int = 4
     """The maximum number of operator's pages that wait for ZooKeeper. Each of them uses one thread."""
@@ -141,8 +147,8 @@ class Quotas:
     leases and examines a few messages.
     """
     made_topics: int = 10_000
-    """The maximum number of topics without a section in server.ini that clients' messages may create. These are topics
-    that match a pattern, or metaq's own topics.
+    """The maximum number of topics without a section in server.ini that clients' messages may create. A client's
+    message can create a topic that matches a pattern, or one of metaq's own topics.
     """
     half_messages: int = 1 << 18
     """The maximum number of half messages that wait for their outcome. Each takes at most 1.5 KB of memory, even if
@@ -190,8 +196,8 @@ class Shares:
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
         """what: the resource's name in refusals. key: the key in [limits]. share: the percentage of the limit that one
-        address may use while others also use some. reserve: the amount that is kept free when only one address uses the
-        resource; 0 means the limit divided by RESERVE_PART.
+        address may use while other addresses also use the resource. reserve: the amount that stays free when only one
+        address uses the resource; 0 means the limit divided by RESERVE_PART.
         """
         self.what = what
         self.key = key
@@ -209,7 +215,7 @@ class Shares:
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
-        """Whether the address uses anything of what this budget counts."""
+        """Return whether the address uses the resource at all."""
         return address in self._by_address
 
     def room(self, address: str) -> int:
@@ -298,17 +304,16 @@ class Unfinished:
 
     @property
     def waiting(self) -> int:
-        """The number of connections from which the broker does not read, because there is no room for their
-        requests.
+        """The number of connections that the broker does not read from, because there is no memory for their requests.
         """
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:
-        """Record that the connection `who` has unfinished requests of `size` bytes in total; 0 if it has none. Return
-        whether the broker should continue to read from this connection.
+        """Record that the unfinished requests of the connection `who` have `size` bytes in total; 0 means that there
+        are none. Return whether the broker should continue to read from this connection.
 
         fresh: whether a request was completed since the last call. cut(why): ends the connection if the broker
-        currently reads from it, and returns whether it did.
+        currently reads from it. Returns whether the connection was ended.
         """
         mine = self._begun.get(address)
         if not size:
@@ -350,14 +355,14 @@ class Unfinished:
         return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when the broker may read from `who` again. It is never called before `wait` has
+        """Call `resume` once, when the broker may read from `who` again. `resume` is never called before `wait` has
         returned.
         """
         self._waiting[who] = address, resume
         self._budget.refused += 1
 
     def read_again(self, who: object, address: str) -> None:
-        """Restart the time limit of a connection from which the broker has not read for a while."""
+        """Restart the time limit of the connection `who`, because the broker has not read from it for a while."""
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
             begun.age = 0
@@ -408,7 +413,7 @@ class Unfinished:
 
 
 class Receiver(Protocol):
-    """A connection to which answers are sent."""
+    """A connection that the broker sends answers on."""
 
     address: str
 
@@ -432,11 +437,11 @@ class _Untaken:
 
 
 class Unsent:
-    """The unsent answers of all connections. They wait in transports whose buffers are full.
+    """The unsent answers of all connections. Unsent answers wait in transports whose buffers are full.
 
-    While an address has no room for more unsent answers, it gets only small answers, and larger ones are refused. Then
-    the broker also aborts connections, of all addresses, whose clients receive their answers too slowly. Time is
-    counted in checks (`look`), as in the class Unfinished.
+    While an address has no room for more unsent answers, it gets only small answers, and larger ones are refused.
+    During this time the broker also aborts each connection whose client receives its answers too slowly; this applies
+    to clients of all addresses. Time is counted in checks (`look`), as in the class Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
@@ -469,13 +474,15 @@ class Unsent:
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """Record that `change` more bytes of answers wait for an HTTP connection. Such a connection has its own time
+        """Record that `change` more bytes of answers wait for an HTTP connection. HTTP connections have their own time
         limit.
         """
         self._budget.add(address, change)
 
     def add(self, who: Receiver, size: int) -> None:
-        """Record that `size` more bytes of answers were written to a transport whose buffer is full."""
+        """Record that `size` more bytes of answers were written to the transport of `who`. The transport's buffer is
+        full, so these bytes wait.
+        """
         untaken = self._untaken.get(who)
         if untaken is None:
             untaken = self._untaken[who] = _Untaken(who.sent_bytes)

@@ -43,8 +43,8 @@ class Dialer:
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
         """Connect to another broker. The Deferred gives the protocol object that `make` returned, once it is connected.
         The Deferred fails with Twisted's errors, or with TlsFailed if the other broker's certificate is refused or does
-        not contain this host. seconds: the time limit for connecting, and separately for the TLS handshake. Cancelling
-        the Deferred ends the attempt.
+        not contain this host. seconds: the time limit for connecting, and again for the TLS handshake. Cancelling the
+        Deferred ends the attempt.
         """
         endpoint = HostnameEndpoint(self._reactor, host, port, seconds)
         if self._tls is None:
@@ -63,8 +63,9 @@ def _factory(make: Callable[[], Protocol]) -> Any:
 
 
 class _TlsConnection(Protocol):
-    """Adds TLS to a TCP connection. This object is the protocol of the TCP connection. At the same time it is the
-    transport of the protocol that `make` returned, and passes the bytes of both through TLS.
+    """Adds TLS to a TCP connection. To the TCP connection, this object is the Twisted protocol. To the protocol object
+    that `make` has returned, it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts
+    the bytes that the protocol object sends.
     """
 
     def __init__(self, stream: TlsStream, inner: Protocol) -> None:
@@ -78,8 +79,9 @@ class _TlsConnection(Protocol):
         return self.transport
 
     def secured(self, reactor: Any, seconds: float) -> Deferred[Protocol]:
-        """Return a Deferred that gives the protocol which uses this TLS connection, once the TLS handshake is done. It
-        fails if the connection ends before that. seconds: the time limit for the handshake.
+        """Return a Deferred. When the TLS handshake is done, the Deferred fires with the protocol object that uses this
+        TLS connection. The Deferred fails if the connection ends before the handshake is done. seconds: the time limit
+        for the handshake.
         """
         return self._secured.addTimeout(seconds, reactor)
 

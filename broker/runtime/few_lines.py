@@ -1,4 +1,6 @@
-"""Limit the log lines about clients' actions: the first lines of a period are written, the others are only counted."""
+"""Limit the log lines about clients' actions. The first lines of a period are written to the log; further lines are
+only counted.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""At most PERIOD_LINES lines of one kind are written in PERIOD_SECONDS. These lines are enough to show an operator the
-cause, and the limit prevents a client from filling the disk with log lines.
+"""At most PERIOD_LINES log lines of one kind are written in PERIOD_SECONDS. So many lines are enough to show an
+operator the cause. The limit prevents a client from filling the disk with log lines.
 """
 
 
 class FewLines:
-    """Writes and counts the log lines of one kind. Only the reactor thread uses it."""
+    """Writes and counts the log lines of one kind. A FewLines object is used by the reactor thread only."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
         """what: the words that follow the number of lines that were not written, such as `more connections closed` in

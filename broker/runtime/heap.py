@@ -25,10 +25,11 @@ def set_up_heap() -> bool:
     """Set up the C library's heap. Return whether the C library knows the settings, as glibc does. To be called before
     threads are started.
 
-    All threads share one heap. Otherwise glibc gives each thread its own heap, which keeps the memory that was freed in
-    it. Threads seldom wait for the shared heap, because nearly all of its users hold the interpreter's lock anyway.
-    Some free memory is kept. Otherwise each answer of megabytes would get fresh pages from the system and give them
-    back at once. The measurements are in docs/decisions/009-one-heap-for-all-threads.md.
+    All threads share one heap. Without this setting, glibc gives each thread its own heap, and memory that was freed in
+    one heap stays there. Threads seldom wait for the shared heap, because nearly all of its users hold the
+    interpreter's lock anyway. The heap keeps some free memory. If it kept none, each answer of megabytes would get new
+    pages from the system, and give them back at once. The measurements are in
+    docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -38,7 +39,7 @@ def set_up_heap() -> bool:
 
 
 def give_back() -> None:
-    """Give all free memory of the heap back to the system, where the C library can do that. This takes milliseconds.
+    """Give all free memory of the heap back to the system, if the C library can do that. The call takes milliseconds.
     Use it when much freed memory will not be needed again soon.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -56,11 +57,11 @@ class _HeapFigures(ctypes.Structure):
 
 
 def give_back_spare() -> None:
-    """Do the same as `give_back`, but only if more than HEAP_KEPT_BYTES are free, and keep HEAP_KEPT_BYTES at the
-    heap's end. Without this call, the C library gives back only memory at the heap's end. So one used block at the end
-    prevents it from giving back the free memory before that block. The call takes some milliseconds for 100 MiB of free
-    memory, and almost no time if this memory was given back before. Any thread may call it; other threads that need
-    memory wait meanwhile.
+    """If more than HEAP_KEPT_BYTES are free, give free memory of the heap back to the system as `give_back` does, but
+    keep HEAP_KEPT_BYTES at the heap's end. By itself, the C library gives back only memory at the heap's end. So one
+    used block at the end would keep it from giving back the free memory before this block. The call takes some
+    milliseconds for 100 MiB of free memory, and almost no time if this memory was given back before. Any thread may
+    call it; other threads that need memory wait meanwhile.
     """
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)

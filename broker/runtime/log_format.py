@@ -11,8 +11,9 @@ __all__ = ["LogFormat"]
 
 class LogFormat(logging.Formatter):
     """A log format that removes control characters. Log lines contain names that clients have chosen, and control
-    characters in a name could control an operator's terminal. All lines of a record except the first, such as a
-    traceback, are indented, so that text from a client never looks like the beginning of a log record.
+    characters in a name could control an operator's terminal. If a log record has several lines, for example a
+    traceback, all lines except the first are indented. So text from a client never looks like the beginning of a log
+    record.
     """
 
     def __init__(self) -> None:

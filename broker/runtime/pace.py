@@ -1,5 +1,5 @@
-"""Limit the rate at which data outside the page cache (cold data) are read: as fast as the disk allows, unless the
-reads slow producers down.
+"""Limit the rate of reading data that are not in the page cache (cold data). Cold data are read as fast as the disk
+allows, unless the reads slow producers down.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Pace:
     """Measures how late the reactor's loop is while cold data are read. The allowed rate is halved if the loop is too
     late, and grows otherwise. While no producer writes, there is no limit, because the reads then delay no producer.
 
-    The lateness includes everything that delays the loop: a machine short of processors, worker threads that take the
-    interpreter lock, or the loop's own work for producers and for readers of cached data. Only the reactor thread uses
-    this object. Nothing is measured while nobody reads cold data.
+    The lateness includes everything that delays the loop. Causes can be a machine with too few processors, worker
+    threads that take the interpreter lock, or the loop's own work for producers and for readers of cached data. This
+    object is used by the reactor thread only. Nothing is measured while nobody reads cold data.
     """
 
     def __init__(
@@ -31,9 +31,10 @@ class Pace:
         least: float = tuning.PACE_MIN_BYTES_PER_SECOND,
         written_factor: float = tuning.PACE_WRITTEN_FACTOR,
     ) -> None:
-        """written: returns the number of bytes appended so far. waited: returns the seconds that the reactor thread has
-        waited for a processor so far. least: the rate that is always allowed, in bytes a second, > 0. A rate of
-        written_factor times the rate at which producers write is also always allowed.
+        """written: returns the number of bytes appended so far. waited: returns how many seconds the reactor thread has
+        waited so far for a processor (CPU). least: the rate that is always allowed, in bytes a second, > 0.
+        written_factor: producers write at some rate; a rate of cold reads up to written_factor times this rate is also
+        always allowed.
         """
         self._least = least
         self._written_factor = written_factor

@@ -12,12 +12,12 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""The bytes of memory that a waiting put uses in addition to its body. They count against the limit, too."""
+"""The bytes of memory that a waiting put uses in addition to its body. These bytes count against the limit, too."""
 
 
 class PendingPuts:
-    """Counts the bytes of puts that are not safe yet, and wakes waiting connections. Only the reactor thread uses this
-    object.
+    """Counts the bytes of puts that are not safe yet, and wakes waiting connections. This object is used by the reactor
+    thread only.
 
     A caller that finds `full` set calls `wait` and accepts no more puts. When a quarter of the limit is free again,
     callers are woken in their order until the limit is exceeded again. No caller waits forever, because each counted
@@ -53,7 +53,9 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when there is room below the limit. It is never called before `wait` has returned."""
+        """Call `resume` once, when the bytes of waiting puts are below the limit again. `resume` is never called before
+        `wait` has returned.
+        """
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:

@@ -1,5 +1,5 @@
-"""Protocols for the parts of a reactor and of a transport that the broker uses. They exist because a type checker
-cannot use Twisted's own interfaces.
+"""Protocols for the parts of a reactor and of a transport that the broker uses. These protocols exist because a type
+checker cannot use Twisted's own interfaces.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Reactor(ReactorTime, Protocol):
 
 
 def measures_elapsed_time(reactor: Any) -> Any:
-    """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. It must have nothing scheduled
-    yet.
+    """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. When this function is called, no
+    timer of the reactor may be scheduled yet.
 
     Twisted's own clock is the wall clock. If the wall clock is set back by an hour, all timers stop for an hour, and
     grants last longer.
@@ -66,8 +66,8 @@ def measures_elapsed_time(reactor: Any) -> Any:
 
 
 class _FewEvents:
-    """An epoll object that reports at most a given number of events at once. At the next poll, the kernel reports the
-    other events first.
+    """An epoll object that reports at most a given number of events at once. At the next poll, the kernel first reports
+    the events that were left out.
     """
 
     def __init__(self, poller: Any, most: int) -> None:
@@ -84,8 +84,8 @@ def serves_few_at_once(reactor: Any, most: int) -> Any:
     """Make a Twisted epoll reactor serve at most `most` file descriptors between two checks of its timers. Return the
     reactor.
 
-    Without this, Twisted serves all ready descriptors at once: when 4,000 connections ended, this took 90 ms without a
-    check of the timers. A reactor without epoll is not changed.
+    By default, Twisted serves all ready descriptors between two checks. When 4,000 connections ended at once, Twisted
+    did not check its timers for 90 ms. A reactor without epoll is not changed.
     """
     if hasattr(select, "epoll") and isinstance(poller := getattr(reactor, "_poller", None), select.epoll):
         reactor._poller = _FewEvents(poller, most)  # Twisted has no setting for it

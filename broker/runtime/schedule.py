@@ -1,7 +1,7 @@
 """Quartz cron expressions (`deleteWhen`): `second minute hour day-of-month month day-of-week [year]`.
 
-cronsim computes the dates. This module translates the differences of Quartz from cronsim: `?` means "any day", days of
-the week are numbered from 1 = Sunday, and there may be a year.
+The library cronsim computes the dates. This module translates a Quartz expression into one for cronsim. Quartz differs
+from cronsim in three ways: `?` means "any day", days of the week are numbered from 1 = Sunday, and there may be a year.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Schedule:
     text: str
     expression: str
     years: frozenset[int] | None = None
-    """The years to which the schedule is limited. None: it applies in every year."""
+    """The schedule applies only in these years. None: the schedule applies in every year."""
 
     def after(self, moment: datetime) -> datetime | None:
         """Return the first time after `moment`; None if there is none within the next 50 years."""

@@ -13,7 +13,8 @@ __all__ = ["SlicedWork"]
 
 
 class SlicedWork:
-    """Does tasks of one kind one after the other, in slices of WORK_SLICE_SECONDS, on the reactor thread.
+    """Does tasks of one kind on the reactor thread, one task after the other. Each task is done in slices of
+    WORK_SLICE_SECONDS.
 
     A task is an iterator that pauses (`yield`) when `is_over` is true. Its first slice is done at once, unless another
     task is under way.

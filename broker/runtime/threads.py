@@ -61,9 +61,9 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache. These threads
-    are separate from the threads that sync. There are at most `limit` threads, which start when first needed and never
-    stop.
+    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache. The pool's
+    threads are separate from the threads that sync files. The pool has at most `limit` threads. A thread starts when it
+    is first needed, and never stops.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -73,7 +73,7 @@ class DaemonThreads(ThreadPool):
         self._reactor = reactor
 
     def __call__(self, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Do the same as `run_in_pool`, with this pool. Called on the reactor thread."""
+        """Run `function` in a thread of this pool, as `run_in_pool` does. Must be called on the reactor thread."""
         if not self.started:
             self.start()
         run_in_pool(self._reactor, self, function, done)
@@ -81,7 +81,8 @@ class DaemonThreads(ThreadPool):
 
 class DiskThread:
     """A `RunInThread` (store/worker_turns.py) that only the journal uses, so that an acknowledgement never waits for
-    other disk work. The thread makes one call after the other, with less overhead per call than a pool.
+    other disk work. The thread runs the functions that it is given one after the other. A call has less overhead than a
+    call in a thread pool.
 
     The first call starts the thread. A caller that needs the last call's result must wait for it before the process
     ends.

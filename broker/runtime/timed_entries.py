@@ -16,8 +16,8 @@ before the new heap has too many entries.
 """
 
 _NONE: list[Any] = []
-"""An empty list that all TimedEntries objects share as their old heap while they have no old entries. It is never
-changed.
+"""An empty list that all TimedEntries objects share as their old heap while they have no old entries. This list is
+never changed.
 """
 
 

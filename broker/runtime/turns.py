@@ -41,8 +41,9 @@ class _Queue:
 
 
 class ConnectionTurns:
-    """The turns of all connections. One iteration of the reactor runs some of them, and later iterations run the rest.
-    The turns of one address run in the order in which they were requested. Only the reactor thread uses this object.
+    """The turns of all connections. One iteration of the reactor runs some of the waiting turns, and later iterations
+    run the rest. For each client address, the turn that was requested first runs first. This object is used by the
+    reactor thread only.
 
     A connection is *busy* (the argument `busy` is not 0) if it has lately had work for more than one turn. Connections
     that are not busy go first, so that a single request does not wait for all clients that send thousands. Each
@@ -74,8 +75,8 @@ class ConnectionTurns:
         return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do `work` now. If this iteration already has enough work, do it in a later iteration, after connections with
-        little to do.
+        """Do `work` now. If this iteration of the reactor already has enough work, do `work` in a later iteration,
+        after the turns of connections with little to do.
         """
         if self.defers(1):
             self.wait(work, 1, address)
@@ -91,8 +92,8 @@ class ConnectionTurns:
         return comes
 
     def has_worked(self, since: float) -> None:
-        """Record that a connection has worked on incoming data since the time `since`. This work counts as part of this
-        iteration's time.
+        """Record that a connection has worked on incoming data since the time `since`. The time of this work counts
+        against the time limit of the reactor's present iteration.
         """
         if self.seconds() >= since + tuning.COUNTED_SECONDS:
             self._time()
@@ -118,8 +119,8 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """Limit how much work of one kind is under way at once. Further work begins in the order of turns. Only the reactor
-    thread uses this object.
+    """Limits how many requests of one kind are handled at the same time. Further requests wait; the client addresses
+    take turns. This object is used by the reactor thread only.
     """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:

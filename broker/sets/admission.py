@@ -1,4 +1,4 @@
-"""Decide which of the followers that connect to this node are admitted as replicas. This runs on the reactor thread."""
+"""Decide which followers that connect to this node are admitted as replicas. The code runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Answers FOLLOW requests, with which other nodes ask to follow this node."""
+    """Answers FOLLOW requests. With a FOLLOW request, another node of the set asks to follow this node."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class Admission:
         leader: Callable[[], Leader | None],
         look: Callable[[], Coroutine[Any, Any, SetView]],
     ) -> None:
-        """name, file: this node's name and file. view: returns the last known state of ZooKeeper. leader: returns the
-        Leader while this node leads, else None. look: reads ZooKeeper, so that `view` then returns the present
-        state.
+        """name: this node's name. file: the file with this node's knowledge of the broker set. view: returns the last
+        known state of the set in ZooKeeper. leader: returns the Leader while this node leads, else None. look: reads
+        the set's state from ZooKeeper; afterwards `view` returns this new state.
         """
         self.instances: dict[str, str] = {}
         """The instance ids of the admitted followers' data, by node name."""
@@ -58,8 +58,8 @@ class Admission:
         self._unlisted: list[Callable[[], None]] = []  # followers that wait for that read
 
     def hold(self) -> None:
-        """From now on, let followers that connect wait for their answer. They may learn from ZooKeeper earlier than
-        this node that this node was elected.
+        """From now on, let followers that connect wait for their answer. A follower may learn from ZooKeeper that this
+        node was elected before this node itself learns it.
         """
         self._early = []
 
@@ -72,9 +72,9 @@ class Admission:
     def accept(
         self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
     ) -> None:
-        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection to the given
-        protocol. certified_hosts: the hosts that the connection's certificate names; None if the connection needs no
-        certificate. Raises RemoteProtocolError.
+        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection over to the given
+        Twisted protocol. certified_hosts: the hosts that the connection's certificate names; None if the connection
+        needs no certificate. Raises RemoteProtocolError.
         """
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
@@ -107,9 +107,9 @@ class Admission:
             take_in()
 
     def _is_listed(self, hello: Hello) -> bool:
-        """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. Without this
-        check any client that can connect to the port could become a replica, and its acknowledgements would count.
-        While ZooKeeper cannot be reached, the last known view is used.
+        """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. If this were
+        not checked, any client that can connect to the port could become a replica, and its acknowledgements would
+        count. While ZooKeeper cannot be reached, the last known view is used.
         """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)

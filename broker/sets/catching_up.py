@@ -51,7 +51,7 @@ class _Place(NamedTuple):
 
 
 class Copying:
-    """One copy of a leader's data to one follower. Its methods run on the reactor thread."""
+    """Copies a leader's data to one follower, once. The methods run on the reactor thread."""
 
     def __init__(
         self,
@@ -61,9 +61,10 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the content of the follower's READY message. pace: limits the rate of reading until new blocks are
-        held back.
-        go_live: holds new blocks back, and returns the function that releases them.
+        """ready: the content of the follower's READY message. pace: limits the rate of reading from this leader's
+        files, until new blocks are held back.
+        go_live: makes the leader hold back its new blocks for this follower, and returns the function that sends the
+            held blocks.
         """
         self.sent_bytes = 0
         self._broker = broker
@@ -121,9 +122,9 @@ class Copying:
         return log.first_offset if place is None else place.end
 
     def _place(self, log: PartitionLog) -> _Place | None:
-        """Return where the follower's partition begins and ends. Return None if the partition has to begin anew: the
-        follower has no such partition, or its partition ends before the leader's begins, or it lacks the leader's first
-        messages.
+        """Return where the follower's partition begins and ends. Return None if the whole partition must be copied,
+        which has three possible reasons: the follower does not have the partition; the follower's partition ends before
+        the leader's partition begins; or the follower lacks the leader's first messages.
         """
         place = self._places.get(log.journal_name.decode())
         if place is None or place.end < log.first_offset or place.first > log.first_offset:

@@ -1,4 +1,4 @@
-"""The Twisted protocol for both ends of a replication connection. It runs on the reactor thread."""
+"""The Twisted protocol for both ends of a replication connection. The protocol runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class StreamProtocol(Protocol):
-    """One end of a replication connection. It passes received messages to `on_messages` and sends bytes. An exception
-    of `on_messages` ends the connection.
+    """Represents one end of a replication connection. The object passes received messages to `on_messages` and sends
+    bytes. If `on_messages` raises an exception, the connection ends.
     """
 
     large = False
@@ -36,8 +36,8 @@ class StreamProtocol(Protocol):
         on_messages: Callable[[Sequence[StreamMessage]], None],
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        """name: the other side's name, for error messages. on_messages: called with the messages that one read has
-        completed. max_message_bytes: a larger message ends the connection.
+        """name: the other side's name, for error messages. on_messages: called after each read with the messages that
+        are now complete. max_message_bytes: if a message is larger, the connection ends.
         """
         self.name = name
         self.on_gone: Callable[[], None] | None = None

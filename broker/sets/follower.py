@@ -1,8 +1,8 @@
-"""A follower at work: it connects to its leader, cuts data that the leader does not have, receives a copy of the data
-that it lacks, and then follows the leader's stream.
+"""The work of a follower in a broker set. A follower connects to its leader and cuts off data that the leader does not
+have. Then the follower receives a copy of the data that it lacks, and after that the stream of new data.
 
-This module runs on the reactor thread; worker threads cut and sync files. A Follower object serves one connection; its
-owner creates a new object for the next connection.
+The code runs on the reactor thread, but worker threads cut and sync the files. A Follower object serves one connection;
+its owner creates a new object for the next connection.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class LeaderGone(PeerLost):
 
 
 class Follower:
-    """One connection to a leader, from the first attempt to connect until the connection ends. Call `run` once."""
+    """Handles one connection to a leader, from the first attempt to connect until the connection ends. Call `run`
+    once.
+    """
 
     def __init__(
         self,
@@ -89,8 +91,9 @@ class Follower:
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """ready_mirror: returns the mirror of the transaction log once nothing else uses the log. grants(`epoch`):
-        returns whether to answer a ping with a grant now; if it returns True, it has recorded the promise.
+        """ready_mirror: waits until nothing else uses the transaction log, and then returns the log's mirror.
+        grants(`epoch`): returns whether to answer a ping with a grant now. Before `grants` returns True, it records the
+        promise.
         """
         self.connection: StreamProtocol | None = None
         self.live = False
@@ -243,9 +246,9 @@ class Follower:
         leader: str,
         chosen: int,
     ) -> None:
-        """Cut off the end of every partition so that only data stay that the leader's partition also has. common: the
-        last common epoch.
-        their_ends: where the leader's partitions ended at the end of `common`. Raises ReplicaDiverged.
+        """Cut off data that the leader does not have from the end of every partition. common: the last epoch that this
+        node and the leader have in common.
+        their_ends: where the leader's partitions ended at the end of the epoch `common`. Raises ReplicaDiverged.
         """
         broker_id = self._broker.config.broker_id
         if common is None:
@@ -401,8 +404,8 @@ class Follower:
                 raise
 
     def _take_mirrored(self, entry: StreamEntry) -> None:
-        """Write an entry of the transaction log. Raises the same errors as `TransactionMirror.take`. DiskFull is also
-        kept in `failure`, so that this node waits for room.
+        """Write an entry of the transaction log. Raises the errors of `TransactionMirror.take`. A DiskFull error is
+        also stored in `failure`, so that this node waits until the disk has free space.
         """
         assert self._mirror is not None
         try:

@@ -1,5 +1,4 @@
-"""Follow one leader after another, and connect again after a connection breaks. This module runs on the reactor
-thread.
+"""Follow one leader after another, and connect again after a connection breaks. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ class FollowedLeader:
         on_failure: Callable[[MetaqError], None],
         on_end: Callable[[], None],
     ) -> None:
-        """make: returns a new Follower for one connection. address: returns host and port of a node, None if they are
-        unknown. on_gone: called with the office of a leader whose process has ended. on_failure: called when this node
-        may follow no leader until an operator acts; this object then does not connect again. on_end: called after each
-        connection.
+        """make: returns a new Follower for one connection. address: returns the host and port of the named node, or
+        None if they are unknown. on_gone: called with the office of a leader whose process has ended. on_failure:
+        called when this node may follow no leader until an operator acts. After this call, this object does not connect
+        again.
+        on_end: called after each connection.
         """
         self.office: Office | None = None
         """The leader that this node follows or tries to follow; None if there is none."""

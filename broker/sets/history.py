@@ -1,13 +1,15 @@
-"""The file in which a node of a set records its epochs: `<first data directory>/metaqset/history.json`.
+"""Read and write the file `<first data directory>/metaqset/history.json`. A node of a broker set records its epochs in
+this file.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
 "ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" is the id of the start of the machine during which
 the node was last known to have all data. "ends" has the end offsets of the node's partitions at the time when the file
 was written. "inode" is the file's own inode number, which is wrong in a copy of the directory.
 
-An epoch's id is random. If ZooKeeper was set back or emptied, the id distinguishes epochs of the same number. The ends
-of an epoch are the end offsets of the partitions when the epoch began. Only ends that differ from those of the epoch
-before are written. The file is replaced as a whole and synced, so either the old file or the new one always exists.
+An epoch's id is random. If ZooKeeper's data were restored from an old backup or lost, two epochs may get the same
+number. The id distinguishes these epochs. The ends of an epoch are the end offsets of the partitions when the epoch
+began. An end is written only if it differs from the partition's end in the previous epoch. The file is replaced as a
+whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ operator has to remove its data before it can join.
 
 
 class EpochHistory:
-    """The epochs in which a node's partitions got their data, oldest first. The object is immutable: every change
-    returns a new object.
+    """The list of the epochs from which a node's partitions have data, oldest first. The object is immutable: every
+    change returns a new object.
     """
 
     def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
@@ -157,16 +159,18 @@ class NodeFile:
         self.instance = uuid.uuid4().hex
         """A random id of this node's data. Data of other nodes, and copies of this node's data, have other ids."""
         self.copied = False
-        """Whether `read` found that the directory is a copy or a restored backup. In this case a new instance id was
-        chosen.
+        """Whether `read` found that the directory is a copy or a restored backup. If so, `read` chose a new instance
+        id.
         """
         self.epoch = 0
-        """The highest epoch that this node has seen. It refuses a stream of an older epoch, also after a restart."""
+        """The highest epoch that this node has seen. The node refuses a stream of an older epoch, also after a
+        restart.
+        """
         self.history = EpochHistory()
         self.boot = ""
         """The id of the start of the machine during which the node was last known to have all data."""
         self.ends: Mapping[str, int] = {}
-        """Where each partition of this node ended when this file of the node was last written."""
+        """The end offset of each partition of this node at the time when `history.json` was last written."""
         self._files = files
         self._lock = threading.Lock()
 

@@ -1,5 +1,5 @@
-"""A set's leader at work: it makes blocks of appended data, sends them to followers, and reports which blocks are
-committed. This module runs on the reactor thread.
+"""The work of a broker set's leader. A leader combines appended data to blocks, sends the blocks to its followers, and
+reports which blocks are committed. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _EPOCH_START = 1
 """The number of the block that stands for all data that this node had at its election."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
-"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires with True if the set was written, else
-with False. It fires only when the outcome is known.
+"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires when the outcome of the write is
+known: with True if the set was written, else with False.
 """
 
 
@@ -186,8 +186,9 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these writes, made in this turn of the reactor, are stored as their topics' `ack` settings
-        demand. If it is not certain that a write is stored in this way, its `error` is set.
+        """Call `done` when these writes are stored as their topics' `ack` settings demand. The writes must be from this
+        turn of the reactor. If it is not certain that a write is stored as its topic demands, set the write's `error`
+        before `done` is called.
         """
         missing = 1
 
@@ -263,8 +264,8 @@ class Leader:
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
         """Put entries that belong to no partition into the next block, in front of its messages. `done` is called with
-        None when the block is committed, or with an error if it is unknown whether the block will be committed. Without
-        entries, `done` is called when all earlier blocks are committed.
+        None when the block is committed, or with an error if it is unknown whether the block will be committed. If
+        `entries` is empty, `done` is called when all earlier blocks are committed.
         """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
@@ -368,7 +369,9 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Send followers the number of the last committed block, unless a new block has just carried this number."""
+        """Send the number of the last committed block to the followers, unless a new block that has just been sent
+        contains it.
+        """
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
             self._told, self._told_at = self.core.committed, self._reactor.seconds()
@@ -459,7 +462,7 @@ class Leader:
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
         """From now on, hold new blocks back for the follower. The caller copies the data that exist now, and then calls
-        the returned function. That function sends the held blocks; later blocks are sent at once.
+        the returned function. The returned function sends the held blocks. Blocks that are made later are sent at once.
         """
         self._flush()
         link.counting = True
@@ -510,9 +513,9 @@ class Leader:
             link.protocol.close(PeerLost(f"{link.name} has read nothing for {tuning.STUCK_SECONDS:g} s"))
 
     def _look_at_disk(self) -> None:
-        """Stop leading if another node is in sync, and either one of this node's logs has failed, or its disk is full
-        and even the reserve is used up. This check also finds failed background syncs, for which perhaps nobody
-        waits.
+        """Stop leading if another node is in sync and this node cannot store data: one of its logs has failed, or its
+        disk is full and even the reserve is used up. The check also finds background syncs that have failed although no
+        request waits for them.
         """
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)

@@ -1,10 +1,10 @@
-"""Record a leader's knowledge about its followers, and compute which blocks are committed. This module has no I/O,
-clock or thread.
+"""Record a leader's knowledge about its followers, and compute which blocks are committed. The code does no I/O, reads
+no clock and starts no thread.
 
-`needed` contains the other nodes without which no block is committed and no client gets an acknowledgement. These are
-the nodes of the in-sync set or, while the outcome of a change is unknown, the nodes of both the old set and the new
-set. The caller reports events with methods. Then `take_committed` returns the data that became visible, and
-`take_answers` returns the callbacks to call.
+`needed` contains the other nodes that must have a block before the block is committed and clients get acknowledgements.
+`needed` has the nodes of the in-sync set. While the outcome of a change of this set is unknown, `needed` has the nodes
+of both the old set and the new set. The caller reports each event by calling a method. Afterwards `take_committed`
+returns the data that became visible, and `take_answers` returns the callbacks to call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _NOTHING = -1
 
 
 class Mark(NamedTuple):
-    """A position in a log, up to which a block extends: the end offset `end`, and the number of records by the log's
-    own count.
+    """The position in a log where a block ends: the end offset `end`, and the log's own count of records up to there.
     """
 
     log: Any
@@ -73,7 +72,9 @@ class Leading:
         self.in_sync = frozenset(in_sync)
         """The in-sync set in ZooKeeper, as far as this node knows."""
         self.changing_to: frozenset[str] | None = None
-        """The in-sync set of a write that is under way or whose outcome is unknown; None if there is no such write."""
+        """The in-sync set that the leader is writing to ZooKeeper, until the outcome of the write is known; None if
+        there is no such write.
+        """
         self.followers: dict[str, FollowerState] = {}
         self.number = 0
         """The number of the last block."""
@@ -118,7 +119,7 @@ class Leading:
         self.followers[name].granted_until = float("-inf")
 
     def connected(self, name: str) -> None:
-        """Record that a follower has connected. It will get a copy of the data that it lacks."""
+        """Record that a follower has connected. The follower will get a copy of the data that it lacks."""
         self.followers[name] = FollowerState()
 
     def went_live(self, name: str) -> None:
@@ -165,7 +166,7 @@ class Leading:
         return 1 + sum(state.received >= number for state in states)
 
     def take_committed(self) -> list[Mark]:
-        """Return the marks of newly committed blocks. Only the last mark of each log matters."""
+        """Return the marks of newly committed blocks. The caller needs only the last mark of each log."""
         newly, self._newly = self._newly, []
         return newly
 

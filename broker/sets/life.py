@@ -1,5 +1,5 @@
-"""The life of a broker set's node as a table: (state, event) → (state, actions). This module has no I/O, clock or
-thread.
+"""The life of a broker set's node as a table: (state, event) → (state, actions). The code does no I/O, reads no clock
+and starts no thread.
 
                       LEADER                CHANCE               WON              RECORDED            COMMITTED
     IDLE ────────────────────→ FOLLOWING ──────────→ STANDING ───────→ ELECTED ────────────→ LEADING ──────────→ SERVING
@@ -8,8 +8,9 @@ thread.
       └──────────────────────────────────────────────────┘                                                          ↓
                                                                                                                   IDLE
 
-A node without a leader may also stand for election, or create the set's state (CREATING). DISTRUSTED leads to OUT from
-every state in which the node rests or leads. STOP leads to STOPPED from every state.
+A node without a leader may also stand for election, or create the set's state (CREATING). The event DISTRUSTED leads to
+the state OUT from every state in which the node rests (RESTING) or leads. The event STOP leads to the state STOPPED
+from every state.
 
 `due` in outlook.py decides which event is due, given the node's knowledge. node.py executes the actions. The model of
 the protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of docs/replication.md.
@@ -34,7 +35,9 @@ class NodeState(Enum):
     STANDING = auto()
     """Has asked ZooKeeper to make it the leader, or is about to ask. The outcome is unknown."""
     ELECTED = auto()
-    """Is the leader in the set's state, and writes this to its disk. It serves nobody yet."""
+    """The set's state names this node as the leader. The node is recording its new epoch on its disk and serves nobody
+    yet.
+    """
     LEADING = auto()
     """Sends its data to followers. Clients wait until the data that it had at its election are committed."""
     SERVING = auto()
@@ -48,14 +51,14 @@ class NodeEvent(Enum):
     NO_SET = auto()
     """The set has no state, and this node may create it."""
     CREATED = auto()
-    """This node or another one has created the set's state."""
+    """The set's state has been created, by this node or by another node."""
     LEADER = auto()
     """ZooKeeper names another node as the leader."""
     CHANCE = auto()
     """As far as this node knows, it may stand for election."""
     WON = auto()
     LOST = auto()
-    """This node has certainly lost the election, because another write was applied."""
+    """The node has certainly lost the election, because another node's write was applied to the set's state."""
     UNFIT = auto()
     """The disk failed before the node asked ZooKeeper to make it the leader."""
     RECORDED = auto()
@@ -67,7 +70,7 @@ class NodeEvent(Enum):
     FAILED = auto()
     """The work that the last action began could not be done."""
     DISTRUSTED = auto()
-    """This node's disk has failed or is full, or its data differ from the leader's."""
+    """The node's disk has failed or is full, or the node's data differ from the leader's data."""
     TRUSTED = auto()
     """The full disk has room again, or an operator has decided how to treat the data that differ."""
     STOP = auto()
@@ -103,12 +106,13 @@ class NodeAction(Enum):
 _A, _E, _S = NodeAction, NodeEvent, NodeState
 
 RESTING = frozenset({_S.IDLE, _S.FOLLOWING})
-"""States in which a node checks whether it should create the set's state, stand for election or follow a leader."""
+"""In these states, a node checks whether it should create the set's state in ZooKeeper, stand for election or follow a
+leader.
+"""
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""States in which a node grants nothing to a leader. The node enters such a state in the same turn of the reactor in
-which it checks its promises. It leaves these states only when it knows the outcome of the election, however long that
-takes. (5)
+"""In these states, a node grants nothing to a leader. The node checks its promises and enters STANDING in the same turn
+of the reactor. The node stays a candidate until it knows the outcome of the election, however long that takes. (5)
 """
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})
@@ -154,7 +158,7 @@ for _state in NodeState:
 
 def next_state(state: NodeState, event: NodeEvent) -> tuple[NodeState, tuple[NodeAction, ...]]:
     """Return the node's next state and its actions after an event. Raises LocalProtocolError if the event is impossible
-    in this state.
+    in `state`.
     """
     found = TABLE.get((state, event))
     if found is None:

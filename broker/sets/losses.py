@@ -1,9 +1,9 @@
 """Find data that a node's directories have lost since the node last wrote its file (history.py). Causes: a disk is not
 mounted, a directory was moved away, or a file system check has removed files.
 
-If only the newest messages are missing after a restart of the machine, they do not count as such a loss, because nobody
-had promised that these messages were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no
-longer count as in sync.
+Missing messages do not count as a loss if they are the newest ones and the machine was restarted. Nobody had promised
+that these messages were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as
+in sync.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def contents(store: Store, log_directory: str) -> dict[str, int]:
 def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_boot: bool) -> list[str]:
     """Return the sorted names of the logs that this node had and now lacks, wholly or in part. Raises StoreError.
 
-    known: NodeFile.ends, which is the result of contents() at the time when the node's file was written. same_boot:
-    whether the machine has not been restarted since then; if so, no byte may be missing. To be called on the owning
-    thread, before anything is appended.
+    known: NodeFile.ends, the result of contents() at the time when the node's file was written. same_boot: True if the
+    machine has not been restarted since that time; then no byte may be missing. Call this function on the thread that
+    owns the store, before anything is appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

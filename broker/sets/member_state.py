@@ -20,7 +20,9 @@ class MemberState(NamedTuple):
     epoch: int
     """The highest epoch that the node has seen."""
     last_epoch: int
-    """The last epoch in the node's history, that is the last epoch whose data the node has; 0 if there is none."""
+    """The number of the last epoch in the node's history; 0 if the history is empty. The node has data of this
+    epoch.
+    """
     leader_url: str
     error: str
     """The reason why the node takes no part in the set or does not follow; "" if there is no such reason."""
@@ -38,6 +40,6 @@ class MemberState(NamedTuple):
     hand_overs: int
     """Hand-overs that the node has made since its start."""
     set_back: bool
-    """Whether the state in ZooKeeper is older than states that the nodes have seen. Then no node stands for
-    election.
+    """Whether the set's state in ZooKeeper is older than a state that a node has seen before. If True, no node stands
+    for election.
     """

@@ -1,5 +1,5 @@
-"""One node of a broker set. It executes the actions of the table in life.py. It runs on the reactor thread; worker
-threads call ZooKeeper and use files.
+"""Execute the actions of one node of a broker set, as the table in life.py demands. The code runs on the reactor
+thread, but worker threads call ZooKeeper and use files.
 
 Whenever the state of this node or of the set has changed, `_decide` asks the outlook (outlook.py) which event is due.
 """
@@ -67,7 +67,7 @@ _UNSEEN = SetView(None, -1)
 
 
 class SetMember:
-    """This broker's node of the set `broker.config.broker_id`."""
+    """Represents this broker process as a node of the broker set `broker.config.broker_id`."""
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class SetMember:
         *,
         before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Read the node's file. Raises StoreError. session: the ZooKeeper session; `start` starts it, `close` closes
-        it. registration: must use this session. on_role: called when `refusal` may have changed. before_serving:
-        awaited after each election before clients are served.
+        """Read the node's file. Raises StoreError. session: the ZooKeeper session; `start` starts the session, and
+        `close` closes it. registration: must use the same session. on_role: called when `refusal` may have changed.
+        before_serving: called and awaited after this node has won an election, before it serves clients.
         """
         self.name = name
         self.zone = zone
@@ -203,7 +203,9 @@ class SetMember:
             self._set.declare(self._node(forgetful=False))
 
     def _remember_new(self) -> None:
-        """Record in the node's file those partitions that got their first messages after the file was written."""
+        """Write the node's file again if a partition has got its first messages since the file was last written. The
+        file then names this partition, too.
+        """
         known = self._file.ends
         if self._has_all and any(end and not known.get(name) for name, end in self._ends().items()):
             ensureDeferred(self._remember(self._file.boot)).addErrback(
@@ -216,8 +218,8 @@ class SetMember:
         return not self._incomplete and (self.leader is not None or self._following.live)
 
     async def stop(self) -> None:
-        """Hand the leadership over or leave the in-sync set, and then leave the set. This takes some seconds at
-        most.
+        """Hand the leadership over or leave the in-sync set, and then leave the broker set. The call takes some seconds
+        at most.
         """
         self._stopping = True
         complete = self._has_all
@@ -304,8 +306,8 @@ class SetMember:
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """Check whether a request is allowed while `refusal` is not None. The gate calls this method. Raises NotLeader
-        if this node does not serve such requests.
+        """Check whether a request is allowed while `refusal` is not None. The gate (the object that every request
+        passes before it is served) calls this method. Raises NotLeader if this node does not serve the request.
         """
         if verb.nodes is Nodes.ALL:
             return
@@ -314,8 +316,8 @@ class SetMember:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Parkable) -> None:
-        """Do the same check as `check` for a waiting pull request that was admitted before. Called each time the pull
-        resumes.
+        """Check like `check` whether a waiting pull request, which was admitted earlier, is still allowed. Called each
+        time the pull resumes.
         """
         place = pull.follower_place
         if place is not None and self.shows_messages:
@@ -327,8 +329,8 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether to serve readers that ask to read from a follower. True if this node has all committed data except
-        those that the leader has just sent or is about to send.
+        """Whether to serve readers that ask to read from a follower. True if this node has all committed data, except
+        perhaps the newest data that the leader has just sent or is about to send.
         """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
@@ -473,11 +475,13 @@ class SetMember:
             return view
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
-        """Replace the set's state in ZooKeeper if it has this version. Return the view of the set once the outcome is
-        known. While the outcome is unknown, the request may still arrive, so the same state is written again
-        (rules.counted).
+        """Replace the set's state in ZooKeeper if that state has version `version`. Return the view of the set once the
+        outcome of the write is known. While the outcome is unknown, ZooKeeper may still receive the request, so the
+        node writes the same state again (rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write. With `after`, ZooKeeper need not be read again."""
+        after: the view to return if ZooKeeper confirms the write. If `after` is given, this method need not read
+        ZooKeeper again.
+        """
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
             try:
@@ -614,8 +618,8 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Check whether a full disk has room again, and if so, let this node take part in its set again. This is
-        possible because a full disk, unlike a failed one, has lost no data.
+        """Check whether a full disk has free space again. If so, let this node take part in its set again. The node may
+        do so because a full disk, unlike a failed disk, has lost no data.
         """
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return

@@ -56,8 +56,8 @@ class SetTransactions:
         return self._mirror
 
     async def write_back(self) -> None:
-        """Write data that are only in the page cache to the disk before this node begins to follow, so that the leader
-        later waits less for this node's sync (TransactionMirror.write_back).
+        """Write data that are only in the page cache to the disk, before this node begins to follow. The leader then
+        waits less for this node's sync later (TransactionMirror.write_back).
         """
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
@@ -66,8 +66,8 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the transaction log can be opened. It can be opened when its files are complete and the
-        partitions' data are safe, so that a replay finds these data. Raises StoreError.
+        """Wait until the transaction log can be opened. The log can be opened when its files are complete and all data
+        of the partitions are safe, so that a replay finds these data. Raises StoreError.
         """
         await self.mirror()
         safe: Deferred[None] = Deferred()
@@ -76,8 +76,8 @@ class SetTransactions:
         await safe
 
     def open(self, leader: Leader) -> None:
-        """Replay the transaction log. This must happen before `leader` starts, because the replay's appends belong to
-        the leader's first block. Blocks. All data of the partitions must be visible.
+        """Replay the transaction log. Call this method before `leader` starts, because the replay's appends belong to
+        the leader's first block. The call blocks. All data of the partitions must be visible to readers.
 
         Raises StoreError, ConfigError.
         """

@@ -1,5 +1,5 @@
-"""Collect the facts that a broker set's node knows, and derive from them which event (life.py) is due. This module has
-no I/O, clock or thread.
+"""Collect the facts that a broker set's node knows, and derive from them which event (life.py) is due. The code does no
+I/O, reads no clock and starts no thread.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Outlook"]
 class Outlook:
     """The facts that one node knows at one moment.
 
-    name: the node's name. instance: the id of its data. epoch: the highest epoch that it has seen. has_data: whether it
-    has ever led or followed. present: whether the set's list of nodes contains it. session_id: the id of its ZooKeeper
-    session. gone: epoch and name of the leader whose process has ended or that hands over to this node.
-    promised: whether a promise to a leader is still in force. led: the epoch in which it leads, None if it does not
-    lead.
+    name: the node's name. instance: the id of the node's data. epoch: the highest epoch that the node has seen.
+    has_data: whether the node has ever led or followed. present: whether the set's list of present nodes contains this
+    node. session_id: the id of the node's ZooKeeper session. gone: epoch and name of a leader that hands over to this
+    node, or whose process has ended. promised: whether a promise of this node to a leader is still in force. led: the
+    epoch in which the node leads; None if it does not lead.
     """
 
     broker_id: int
@@ -42,7 +42,7 @@ class Outlook:
     stopping: bool
 
     def due(self, state: NodeState) -> NodeEvent | None:
-        """Return the event that is due in this state; None if the node has to wait."""
+        """Return the event that is due in `state`; None if the node has to wait."""
         if state in LEADERS:
             return NodeEvent.DEPOSED if self.deposed_by else None
         if self.stopping:
@@ -76,7 +76,9 @@ class Outlook:
 
     @property
     def owns_broker_id(self) -> bool:
-        """Whether this node's ZooKeeper session owns the broker id, by which clients find the leader."""
+        """Whether this node's ZooKeeper session owns the znode of the broker id. Clients find the leader by this
+        znode.
+        """
         return self.view.master is not None and self.view.master.owner == self.session_id
 
     @property
@@ -101,9 +103,10 @@ class Outlook:
 
     @property
     def may_create(self) -> bool:
-        """Whether this node may create the set's state. A node that has been in the set before waits for an operator,
-        because only the lost state said which nodes hold all of the data that was acknowledged. A new node also waits
-        if a node is present that has been in the set before. Of several new nodes, the first by name creates the state.
+        """Whether this node may create the set's state. A node that has been in the set before waits for an operator.
+        The set's state has been lost then, and nothing else says which nodes have all acknowledged data. A new node
+        also waits if a node is present that has been in the set before. Of several new nodes, the first by name creates
+        the state.
         """
         nodes = self.view.nodes
         return (
@@ -138,8 +141,8 @@ class Outlook:
 
     @property
     def trouble(self) -> str:
-        """A text that says why the node waits for an operator to decide which data are right; "" if it does not wait
-        for an operator.
+        """The reason why the node waits until an operator decides which node's data are right; "" if the node does not
+        wait for an operator.
         """
         name, state, broker_id = self.name, self.view.state, self.broker_id
         if state is None:

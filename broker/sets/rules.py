@@ -40,8 +40,8 @@ GRANT_SECONDS = 1.0
 """How long a follower does not stand for election after it has answered a ping."""
 
 COUNTED_SHARE = 0.9
-"""The part of GRANT_SECONDS on which the leader relies. It is less than 1 because the rates of the nodes' clocks may
-differ by 10 %.
+"""The part of GRANT_SECONDS on which the leader relies, as a fraction. The fraction is less than 1 because the rates of
+the nodes' clocks may differ by 10 %.
 """
 
 
@@ -59,15 +59,15 @@ def may_stand(
 ) -> bool:
     """Return whether a node may become a candidate in an election. (2, 5)
 
-    in_sync: the in-sync set in the state that the election will replace, if that state still has the same version.
-    In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied directory is not in
-    sync. master_present and leader_gone only avoid needless elections, so both may be wrong. promises_run_out: see
-    promised_until().
+    in_sync: the in-sync set in the set's present state. The election replaces this state only if its version has not
+    changed meanwhile. In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied
+    directory is not in sync. master_present and leader_gone only avoid needless elections, so both may be wrong.
+    promises_run_out: see promised_until().
 
     forgetful: the present nodes whose machine has restarted since they last led or had caught up (see is_caught_up()).
-    Such a node may lack data that it acknowledged when they were only in memory. So it may not stand while an in-sync
-    node whose machine has not restarted is present. If all in-sync nodes are forgetful, data that were only in memory
-    are lost anyway, and each of these nodes may stand.
+    A forgetful node may lack data that it acknowledged when they were only in memory. So a forgetful node may not stand
+    while another in-sync node is present that is not forgetful. If all in-sync nodes are forgetful, data that were only
+    in memory are lost anyway, and each of these nodes may stand.
     """
     remembered = me not in forgetful or all(name in forgetful for name in in_sync)
     return me in in_sync and remembered and promises_run_out and (leader_gone or not master_present)
@@ -88,11 +88,11 @@ def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[s
 def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     """Return whether a follower may answer the leader's ping with a grant. (5)
 
-    own_epoch: the highest epoch that the follower has seen; it is on the disk. stream_epoch: the epoch of the leader
-    whose history the follower has taken over; 0 before it has done so; therefore a node that is still joining grants
-    nothing.
-    standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. It stays
-    one until it knows for certain that its transaction has failed, however long that takes.
+    own_epoch: the highest epoch that the follower has seen and written to its disk. stream_epoch: the epoch of the
+    leader whose epoch history the follower has taken over; 0 if the follower has not done so yet. Therefore a node that
+    is still joining grants nothing.
+    standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. The node
+    stays a candidate until it knows for certain that its ZooKeeper transaction has failed, however long that takes.
     """
     return not standing and own_epoch == stream_epoch
 
@@ -107,7 +107,7 @@ def promised_until(now: float) -> float:
 
 def counted_until(sent_at: float) -> float:
     """Return the time until which the leader may rely on a grant. sent_at: the time when the leader sent the ping, not
-    the time when it got the answer. (5)
+    the time when the answer arrived. (5)
     """
     return sent_at + GRANT_SECONDS * COUNTED_SHARE
 
@@ -120,8 +120,8 @@ def in_time(now: float, until: float) -> bool:
 def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Collection[str], me: str) -> bool:
     """Return whether the leader may tell a client that a message is stored. (1, 5)
 
-    granted_until: counted_until() of the last answered ping, by name. needed: the result of counted(). This function's
-    result is valid only at `now`, so call it immediately before the bytes of the client's answer are sent.
+    granted_until: counted_until() of the last answered ping, by name. needed: the result of counted(). The result is
+    valid only at the time `now`, so call this function immediately before the bytes of the client's answer are sent.
     """
     return all(name == me or in_time(now, granted_until.get(name, now)) for name in needed)
 
@@ -130,12 +130,13 @@ def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Coll
 
 
 def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozenset[str]:
-    """Return the nodes that count: commits need their copies, and acknowledgements need their grants. (2, 5)
+    """Return the nodes that count. A block is committed only if all these nodes have a copy, and the leader
+    acknowledges a message only with grants of all these nodes. (2, 5)
 
     in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing; else None.
-    The leader gives `pending` from before it sends the write request until it knows the outcome. If the znode still has
-    its old version, the outcome is still unknown, because the request may arrive later. If the leader does not know the
-    outcome, it writes the same set again.
+    The leader passes `pending` from before it sends the write request until it knows the outcome of the write. If the
+    znode still has its old version, the outcome is still unknown, because ZooKeeper may receive the request later.
+    While the outcome is unknown, the leader writes the same set again.
     """
     return frozenset(in_sync) if pending is None else frozenset(in_sync) | frozenset(pending)
 
@@ -144,16 +145,17 @@ def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
     """Return whether, for this partition, the leader may add a follower to the in-sync set and tell it that it is no
     longer forgetful. (2)
 
-    acknowledged: the follower's acknowledged position. Before the leader tells the follower that it is no longer
-    forgetful, only acknowledgements on the same connection count.
-    epoch_start: the leader's end at its election. All data that the former leader committed lie below it. The new
-    leader does not know how much of its data was committed, so `committed` alone is not enough.
+    acknowledged: the position that the follower has acknowledged. For the decision whether the follower is still
+    forgetful, only acknowledgements on the present connection count.
+    epoch_start: the leader's end at its election. All data that the former leader committed lie below this position.
+    The new leader does not know how much of its data was committed, so `committed` alone is not enough.
     """
     return acknowledged >= max(committed, epoch_start)
 
 
 def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collection[str], me: str) -> int:
-    """Return the position up to which this node and all needed nodes have the log. (2, 3)
+    """Return the lowest end of the log on this node and all needed nodes. All these nodes have the log's data below
+    that position. (2, 3)
 
     own and acknowledged: the positions on the disk for topics with `ack=disk`, else the positions in memory. The
     leader's committed position is the largest value that this function has returned, so it never goes back.
@@ -162,12 +164,12 @@ def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collec
 
 
 def visible_end(own: int, told: int) -> int:
-    """Return the position up to which a follower shows its log to readers: `told`, which the leader has reported as
-    committed, but at most the follower's own end. (3, 4)
+    """Return the position where the log ends for a follower's readers: `told`, but at most the follower's own end. The
+    leader has reported that all data before `told` are committed. (3, 4)
 
     A node that has just started has no such report from a leader yet. A reader may ask for a position between the
-    returned one and the log's end, because another node showed it more data. Such a position is not out of range; the
-    reader waits.
+    returned one and the log's end, because another node showed it more data. A request for such a position is not
+    refused as out of range; the reader waits.
     """
     return min(own, told)
 
@@ -179,18 +181,18 @@ def accepts(own_epoch: int, epoch: int) -> bool:
     """Return whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
 
     own_epoch: the highest epoch that the node has seen. The node writes an epoch to its disk before it acknowledges or
-    grants anything in this epoch. If the state in ZooKeeper has a smaller epoch, this state is old or ZooKeeper was set
-    back; then nobody knows which nodes are in sync.
+    grants anything in this epoch. If the state in ZooKeeper has a smaller epoch, the node has read an old state, or
+    ZooKeeper's data were restored from an old backup. In both cases the state does not say which nodes are in sync now.
     """
     return epoch >= own_epoch
 
 
 def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
-    """Return the largest epoch that both histories contain. Return None if there is none: then the node must not join.
-    (6)
+    """Return the largest epoch that both histories contain. Return None if they have no epoch in common; in this case
+    the node must not join. (6)
 
-    An epoch is a number and an id. The id distinguishes epochs of the same number, which exist if the set's state was
-    lost or set back.
+    An epoch is a number and an id. If the set's state was lost or set back, two epochs may have the same number. The id
+    distinguishes these epochs.
     """
     return max(set(own) & set(leaders), default=None)
 
@@ -206,7 +208,8 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
 
 
 def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
-    """Return where a joining node cuts its log. Both ends are epoch_end() of the common epoch. (2, 6)
+    """Return where a joining node cuts its log. Both arguments are the result of epoch_end() for the common epoch. (2,
+    6)
 
     The cut must be on the disk before the leader's history replaces the node's own history.
     """
@@ -216,9 +219,9 @@ def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
 def may_cut(kept: int, told: int, own_epoch: int, chosen: int) -> bool:
     """Return whether a joining node may cut a partition down to `kept`. (2, 4)
 
-    told: the end up to which a leader has told this process that all data are committed. Because of invariant 4, only
-    two kinds of leaders can have less data: one that an operator has chosen, and one that was elected with an old state
-    because ZooKeeper was set back. chosen: see SetState.
+    told: a leader has told this process that all data before this end are committed. Because of invariant 4, only two
+    kinds of leaders can have less data than that: a leader that an operator has chosen, and a leader that was elected
+    with an old state because ZooKeeper was set back. chosen: see SetState.
     own_epoch: the epoch of the node's data.
     """
     return kept >= told or chosen >= own_epoch

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
 
 _WAIT_TOLD_MS = 5_000
-"""How long a node waits for a leader before it logs that it waits. Shorter waits are normal, because the nodes of a set
-do not start at the same moment.
+"""How many milliseconds a node waits for a leader before it logs that it waits. A shorter wait is normal, because the
+nodes of a set do not start at the same moment.
 """
 
 _NAMED = 8
@@ -42,7 +42,7 @@ _NAMED = 8
 
 
 class Preference:
-    """Decides when a leader hands over to the node that operators prefer. This class has no I/O and no clock."""
+    """Decides when a leader hands over to the node that operators prefer. The class does no I/O and reads no clock."""
 
     def __init__(self) -> None:
         self._node = ""
@@ -50,11 +50,11 @@ class Preference:
         self._tried_at = float("-inf")
 
     def due(self, now: float, preferred: str, *, ready: bool) -> bool:
-        """Return whether to hand over to `preferred` now. A result of True counts as an attempt. now: monotonic
-        seconds.
+        """Return whether to hand over to `preferred` now. If the result is True, this object counts an attempt to hand
+        over. now: monotonic time in seconds.
 
-        ready: whether this node leads and serves clients, and the preferred node is another node that is in sync and
-        receives all blocks.
+        ready: whether two things are true: this node leads and serves clients; and the preferred node is another node,
+        is in sync and receives all new blocks.
         """
         if not ready:
             self._ready_since = None
@@ -71,9 +71,10 @@ class SetReport:
     """Reports this node's part in replication for `stats`, /metrics and operators. Its methods run on the reactor
     thread. Call `start` and `stop` once.
 
-    Roles: `leader`, `taking-over` (elected, but not all its data are committed), `handing-over`, `follower`, `joining`
-    (connects, cuts or copies), `candidate`, `waiting` (there is no leader to follow, or the node may not stand for
-    election), and `stopped` (an operator has to act).
+    A node has one of these roles: `leader`, `taking-over` (elected as leader, but not all its data are committed),
+    `handing-over`, `follower`, `joining` (connects to the leader, cuts its own data or gets a copy), `candidate`,
+    `waiting` (there is no leader to follow, or the node may not stand for election), and `stopped` (an operator has to
+    act).
     """
 
     def __init__(self, broker: StoreHost, member: SetMember) -> None:
@@ -151,8 +152,8 @@ class SetReport:
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
-        """Return the topics for which fewer nodes are in sync than wanted. Takes O(topics), or O(partitions) if there
-        is such a topic.
+        """Return the names of the topics that need more in-sync nodes than there are now. `wanted` returns how many
+        nodes a topic needs. Takes O(topics), or O(partitions) if a topic needs more nodes.
         """
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
@@ -176,7 +177,9 @@ class SetReport:
         return NodeStatus(*status, since_ms=since)
 
     def _noted(self, name: str, value: Hashable) -> int:
-        """Return the time, in Unix milliseconds, since when the status field `name` has this value."""
+        """Return when the status field `name` got its present value, in Unix milliseconds. If `value` is new, record it
+        with the present time.
+        """
         found = self._since.get(name)
         if found is None or found[0] != value:
             found = self._since[name] = value, self._broker.now_ms()
@@ -251,7 +254,9 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return a text that names the absent nodes for which this node waits; "" if it waits for none."""
+        """Return a text that names the absent nodes that this node waits for; "" if this node waits for no other
+        node.
+        """
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []
         if state is None or not absent or found.set_back:  # an older state may name the wrong nodes

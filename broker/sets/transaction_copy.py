@@ -1,7 +1,7 @@
 """Bring a follower's transaction log up to date: read the leader's files and send them as blocks of a copy
 (catching_up.py).
 
-No file data are sent if the digest of the follower's log shows that the follower already has the same bytes.
+If the digest of the follower's log shows that the follower already has the same bytes, no file data are sent.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ async def send_copy(
     """Send the whole present transaction log to a follower, in blocks of a copy. Meanwhile the leader holds new blocks
     back for this follower. Return the number of bytes sent.
 
-    theirs: size and digest of the follower's log (TransactionMirror.describe). If both logs are the same, only a
-    message that says so is sent.
+    theirs: size and digest of the follower's log (TransactionMirror.describe). If the follower's log is the same as the
+    leader's, this function sends no data, only a message that says so.
 
-    The copy may or may not contain bytes that are written meanwhile, but later blocks write these bytes again. Raises
-    OSError.
+    The copy may or may not contain bytes that the leader writes to the log meanwhile. Later blocks contain these bytes
+    again. Raises OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))
@@ -68,8 +68,8 @@ async def send_copy(
 
 
 def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
-    """Return whether the leader's log has the same bytes as the follower's. Sizes are compared first, so that a long
-    log is not read if the sizes already differ.
+    """Return whether the leader's log and the follower's log have the same bytes. The sizes are compared first: if they
+    differ, the leader's log is not read.
     """
     size, digest = theirs
     try:
@@ -79,8 +79,8 @@ def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """Return a piece of a file. Return None if the file was removed meanwhile. In this case a block that is held back
-    tells the follower to remove the file, too.
+    """Return at most PIECE_BYTES bytes of a file. Return None if the file was removed meanwhile. If it was removed, one
+    of the blocks that the leader holds back for the follower tells the follower to remove the file, too.
     """
     try:
         with opened(files, path) as fd:

@@ -1,8 +1,8 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
-The reactor thread writes received bytes to the files at once, in the same way as for partitions. So a record of the log
-is written before the messages that follow it. A worker thread does all syncs and all operations that use file names,
-one job at a time, in order.
+The reactor thread writes received bytes to the files at once, as it does with the bytes of partitions. So a record of
+the transaction log is written before the messages that follow it in the stream. A worker thread does all syncs and all
+operations that use file names, one job at a time, in order.
 
 A copy of the leader's whole folder is made beside this node's old folder. When the copy is on the disk, it replaces the
 old folder. Until then the old folder is kept, because it has all data that were committed while this node was in sync.
@@ -47,16 +47,16 @@ NAME_PREFIX = b"\0transactions/"
 """The prefix of the names of transaction log entries in the stream. No partition's name begins with it."""
 
 WRITTEN = -1
-"""A value of an entry's segment field. It means: write the entry's data at offset `base` of the file. The leader also
-sends the values REPLACED - 1 and REMOVED - 1 in this field.
+"""A value of an entry's segment field. An entry with this value tells the follower to write the entry's data at offset
+`base` of the file. The leader also sends the values REPLACED - 1 and REMOVED - 1 in this field.
 """
 BEGIN, END = -4, -5
-"""Values of the segment field of an entry without a file name. They mark the begin and the end of the files of a
-copy.
+"""Two values of an entry's segment field, for entries without a file name. BEGIN is sent before the files of a copy,
+and END after them.
 """
 SAME = -6
-"""A value of the segment field. It is sent instead of a copy and means: the follower's files already have the same
-bytes as the leader's files.
+"""A value of an entry's segment field. The leader sends an entry with this value instead of a copy if the follower's
+files already have the same bytes as the leader's files.
 """
 
 _MIRRORED = re.compile(f"(?:{REDO_PREFIX}|{CHECKPOINT_PREFIX})[0-9]{{1,18}}|{re.escape(STATE_NAME)}", re.ASCII)
@@ -120,8 +120,8 @@ class TransactionMirror:
         self._failure: MetaqError | None = None
 
     def ready(self) -> Deferred[None]:
-        """Return a Deferred that fires when no worker uses the files and no copy is incomplete. Then a copy may replace
-        the files, or they may be opened as a log.
+        """Return a Deferred that fires when no worker thread uses the files and no copy is incomplete. After that, a
+        copy may replace the files, or the caller may open them as a transaction log.
 
         The Deferred fails with StoreError if the disk fails.
         """
@@ -306,8 +306,8 @@ class TransactionMirror:
 
     def _change(self, fd: int, change: LogChange) -> None:
         """Sync the partitions, and then replace or remove a file of the log. After such a change, a replay of the log
-        can no longer restore messages that the leader already has on the disk in its partitions. This node's partitions
-        may not have these messages on the disk yet, so the partitions are synced first.
+        can no longer restore messages that the leader already has on the disk in its partitions. These messages may not
+        be on the disk in this node's partitions yet, so the partitions are synced first.
         """
         if fd >= 0:
             self._files.close(fd)
@@ -392,7 +392,7 @@ class _Folder:
                     keep_copy(self._files, self.copy, f"{DAMAGED_PREFIX}{name}-{start}", data)
 
     def _different(self, name: str) -> tuple[int, bytes] | None:
-        """Return the first offset at which the old file differs from the new one, and the old bytes from there on.
+        """Return the first offset where the old file differs from the new file, and the old file's bytes from there on.
 
         Return None if the old file has no bytes that differ, or if there is no new file because the leader has removed
         it.

@@ -11,8 +11,8 @@ logs.
 """
 
 TELL_SECONDS = 0.005
-"""The minimum time between two messages to followers that contain only the number of the last committed block. New
-blocks and pings also contain this number.
+"""If the leader has no new block to send, it sends its followers a message with only the number of the last committed
+block. This value is the minimum time between two such messages. New blocks and pings contain the number, too.
 """
 
 LOST_SECONDS = 0.5
@@ -21,8 +21,8 @@ set.
 """
 
 DROP_SECONDS = 2.0
-"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. During this time the
-leader acknowledges no puts.
+"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. While an in-sync
+follower is silent, the leader acknowledges no puts.
 """
 
 LAG_SECONDS = 10.0
@@ -40,10 +40,12 @@ blocks (the live stream).
 """
 
 LOOKED_AT = 1 << 11
-"""How many partitions a copy examines before the reactor does other work. This takes some 5 ms."""
+"""How many partitions a copy examines before the reactor does other work. The examination of so many partitions takes
+some 5 ms.
+"""
 
 COPY_WRITTEN_FACTOR = 2.0
-"""A copy may always read at this multiple of the rate at which producers write, so that the copy comes to an end."""
+"""A copy may always read this many times as fast as producers write. Otherwise the copy might never catch up."""
 
 PIECE_BYTES = 1 << 20
 """How many bytes of one partition a copy reads and sends at once."""

@@ -1,6 +1,6 @@
 """Keep track of the messages that the members of one group have leased from all partitions of a broker, and choose the
-member that gets the next suspect. A suspect is a message whose lease has expired unsettled (state.py). This module has
-no I/O.
+member that gets the next suspect. A suspect is a message whose lease has expired unsettled (state.py). The code does no
+I/O.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A shared group's filter on a topic: one filter for all members, stored in the group's log.
 
 The first member that asks for messages of the topic sets the filter. A member that asks with another filter is refused.
-So a message that the filter excludes counts as done only if all members agree. This module has no I/O and no clock.
+So all members agree on the messages that the filter excludes, and these messages count as done. The code does no I/O
+and reads no clock.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _SHOWN = 1000
 
 
 class GroupFilter(NamedTuple):
-    """A group's filter. where: a filter by content; "" if there is none. tags: the sorted wanted tags; () means all
-    tags. ordered: whether messages with the same key are leased one at a time, in their order.
+    """A shared group's filter on one topic. where: a filter by content; "" if there is none. tags: the tags of the
+    messages that the group wants, sorted; () means all tags. ordered: whether messages with the same key are leased one
+    at a time, in their order.
     """
 
     where: str = ""

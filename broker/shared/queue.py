@@ -1,5 +1,5 @@
-"""The queue of one shared group on one partition. It reads ahead in the partition to find messages that can be leased,
-and it reads leased messages in order to deliver them.
+"""The queue of one shared group on one partition. The queue reads ahead in the partition to find messages that can be
+leased. After messages were leased, the queue reads them from the partition so that they can be delivered.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Span(NamedTuple):
 
 
 class SharedQueue:
-    """Finds messages of one partition for one group, and reads the leased messages. It is used on the reactor
-    thread.
+    """Finds messages of one partition that one group can lease, and reads the leased messages. Use this object on the
+    reactor thread.
     """
 
     def __init__(
@@ -84,9 +84,10 @@ class SharedQueue:
         memory: Shares,
         address: str,
     ) -> None:
-        """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges that nobody
-        has to acknowledge, each with its start, its end and its number of records. memory: the account that charges the
-        memory of this queue's state to `address`, the address of the client that caused the creation of the queue.
+        """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges of the
+        partition that nobody has to acknowledge. Each range has a start, an end and a number of records. address: the
+        address of the client that caused the creation of this queue. memory: the account in which `address` is charged
+        for the memory of this queue's state.
         """
         self.key = key
         self.state = state
@@ -328,9 +329,9 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the index units of the records that the filter by content accepts. Every record before `known_end` is
-        accepted without a check, because the group may have leased it under an earlier filter. The members check those
-        records.
+        """Return the index units of the records that the group's filter accepts. Every record before `known_end` is
+        accepted without a check, because the group may have leased the record under an earlier filter. The members
+        themselves check the records before `known_end`.
         """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
@@ -359,8 +360,8 @@ class SharedQueue:
     # --- what was leased ----------------------------------------------------------------------------------------------
 
     def read(self, grants: Sequence[Grant]) -> Handed | Deferred[Handed]:
-        """Read leased records; do it at once if they are in the page cache. Raises StoreError, or the Deferred fails
-        with it.
+        """Read leased records. If they are in the page cache, return them at once, else return a Deferred. Raises
+        StoreError, or the Deferred fails with StoreError.
         """
         log = self.log
         assert log is not None

@@ -18,8 +18,8 @@
 All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that nobody has
 to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN replace
 all earlier sections of the group and partition. serial: grows with each record of either log. If both logs have
-sections of the same group and partition, only the sections in the log with the higher serial are used; in that log,
-they begin with a STATE.
+sections of the same group and partition, only the sections in the log with the higher serial are used. In this log, the
+first of these sections is a STATE.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ class SharedKey(NamedTuple):
 
 
 class RowSection(NamedTuple):
-    """One section of a record. payload: its format depends on the kind, see the module's docstring."""
+    """One section of a record. payload: the section's content; the module's docstring describes its format for each
+    kind.
+    """
 
     kind: RowKind
     key: SharedKey

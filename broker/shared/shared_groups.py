@@ -4,8 +4,8 @@ at the start of the broker.
 All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). The
 record is written at the beginning of the next turn, and then the requests are answered. So even the requests of
 sixty-four members need only a few appends. An answer to SETTLE waits until that record is as safe as the partition's
-messages. An answer to ACQUIRE waits until the record is written. In a broker set it also waits until the other nodes
-have the record, so that a new leader does not lease the same message again.
+messages. An answer to ACQUIRE waits until the record is written. In a broker set, an answer to ACQUIRE also waits until
+the other nodes have the record, so that a new leader does not lease the same message again.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ LIMITS = Limits(
 )
 
 _RECORD_BYTES = 4 << 20
-"""The maximum number of bytes of sections in one record, unless a single section is larger. This is far below the
-record length that is accepted when the log is read at the start of the broker.
+"""The maximum number of bytes of sections in one record, unless a single section is larger. A start of the broker,
+which reads the log, accepts records that are much longer than this limit.
 """
 
 _TOKEN_BITS = 63
 """The number of random bits in a token, as many as the protocol has room for. Because tokens are random, only the
-holder of a lease can settle it. Only the answer to ACQUIRE contains a token; no web page, log line or other answer
-contains one.
+holder of a lease can settle it. A token is sent only in the answer to ACQUIRE; no web page, log line or other answer
+contains a token.
 """
 
 Fire = Callable[[MetaqError | None], None]
@@ -95,13 +95,14 @@ Fire = Callable[[MetaqError | None], None]
 
 
 class Leases:
-    """The messages that one ACQUIRE has leased, in the order in which the member should handle them."""
+    """The messages that one ACQUIRE request has leased. The member should handle them in this order."""
 
     __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
     def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
-        """waiting: the number of further messages that could be leased now. damaged_bytes: the damaged bytes that were
-        skipped. suspicion: how a suspect is leased; the suspect is then the only message.
+        """waiting: the number of further messages that could be leased now. damaged_bytes: the number of damaged bytes
+        that were skipped. suspicion: tells whether the leased message is a suspect, and how it is leased. A suspect is
+        the only message of its lease.
         """
         self.suspicion = suspicion
         self.handed = handed
@@ -112,7 +113,8 @@ class Leases:
 
 class _Gathered:
     """The sections that one turn of the reactor has to write to one internal log. written: functions that answer
-    requests after the append. safe: functions that answer requests when the appended record is safe.
+    requests as soon as the sections are appended. safe: functions that answer requests when the appended record is
+    safe.
     """
 
     def __init__(self) -> None:
@@ -240,7 +242,7 @@ class SharedGroups(Memory[StoredStates]):
 
     def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
         """Lease messages for a member at this address. Return None if there are no messages now. Raises SharedRefused,
-        StoreError, and the same errors as Partitions.find.
+        StoreError, and the errors that Partitions.find raises.
         """
         queue = self._queue_for(request, address)
         state = queue.state
@@ -345,8 +347,9 @@ class SharedGroups(Memory[StoredStates]):
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
-        """Called when the leases of an ACQUIRE were written: read the leased messages. error: why the leases could not
-        be stored, else None; with an error, revoke the leases.
+        """Read the messages that an ACQUIRE has leased. Called when the leases were written, or when writing them has
+        failed. error: why the leases could not be stored; None if they were stored. If there is an error, the leases
+        are revoked instead.
         """
         if error is not None:
             queue.state.revoke(grants, token)
@@ -408,7 +411,7 @@ class SharedGroups(Memory[StoredStates]):
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
         """Settle the messages of a SETTLE request, at most SHARED_SETTLED. The answer has an outcome for each message.
-        Raises NotLeader, and the same errors as Partitions.find. The Deferred fails with StoreError, NotLeader, or
+        Raises NotLeader, and the errors that Partitions.find raises. The Deferred fails with StoreError, NotLeader, or
         another error that leaves the outcome unknown.
         """
         self._partitions.find(request.topic, request.partition)  # raises if it is not served here
@@ -516,8 +519,8 @@ class SharedGroups(Memory[StoredStates]):
         self._wake_later(queue.key, None)
 
     def _wake_held_back(self, group: str) -> None:
-        """Wake the group's members that wait because of suspects, because another member may have settled the messages
-        for which they wait.
+        """Wake the group's members that wait because of suspects. Another member may have settled the messages that
+        they wait for.
         """
         found = self._groups.get(group)
         if found is None:
@@ -541,7 +544,10 @@ class SharedGroups(Memory[StoredStates]):
                 self._wake_those_of(queue, among, until)
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
-        """Wake one waiting member after the other. Stop at the time `until`, but wake at least one member."""
+        """Wake the queue's waiting members one by one while there are messages for them or an error to report. Stop at
+        the time `until`, but wake at least one member. Members that still wait then are woken in a later turn of the
+        reactor.
+        """
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
             queue.key,
@@ -652,8 +658,8 @@ class SharedGroups(Memory[StoredStates]):
         self._writing.when_safe(waiting, safe)
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
-        """Answer the requests from index `first` of `fires` on. If there are very many, answer the rest in later turns
-        of the reactor.
+        """Answer requests: call the functions in `fires` from index `first` on. If the calls take long, make the
+        remaining calls in later turns of the reactor.
         """
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):
@@ -811,8 +817,9 @@ class SharedGroups(Memory[StoredStates]):
         return [self._queues[key] for key in self._keys(group)]
 
     def each(self, group: str = "") -> Iterator[SharedQueue]:
-        """Yield the same queues as `queues`, for reports to operators. Skip queues that no longer exist, and expire
-        ended leases first. Raises NotLeader if this node has stopped leading since the first queue.
+        """Yield the queues that `queues` returns, for reports to operators. Skip queues that no longer exist. Before a
+        queue is yielded, its ended leases are expired. Raises NotLeader if this node has stopped leading since the
+        first queue.
         """
         led = self._led
         for key in self._keys(group):
@@ -854,8 +861,8 @@ class SharedGroups(Memory[StoredStates]):
 
 
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """Return the values with their group and topic. If there are more than PAGE_GROUPS, return only the largest, and a
-    last entry with the sum of all others.
+    """Return the values with their group and topic. If there are more than PAGE_GROUPS values, return only the largest
+    values, and a last entry with the sum of the other values.
     """
     if len(values) <= tuning.PAGE_GROUPS:
         return sorted(values.items())

@@ -13,14 +13,15 @@ Invariants, checked by tests after every step (`check`):
 Times are seconds of the caller's clock, which never goes back. While a state is being read from a log and is not in use
 yet, it has Unix milliseconds instead; `begin` converts them.
 
-The holder of an expired lease may still settle the message until another member gets it; the token decides this. If a
-member gets a message again whose earlier lease it had, too, it may settle the message with the token of either lease.
+The holder of an expired lease may still settle the message until another member gets the message; the state checks the
+token of the request. If a member gets the same message twice in a row, it may settle the message with the token of
+either lease.
 
-*Suspects* are messages whose lease has expired unsettled. Such a message, or another message of the same lease, may
-have killed the worker. This expiry does not count as an attempt. A suspect gets a lease of its own, and a member has
-only one suspect at a time. If the member has no other message of the group then, or if the message's lease has expired
-twice, the suspect is the member's only message (crew.py). Only the expiry of such a lease counts as an attempt, because
-no other message can be the cause.
+*Suspects* are messages whose lease has expired unsettled. Either the suspect itself or another message of the same
+lease may have killed the worker. Therefore the expiry that made the message a suspect does not count as an attempt. A
+suspect gets a lease of its own, and a member has only one suspect at a time. If the member has no other message of the
+group then, or if the message's lease has expired twice, the suspect is the member's only message (crew.py). If a lease
+expires that was the member's only one, the expiry counts as an attempt, because no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -45,19 +46,19 @@ from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
-"""The memory, in bytes, that the parts of a state take. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: in
-addition, for each record at the front of a queue. _ORDERED_BYTES: in an ordered group, also for each record read
-ahead. _KEY_BYTES: in an ordered group, for each key. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of
+"""How many bytes of memory a state takes. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: in addition, for each
+record at the front of a queue. _ORDERED_BYTES: in an ordered group, in addition for each record read ahead. _KEY_BYTES:
+in an ordered group, for each message key. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of
 acknowledged records.
 """
 
 _MOST_MS = 8 * 24 * 3600 * 1000
-"""A limit in milliseconds that is higher than any time that a client may request. If the clock was set back, a lease
-becomes longer by at most this time.
+"""A limit in milliseconds for the rest of a lease that is read from the log. The limit is higher than any time that a
+client may request. If the clock was set back, leases would otherwise become too long.
 """
 
 _EARLIER = 16
-"""How many tokens of earlier leases of the same message by the same member are kept."""
+"""How many tokens are kept of earlier leases, if the same member has leased the same message several times."""
 
 
 class HeldState(Enum):
@@ -88,7 +89,7 @@ class Suspect(NamedTuple):
 
 class HeldMessage:
     """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
-    the tokens of the leases directly before the present one, as far as `member` had them, too. has_ended: whether the
+    the tokens of the leases directly before the present one, if `member` had these leases, too. has_ended: whether the
     last lease has expired before a member settled the record.
     """
 
@@ -123,7 +124,7 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """The lowest value of Suspicion with which the record may be leased next."""
+        """How the record may be leased next, as the lowest allowed value of Suspicion."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
@@ -161,10 +162,10 @@ class Grant(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The limits of a state. held: the maximum number of leased or released records. ahead, ahead_bytes: the maximum
-    number of records read ahead, and of their bytes. ranges: the maximum number of ranges of acknowledged records.
-    share: one in this many leases takes the oldest waiting record. scarce: replaces held and ahead while memory is
-    scarce.
+    """The limits of one group on one partition. held: the maximum number of leased or released records. ahead: the
+    maximum number of records read ahead. ahead_bytes: the maximum number of their bytes. ranges: the maximum number of
+    ranges of acknowledged records. share: one of every `share` leases takes the oldest waiting record. scarce: replaces
+    `held` and `ahead` while memory is scarce.
     """
 
     held: int
@@ -177,17 +178,17 @@ class Limits(NamedTuple):
 
 
 class SharedState:
-    """The state of one group on one partition, as the module's docstring describes it. It is used on the reactor
+    """The state of one group on one partition, as the module's docstring describes it. Use this object on the reactor
     thread.
     """
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
-        """low: the byte offset at which the group begins. crew: the group's Crew on all partitions; None if the group
-        has only this partition.
+        """low: the byte offset where the group begins to read the partition. crew: the group's Crew, which all
+        partitions share; None if the group has only this partition.
         """
         self.low = low
         self.scanned = low
-        """The byte offset up to which the partition has been read ahead."""
+        """The byte offset where reading ahead will continue; all data before it have been read ahead."""
         self.ordered = False
         self.scarce = False
         """Whether memory is scarce. While it is scarce, only a few records are leased and read ahead."""
@@ -339,8 +340,8 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Return whether the line has a suspect of this kind. If it has, the suspect is then the line's first
-        record.
+        """Return whether `line` has a suspect that may next be leased as `suspicion` says. If True, the suspect is the
+        first record of `line` when this method returns.
         """
         while (returned := line.peek()) is not None:
             held = self._held.get(returned.offset)
@@ -445,9 +446,12 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Make records ready to be leased again if their time has come. Return how many more records may be leased now.
+        """Make records ready to be leased again if their lease or their delay has ended. Return how many more records
+        may be leased now than before the call.
 
-        If very many records are due, the next call handles the rest; `next_time` is then in the past."""
+        If very many records are due, this call handles only some of them and the next call handles the rest. Until then
+        `next_time` is in the past.
+        """
         before = self._ready
         left = tuning.SHARED_EXPIRED
         while self._ends and self._ends[0][0] <= now and left > 0:
@@ -549,9 +553,9 @@ class SharedState:
         del self._keys[key]
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
-        """Release a leased record, so that it may be leased again in `delay` seconds. counts: False means that the
-        member has not worked on the record, so the attempt does not count, and a suspect stays a suspect. True means
-        that the record is no longer a suspect, because a member has reported on it.
+        """Release a leased record, so that it may be leased again in `delay` seconds. counts: whether the lease counts
+        as an attempt. False means that the member has not worked on the record; a suspect then stays a suspect. If
+        True, the record is no longer a suspect, because a member has reported on it.
         """
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
@@ -664,7 +668,9 @@ class SharedState:
             self._lines[priority].add(offsets[chosen], sizes[chosen])
 
     def _line_up(self, offset: int, size: int, priority: int, key: int) -> None:
-        """Add a record of an ordered group behind the records of the same key that wait or are leased."""
+        """Add a record of an ordered group. If other records of the same key wait or are leased, the new record is put
+        behind them.
+        """
         if key != NO_KEY:
             behind = self._keys.get(key)
             if behind is not None:
@@ -807,7 +813,9 @@ class SharedState:
         self._mark_done(start, end, records)
 
     def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
-        """Apply a stored entry which says that a held record was released or that its lease was extended."""
+        """Apply a stored entry about a held record. The entry says that the record was released, or that its lease was
+        extended.
+        """
         held = self._held.get(offset)
         if held is not None:
             if state is not _LEASED and attempts == held.attempts:  # a member has worked on it
@@ -815,8 +823,8 @@ class SharedState:
             held.state, held.until, held.attempts, held.has_ended = state, until_ms, attempts, False
 
     def begin(self, now: float, now_ms: int) -> None:
-        """Prepare a state that was read from a log for use. now, now_ms: the same moment, in seconds of the caller's
-        clock and in Unix milliseconds.
+        """Make this state ready for use after it was read from a log. now: the present time in seconds of the caller's
+        clock. now_ms: the same time in Unix milliseconds.
         """
         self.scanned = self.low
         self._know_end()

@@ -33,8 +33,8 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""How many simple requests, or parts of long requests, are handled in one turn before other connections are served.
-This takes a few milliseconds.
+"""How many simple requests, or parts of long requests, are handled before other connections are served. So many
+requests take a few milliseconds.
 """
 
 PEERS_IN_TURN = 256
@@ -150,8 +150,8 @@ class ServerDriver(Factory):
     """Listens on a port for a standalone ZooKeeper server, and passes requests and answers between the connections and
     the server. Its methods run on the reactor thread.
 
-    files: the server's files, already loaded; None if no data are kept. failure: the error if the driver has stopped by
-    itself because the log cannot be written. stopped: called when the driver no longer listens.
+    files: the server's files, already loaded; None if no data are kept. failure: the error because of which the driver
+    has stopped by itself, after a write to the log has failed. stopped: called when the driver no longer listens.
     """
 
     noisy = False
@@ -240,8 +240,8 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Return the server's time, which does not include periods in which this thread did not run. So after such a
-        period, received requests are handled before sessions expire.
+        """Return the server's time. The server's clock stands still while this thread does not run. So after such a
+        pause, received requests are handled before sessions expire.
         """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)

@@ -1,4 +1,4 @@
-"""A ZooKeeper that runs in this process, for tests. It starts in milliseconds."""
+"""A ZooKeeper server for tests that runs in this process. The server starts within milliseconds."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["InProcessZooKeeper"]
 
 
 class InProcessZooKeeper(LocalZooKeeper):
-    """A ZooKeeper server inside this process. To use it, call start(), connect to connect_string, and call stop(). Only
-    one thread at a time may use it. One daemon thread runs all servers of the process. Their messages go to Python's
-    logging instead of a log file.
+    """A ZooKeeper server inside this process. To use it, call start(), connect to connect_string, and call stop(). At
+    most one thread at a time may use this object. A single daemon thread runs all such servers of the process. The
+    servers write their messages to Python's logging instead of a log file.
 
     data_dir: the directory of the server's files. If it is None, no data are kept, not even from stop() to the next
     start().
@@ -46,7 +46,7 @@ class InProcessZooKeeper(LocalZooKeeper):
 
     @property
     def running(self) -> bool:
-        """Whether the server is running. It stops by itself if it cannot write its log."""
+        """Whether the server is running. The server stops by itself if it cannot write its log."""
         return self._driver is not None and self._driver.failure is None
 
     @property

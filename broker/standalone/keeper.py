@@ -1,7 +1,7 @@
 """Write the log and the snapshots of a standalone ZooKeeper. A worker thread writes and syncs them while the reactor
 thread does other work.
 
-One sync covers all writes that arrived during the previous sync.
+Each sync covers all writes that arrived during the previous sync.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
 class Keeper:
     """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes the files.
 
-    synced: called with the position up to which entries are synced. woken: called when `look_after` may have work.
-    failed: called once with the error; nothing is written afterwards. All three are called on the reactor thread.
+    synced: called with the position of the last synced entry after each sync. woken: called when `look_after` may have
+    work. failed: called once, with the error, if a write fails; nothing is written afterwards. These three functions
+    are called on the reactor thread.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The files of the standalone ZooKeeper: a log of the results of requests, and snapshots. All calls block. Any thread
-may make them, but only one at a time.
+"""The files of the standalone ZooKeeper: a log of the results of requests, and snapshots. All functions block. Any
+thread may call them, but only one thread at a time.
 
     log.<hex>        header, then blocks; <hex> is the zxid after the header's
     snapshot.<hex>   header, then blocks, then an empty block; <hex> is the header's zxid
@@ -13,8 +13,10 @@ last entry. The log files form a chain: each begins where the previous one ends.
 
 Invariants:
 - A block is written only after the block before it is synced. So only the last block of the last file can be
-  incomplete. If an intact block follows a bad block, the bad block is damaged.
-- A snapshot gets its name only after the snapshot and all log entries that it may include are synced.
+  incomplete. If an intact block follows a bad block, the bad block was not left incomplete by a crash but was damaged
+  later.
+- A snapshot file gets its final name only after two syncs: of the snapshot, and of all log entries that the snapshot
+  may include.
 - A log is removed when no kept snapshot needs it.
 """
 
@@ -159,7 +161,7 @@ class LogFiles:
         return os.path.join(self._directory, name)
 
     def _numbers(self, kind: str) -> list[int]:
-        """Return the sorted numbers in the names of files of this kind."""
+        """Return the numbers in the names of all files of this kind, sorted."""
         names = (_NAME.fullmatch(name) for name in self._files.list_directory(self._directory))
         return sorted(int(name[2], 16) for name in names if name and name[1] == kind)
 

@@ -1,5 +1,5 @@
-"""A Twisted reactor for servers that run inside another program's process. One daemon thread runs this reactor and all
-of these servers.
+"""A Twisted reactor for servers that run inside another program's process. A single daemon thread runs the reactor and
+all these servers.
 
 The process's own reactor (`twisted.internet.reactor`) is neither imported nor run.
 """

@@ -1,1 +1,1 @@
-"""The store engine: it keeps partition logs on disk. It uses neither the network nor ZooKeeper."""
+"""The store engine, which keeps partition logs on disk. The engine uses neither the network nor ZooKeeper."""

@@ -25,8 +25,8 @@ _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
 
 class BackgroundSyncs:
-    """The logs of a store that have data not covered by a checkpoint, and the jobs that are due for them. Only the
-    owning thread uses this object. A tick takes O(due logs).
+    """Remembers the logs that have data not covered by a checkpoint, and starts the sync jobs that are due for them.
+    Only the thread that owns the store may use this object. A call of `tick` takes O(due logs).
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class BackgroundSyncs:
         self._fresh.append(log)
 
     def checkpoint_soon(self, log: PartitionLog) -> None:
-        """Request a checkpoint of the log. It runs when its turn comes."""
+        """Request a checkpoint of the log. The checkpoint does not start at once; it may have to wait for other
+        background jobs.
+        """
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Request a job of this kind for the log; no put waits for the job. It starts at once unless other jobs are
-        running.
+        """Request a job for the log that no put waits for. kind: the kind of the job. The job starts at once unless
+        other jobs are running.
 
         A job that only writes index units does not wait behind syncs, because memory must not grow while the disk is
         slow. If a checkpoint is requested again while it waits for its turn, the log's index units are written at once,

@@ -51,9 +51,9 @@ def encode_puts(
 ) -> tuple[list[Buffer], bytes]:
     """Return the records and packed index units of single puts, ready for PartitionLog.append.
 
-    puts: (flag, checksum, body) of each put. The checksum (31 bits) was already verified or computed. ids: one message
-    id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms; if it is None, the time is taken
-    from the ids, which this broker has assigned. Bodies are not copied.
+    puts: (flag, checksum, body) of each put. The caller has already verified or computed the checksum (31 bits). ids:
+    one message id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms. If now_ms is None,
+    this function takes the time from the ids, which this broker must have assigned. Bodies are not copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -74,7 +74,9 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """Do the same as `encode_puts`. If there are more than a few puts, use numpy columns; then bodies are copied."""
+    """Return the same as `encode_puts`. For more than a few puts, this function uses numpy columns, which means that it
+    copies the bodies.
+    """
     if len(puts) <= tuning.FEW_PUTS:
         return encode_puts(puts, base_offset, ids)
     flags, checksums, bodies = zip(*puts, strict=True)
@@ -88,8 +90,9 @@ class StampedRecords(NamedTuple):
     """Whole records that already have their message ids, together with their index units.
 
     data: the records back to back, possibly read-only. starts, ends: where each record starts and ends in `data`.
-    units: UNIT_DTYPE, with byte offsets relative to `data`; the append adds the base offset. intact: for each record,
-    whether its body matches its checksum. flags: the union of all records' flag bits.
+    units: an array of UNIT_DTYPE. Its byte offsets are relative to `data`; the append adds the offset of `data` in the
+    partition. intact: for each record, whether its body matches its checksum. flags: all flag bits that are set in any
+    of the records.
     """
 
     data: memoryview
@@ -106,7 +109,7 @@ def stamp_puts(
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
 ) -> StampedRecords:
-    """Make back-to-back records with index units from puts with verified checksums. The result is like that of
+    """Make records and index units from puts with verified checksums. The result has the same form as the result of
     `stamp_in_slices`.
     """
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
@@ -148,7 +151,7 @@ def units_of(
 ) -> npt.NDArray[np.void]:
     """Return the index units of back-to-back records that begin at byte `offset`.
 
-    sizes: the records' sizes in bytes, including the header. tags: one tag hash per record, or one hash for all
+    sizes: the size of each record in bytes, including its header. tags: one tag hash per record, or one hash for all
     records. now_ms: the store time in Unix ms.
     """
     units = np.zeros(len(ids), UNIT_DTYPE)
@@ -161,7 +164,9 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """Do the same as `units_of`, but return bytes. Use numpy columns only if there are more than a few records."""
+    """Return the index units of `units_of` as bytes. The function uses numpy columns only if there are more than a few
+    records.
+    """
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)
         return units_of(offset, *columns, tags if isinstance(tags, int) else np.array(tags, np.int64), now_ms).tobytes()
@@ -176,10 +181,10 @@ def stamp_in_slices(
     """Write message ids into whole records, verify their checksums, and make their index units.
 
     Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids. If body is writable, the ids
-    are written into it, else into a copy. sizes: the size of each record in bytes, including the header. ids: the
-    message ids that this broker has assigned, one per record. numpy handles all records of a slice at once; only
-    records with an attribute are read one by one, to get their tag. Raises RemoteProtocolError if sizes, length fields
-    and body do not agree or there is no record.
+    are written into body itself, else into a copy of body. sizes: the size of each record in bytes, including the
+    header. ids: the message ids that this broker has assigned, one per record. numpy handles all records of one slice
+    at once. Records with an attribute are also read one by one, to get their tag. Raises RemoteProtocolError if sizes,
+    length fields and body do not agree or there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -235,8 +240,8 @@ def _stamp(
 def _headers(
     data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.void], bool]:
-    """Return the headers of the records, and whether the returned array shares the memory of `data`. It shares this
-    memory only if all records have the same size; else the headers are copies.
+    """Return the headers of the records, and whether the returned array shares the memory of `data`. The array shares
+    this memory only if all records have the same size; otherwise the headers are copies.
     """
     width = int(widths[0])
     if (widths == width).all():
@@ -260,8 +265,8 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """Finds the tag hashes of records. Each distinct attribute is decoded only once, because most records have the same
-    attribute.
+    """Finds the tag hashes of records. Most records have the same attribute, so each distinct attribute is decoded only
+    once.
     """
 
     def __init__(self) -> None:

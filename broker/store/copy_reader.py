@@ -23,10 +23,11 @@ __all__ = ["CopiedPiece", "CopyReader"]
 
 
 class CopiedPiece(NamedTuple):
-    """Bytes [base, base + len(data)) of a partition, all in the segment that begins at byte offset `segment`.
+    """The bytes `data` of a partition, which begin at byte offset `base`. They belong to the segment that begins at
+    byte offset `segment`.
 
-    units: packed index units of the records, which follow each other without gaps. b"" means that the bytes are damaged
-    (`PartitionLog.append_damaged`).
+    units: the packed index units of the records in `data`. The records follow each other without gaps. If units is b"",
+    the bytes are damaged (`PartitionLog.append_damaged`).
     """
 
     base: int
@@ -40,8 +41,8 @@ class CopiedPiece(NamedTuple):
 
 
 class CopyReader:
-    """Reads a partition as it is when this object is made, including records that readers cannot see yet. Only one
-    worker thread at a time may use it.
+    """Reads a partition as it is when this object is made, including records that readers cannot see yet. At most one
+    worker thread at a time may use this object.
     """
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:

@@ -4,8 +4,8 @@ it was before the cut or as it is after the cut.
 The removed data are kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment
 as `<segment>.damaged-<where it was cut>`. When the removed data are on the disk under these names, the file `cut`,
 which describes the cut, is written in the partition's directory and synced. From then on the cut is valid: if a start
-finds this file, it finishes the cut. The journal must no longer hold data of the partition, or a start would restore
-the cut bytes.
+of the broker finds the file `cut`, it finishes the cut. Before a cut, the journal must no longer hold data of the
+partition. Otherwise a start would restore the removed bytes from the journal.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
 
 
 def _units(files: Files, file: SegmentFile, end: int) -> UnitArray:
-    """Return the index units of at least those records of a segment that begin before `end`. The units are read from
-    the index or rebuilt.
+    """Return index units of a segment, at least for all records that begin before `end`. The units are read from the
+    index file, or made again from the records.
     """
     stored = read_checkpoint(files, file.index_path, file.first_offset)
     if stored is not None and stored.checkpoint.crc is not None and stored.checkpoint.end >= min(end, file.end):

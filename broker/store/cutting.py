@@ -1,9 +1,10 @@
-"""Cut off the ends of partitions of a store that is in use: wait until this is possible, and give the logs their new
-segments afterwards.
+"""Cut off the ends of partitions of a store that is in use: wait until a cut is possible, and give the logs their new
+segments after the cut.
 
-First, all data of these partitions are synced and the journal removes all its files, because otherwise a start of the
-broker could restore the removed data from the journal. Then a worker thread changes the files (cut_files.py) and opens
-them in the same way as the start of a broker (recovery.py). `tick` checks whether the next step can run.
+First, all data of these partitions are synced, and the journal removes all its present files. Otherwise a start of the
+broker could restore the removed data from the journal. Then a worker thread changes the partitions' files
+(cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). `tick` checks whether the
+next step can run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ __all__ = ["CutsDone", "Cutting"]
 _log = logging.getLogger(__name__)
 
 CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
-"""done(kept, error). kept: for each log that was cut, the files that keep the removed data. error: why the other logs
-were not cut; None if all were cut.
+"""done(kept, error). kept: for each log that was cut, the paths of the files that contain the removed data. error: why
+the other logs were not cut; None if all logs were cut.
 """
 
 _BEING_CUT = "its end is being cut off"
@@ -65,8 +66,8 @@ class _Made(NamedTuple):
 
 
 class Cutting:
-    """Carries out one request for cuts at a time. Only the owning thread uses this object; a worker thread
-    (`run_in_thread`) changes the files.
+    """Carries out one request for cuts at a time. Only the thread that owns the store may use this object; a worker
+    thread (`run_in_thread`) changes the files.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Cutting:
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
         """Return whether the journal holds no data of the logs and nothing is left to write for them. Raises StoreError
-        if this state can never be reached.
+        if these two conditions can never be met.
         """
         for log in logs:
             if log.read_only is not None:

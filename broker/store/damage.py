@@ -29,8 +29,8 @@ class Damaged(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """A good record that contains the examined offset. It begins at byte offset `start` and has `size` bytes including
-    its header.
+    """A good record that contains the examined offset. start: the byte offset where the record begins. size: the
+    record's bytes, including its header.
     """
 
     start: int
@@ -42,11 +42,11 @@ Soundness = Damaged | Sound
 
 
 class DamagedRanges:
-    """The damaged ranges of one partition that have been found so far, in order. Only the owning thread uses this
-    object.
+    """The damaged ranges of one partition that have been found so far, in order. Only the thread that owns the store
+    may use this object.
 
-    Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. They are found again when somebody
-    reads there.
+    Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. A forgotten range is found again when
+    somebody reads its bytes.
     """
 
     __slots__ = ("_ends", "_starts")

@@ -74,8 +74,8 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """Do the same as `lock_data_path` for a running broker. Raises ConfigError also if the directory contains
-    partitions, because only a start of the broker can open them.
+    """Lock a data directory like `lock_data_path`, but while the broker is running. Raises ConfigError also if the
+    directory contains partitions, because only a start of the broker can open partitions.
     """
     fd = lock_data_path(files, path)
     try:
@@ -93,7 +93,7 @@ def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDi
     """Return all partition directories, sorted by name. Skip other directories with a warning (metaq 1.x would not
     start).
 
-    Raises StoreError if the same partition is in two data directories.
+    Raises StoreError if two data directories contain the same partition.
     """
     found: dict[tuple[str, int], PartitionDirectory] = {}
     for data_path in data_paths:

@@ -32,8 +32,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Return whether a write failed because the disk is full. Such a write has lost no data. A failed sync, by
-    contrast, may have lost data.
+    """Return whether a write failed because the disk is full. A write that failed for this reason has lost no data. A
+    failed sync, by contrast, may have lost data.
     """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
@@ -55,15 +55,16 @@ class Room(NamedTuple):
 
 
 class DiskSpace:
-    """The free space of all data directories. Only the owning thread uses this object; a worker thread measures the
-    space.
+    """The free space of all data directories. Only the thread that owns the store may use this object; a worker thread
+    measures the space.
     """
 
     def __init__(
         self, files: Files, paths: Callable[[], Sequence[str]], run_in_thread: RunInThread, reserve: int | None = None
     ) -> None:
-        """paths: returns the data directories; the first one contains the journal. reserve: the reserve of each data
-        directory in bytes; 0 means that puts are accepted until the disk is full; None means `default_reserve`.
+        """paths: returns the data directories; the first one contains the journal. reserve: how many bytes puts must
+        leave free in the file system of each data directory. 0 means that puts are accepted until the disk is full.
+        None means `default_reserve`.
         """
         self._files = files
         self._paths = paths
@@ -86,7 +87,9 @@ class DiskSpace:
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """Do the same as `empty`, but also return the error for a data directory that refuses puts."""
+        """Return the error for a data directory that refuses puts. If no directory refuses puts, return the result of
+        `empty`.
+        """
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 
     def check(self, directory: str, *, journaled: bool) -> None:

@@ -1,5 +1,5 @@
-"""Record which data of one partition are appended and which are safe, and decide the actions that follow from events.
-This module has no I/O, clock or thread.
+"""Record which data of one partition are appended and which are safe, and decide what the partition must do after each
+event. The code does no I/O, reads no clock and starts no thread.
 
 Data are safe when they are as durable as this node promised. With asynchronous flush, data are safe when they are
 appended; with group commit, when they survive a power cut. Readers see safe data, unless the log has a lower limit
@@ -80,7 +80,7 @@ class Mode(IntEnum):
 
 
 class DurabilityEvent(IntEnum):
-    """The events of a partition to which the modes react differently."""
+    """The events of a partition. Each mode may react differently to them."""
 
     APPENDED = 0
     PAST_THRESHOLD = 1
@@ -142,9 +142,9 @@ class Durability:
     """The state of one partition. All offsets are byte offsets of the partition. Counts are numbers of records as the
     log counts them.
 
-    Invariants: safe_end <= end; while puts wait, data below safe_end survives a power cut; after a failure safe_end
-    does not move and no job begins; each waiter is told once, in the order of arrival; at most one syncing job runs,
-    and beside it at most one job that only writes index units.
+    Invariants: safe_end <= end. While puts wait, data below safe_end survive a power cut. After a failure safe_end does
+    not move and no job begins. Each waiting callback is called once, in the order of arrival. At most one syncing job
+    runs at a time, and beside it at most one job that only writes index units.
     """
 
     __slots__ = (
@@ -171,15 +171,15 @@ class Durability:
     )
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
-        """end, count: end offset and record count of the readable data that the start of the broker found. synced_end:
-        the byte offset up to which these data are on the disk.
+        """end: the end offset of the readable data that the start of the broker found. count: the number of records in
+        these data. synced_end: all data before this byte offset are on the disk.
         """
         self.mode = _WAITING if policy.has_group_commit else _SHOWING
         self.end = self.safe_end = end
         self.count = self.safe_count = count
         """count: the number of records up to `end`. safe_count: the number of records up to `safe_end`."""
         self.synced_end = synced_end
-        """The offset up to which the partition's own files are on the disk."""
+        """All data before this byte offset are on the disk in the partition's own files."""
         self.unsynced_records = 0
         self.dirty = False
         """Whether some data are not covered by a checkpoint."""
@@ -210,7 +210,7 @@ class Durability:
 
     def committed(self, end: int) -> None:
         """Record that the transaction log can restore the data below byte offset `end` until the partition's files are
-        synced. These data are appended or will be appended at once.
+        synced. The data below `end` have been appended or will be appended at once.
         """
         self._committed_end = max(self._committed_end, end)
 
@@ -242,10 +242,11 @@ class Durability:
         return actions
 
     def appended_unreplayable(self, end: int, records: int = 0) -> int:
-        """Record an append of `records` records up to `end` that is not journaled. Return the actions.
+        """Record that `records` records were appended up to `end` without being written to the journal. Return the
+        actions.
 
-        Only a sync makes these data safe. If they contain damaged bytes, which a start would cut off, only a checkpoint
-        makes them safe.
+        The appended data become safe by a sync of the partition's own files. If the data contain damaged bytes, only a
+        checkpoint makes them safe, because a start of the broker would cut off damaged bytes that no checkpoint covers.
         """
         self.end = end
         self.count += records
@@ -363,7 +364,7 @@ class Durability:
 
     @property
     def syncing(self) -> bool:
-        """Whether a syncing job is running. Such a job may take long."""
+        """Whether a job that syncs data is running. A syncing job may take long."""
         return self._running != 0
 
     @property
@@ -373,12 +374,12 @@ class Durability:
         return not blocked
 
     def begin(self, kind: int) -> int:
-        """Request a job of this kind; 0 stands for the jobs that were requested before. Return the kind of the job to
-        begin now, 0 for none.
+        """Request a job of this kind, or, if `kind` is 0, only the jobs that were requested before. Return the kind of
+        the job to begin now; 0 means that no job is to begin.
 
         If a syncing job is running, the next syncing job begins after it and serves all requests that were made
-        meanwhile. A job that only writes index units runs beside a syncing job. If it cannot begin now, its request is
-        not kept.
+        meanwhile. A job that only writes index units runs beside a syncing job. If a job that only writes index units
+        cannot begin now, its request is not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -393,7 +394,7 @@ class Durability:
         return self._running
 
     def ended(self, kind: int) -> None:
-        """Record that the job of this kind is over."""
+        """Record that the running job of kind `kind` has ended."""
         if kind == INDEX:
             self._writing_units = False
         else:
@@ -430,8 +431,8 @@ class Durability:
         return 0
 
     def next_due(self, now: float) -> float:
-        """Return when to call `due` again (monotonic seconds) after a call at `now`. No job becomes due before that
-        time.
+        """Return the monotonic time, in seconds, of the next call of `due` after a call at `now`. No job becomes due
+        before the returned time.
         """
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
         if checkpoint <= now or self.has_group_commit:

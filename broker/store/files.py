@@ -150,8 +150,8 @@ class Files:
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
     def advise(self, fd: int, position: int, size: int, advice: int) -> None:
-        """Give advice to the page cache (os.POSIX_FADV_…). This is only a hint and has no effect where it is not
-        supported.
+        """Tell the kernel how the page cache should treat this range (os.POSIX_FADV_…). The advice is only a hint and
+        has no effect where the system does not support it.
         """
         with suppress(OSError):
             os.posix_fadvise(fd, position, size, advice)
@@ -162,7 +162,7 @@ class Files:
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
         """Tell the kernel to start writing dirty pages of this range to the disk. The call does not wait, and it does
-        not make the data safe. It is only a hint and has no effect where it is not supported.
+        not make the data safe. The call is only a hint and has no effect where the system does not support it.
         """
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
@@ -313,8 +313,8 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """Return `path`, with a number appended if that file exists. So files that an earlier recovery has kept are not
-    overwritten.
+    """Return `path`. If a file with this path exists, append a number to get a path that no file has. So files that an
+    earlier recovery has kept are not overwritten.
     """
     name, number = path, 1
     with suppress(FileNotFoundError):
@@ -346,19 +346,19 @@ def may_exist(files: Files, path: str) -> bool:
 
 
 def default_open_limit() -> int:
-    """Return how many file descriptors the store may keep open: half of the process's soft limit (the other half is for
-    connections), but at most 2,048.
+    """Return how many file descriptors the store may keep open. The result is half of the process's soft limit, but at
+    most 2,048; the other half is for connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
 
 
 class OpenFile:
-    """A file that is opened when it is used. `OpenFiles` may close it between uses. Only the owning thread uses this
-    object.
+    """A file that is opened when it is used. `OpenFiles` may close the file between uses. Only the thread that owns the
+    store may use this object.
 
-    A descriptor from `use()` is valid until another file of the same `OpenFiles` is used. `pin()` keeps the descriptor
-    open for as long as a worker thread needs it.
+    A descriptor that `use()` returns is valid until another file of the same `OpenFiles` is used. `pin()` keeps the
+    descriptor open for as long as a worker thread needs it.
     """
 
     __slots__ = ("_table", "fd", "flags", "path", "pins", "recent")
@@ -378,7 +378,9 @@ class OpenFile:
         return self._table.open(self) if fd is None else fd
 
     def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Do the same as `write_all`. A file that was not open may be closed again at once (`OpenFiles.write`)."""
+        """Write like the function `write_all`. If the file was not open, it may be closed again after the write
+        (`OpenFiles.write`).
+        """
         fd = self.fd
         if fd is None:
             self._table.write(self, buffers, position)
@@ -387,7 +389,9 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """Do the same as `use`, but keep the descriptor open until `unpin` has been called as often as `pin`."""
+        """Return the open descriptor like `use`, but keep the descriptor open until `unpin` has been called as often as
+        `pin`.
+        """
         fd = self.use()
         self.pins += 1
         return fd
@@ -403,8 +407,8 @@ class OpenFile:
     def read(self, size: int, position: int) -> Buffer:
         """Return `size` bytes from `position`, fewer only at the end of the file.
 
-        This waits for the disk if necessary. Raises NotCached if the data are not in the page cache and waiting is not
-        allowed (`OpenFiles.cached_only`).
+        The call waits for the disk if necessary. If waiting is not allowed (`OpenFiles.cached_only`) and the data are
+        not in the page cache, the call raises NotCached instead.
         """
         fd = self.use()
         if not self._table.may_wait:
@@ -425,7 +429,7 @@ class OpenFile:
 
 
 class CachedOnly:
-    """A `with` block in which files of one `OpenFiles` object are read only from the page cache."""
+    """A context manager. In its `with` block, files of one `OpenFiles` object are read only from the page cache."""
 
     def __init__(self, table: OpenFiles) -> None:
         self._table = table
@@ -441,8 +445,8 @@ class OpenFiles:
     """Keeps at most `limit` descriptors open. The clock algorithm (cheap, close to LRU) chooses the descriptor to
     close.
 
-    Pinned files are never closed, so more than `limit` descriptors may be open if all are pinned. Only the owning
-    thread uses this object.
+    Pinned files are never closed, so more than `limit` descriptors may be open if all are pinned. Only the thread that
+    owns the store may use this object.
     """
 
     def __init__(self, files: Files, limit: int) -> None:
@@ -451,7 +455,7 @@ class OpenFiles:
         self.may_wait = True
         self.cached_only = CachedOnly(self)
         """A context manager. In its `with` block, `OpenFile.read` raises NotCached instead of waiting for the disk.
-        These blocks must not be nested.
+        The `with` blocks of this object must not be nested.
         """
         self._ring: deque[OpenFile] = deque()
         self._scratch = memoryview(bytearray(tuning.SCRATCH_BYTES))
@@ -477,11 +481,11 @@ class OpenFiles:
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Write to a file that is not open. If `limit` files are open already, either an unused file is closed first,
-        or this file is closed again after the write.
+        """Write to a file that is not open. If fewer than `limit` files are open, or another open file has not been
+        used lately and can be closed, the written file stays open. Otherwise it is closed again after the write.
 
-        Without this rule, if more files are written in turn than may be open, each file would be closed before its next
-        write.
+        So the other files stay open for their next writes. If they were closed instead, and more than `limit` files
+        were written one after the other, each file would be closed before its next write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -520,8 +524,8 @@ class OpenFiles:
             self._ring.rotate(-1)
 
     def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
-        """Do the same as OpenFile.read_cached. If the file system cannot tell which data are cached, read at once,
-        which may wait for the disk.
+        """Read like OpenFile.read_cached. If the file system cannot tell which data are in the page cache, read the
+        data anyway, which may mean waiting for the disk.
         """
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)

@@ -1,5 +1,5 @@
-"""The index file beside each segment: one fixed-size unit per record. All its content except the store times is derived
-from the data.
+"""The index file beside each segment contains one unit of fixed size for each record. Everything in the file except the
+store times can be derived from the segment's data.
 
     <20-digit first offset>.index, little-endian
     off size header                                        off size unit (where: index_blocks.py)
@@ -149,8 +149,9 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
     """Return the checkpoint of an index file. Return None if the file is missing, damaged or too short, or belongs to
     another segment.
 
-    Only the units in the last block that the checkpoint covers are checked. A file that cannot be read counts as
-    damaged, because it can be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory is short.
+    Of all units, this function checks only the ones in the last block that the checkpoint covers. A file that cannot be
+    read counts as damaged, because it can be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory
+    is short.
     """
     try:
         with opened(files, path) as fd:
@@ -190,12 +191,13 @@ def write_units(
     """Write units to an index file behind its first `stored` units, without a sync. If `stored` is 0, create the file
     anew. Return the CRC-32 of the units in the last block if that block is incomplete.
 
-    crc: the result of the last write; 0 if nothing is stored. vouched: given only if nothing is stored but the old
-    file's header says that a range of data is synced (because the file has version 1, or the range is damaged). If the
-    old file were overwritten, the header would not say this again before the next checkpoint. A start in between would
-    check, and perhaps cut, data that it could have trusted. So in this case the file is replaced by a new file whose
-    header says the same, and this waits for the disk. Any thread may call this, but only one at a time per file. Raises
-    OSError; then the units that the header covers are unchanged, and either the old file or the new one exists.
+    crc: the result of the last write; 0 if nothing is stored. vouched: a range of data that the old file's header
+    declares as synced. This argument is given only if no units are stored (because the old file has version 1, or the
+    range is damaged). If the old file were overwritten, the header would not say this again before the next checkpoint.
+    A start in between would check, and perhaps cut, data that it could have trusted. So if `vouched` is given, the old
+    file is replaced by a new file with the same statement in its header, and the call waits for the disk. Any thread
+    may call this function, but only one thread at a time per file. Raises OSError; then the units that the header
+    covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -251,8 +253,8 @@ def _end_of(unit: Any) -> int:
 
 
 class Units(ABC):
-    """The units of one segment. The first `stored` units are in a file, and every read checks them; the other units are
-    in memory.
+    """The index units of one segment. The first `stored` units are in a file, and every read verifies the checksums of
+    the units that it reads. The other units are in memory.
 
     crc: the CRC-32 of the units in the file's last block, if that block is not complete. A search reads O(log n)
     blocks. All methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
@@ -311,8 +313,8 @@ class Units(ABC):
         return read_block(self._load, self.path, block, self.stored, self.crc)
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
-        """Return the number of the first of the units start … stop-1 for which key(unit) >= value. The keys must not
-        decrease.
+        """Search the units start … stop-1, and return the number of the first unit with key(unit) >= value. The keys
+        must not decrease from one unit to the next.
         """
         stored, held = self.stored, -1
         units: Buffer = b""
@@ -342,12 +344,13 @@ def _time(unit: Unit) -> int:
 
 
 class Index(Units):
-    """The units of one segment. The first `stored` units are in the file, the others are in memory until the next
-    checkpoint.
+    """The index units of one segment. The first `stored` units are in the index file. The other units are in memory
+    until the next checkpoint.
 
-    Only the owning thread uses this object; `write_units` runs in other threads on a copy of the units. A search takes
-    O(1) if it begins where an earlier `units_ending_by` ended, which is usual for readers that read in order. (Units
-    never change, so a known record boundary stays valid.) A read of the file may raise NotCached, like `OpenFile.read`.
+    Only the thread that owns the store may use this object; `write_units` runs in other threads on a copy of the units.
+    A search takes O(1) if it begins where an earlier `units_ending_by` ended, which is usual for readers that read in
+    order. (Units never change, so a known record boundary stays valid.) A read of the file may raise NotCached, like
+    `OpenFile.read`.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")
@@ -455,9 +458,10 @@ class Index(Units):
 
 
 class UnitReader(Units):
-    """The units of one segment as they were when this object was made. It reads with a descriptor of its own.
+    """The index units of one segment as they were when this object was made. The object reads the index file with its
+    own file descriptor.
 
-    Any thread may use it as a context manager, but only one thread at a time.
+    Any thread may use the object as a context manager, but only one thread at a time.
     """
 
     __slots__ = ("_fd", "_files")
@@ -488,13 +492,13 @@ class UnitReader(Units):
             yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """Do the same as `chunks`, but yield the last array first."""
+        """Yield the arrays of `chunks`, but in reverse order, the last array first."""
         for last in range(stop, start, -tuning.UNITS_PER_READ):
             yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
-        """Return the number of the unit with this id among the units start … stop-1; None if there is none. ascending:
-        whether their ids are known to be sorted.
+        """Search the units start … stop-1 for this message id. Return the number of the unit that has the id, or None.
+        ascending: whether the ids of these units are known to be sorted.
         """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)

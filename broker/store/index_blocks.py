@@ -11,9 +11,9 @@ functions.
 
 The trailer (the fields behind the units) is written once, by the write that completes the block. An incomplete block
 has no trailer; readers know from elsewhere how many units it has and the CRC-32 of these units (`Checkpoint.crc`,
-`Units.crc`). Each write computes the new CRC-32 from the one before. So a write need not read the file, and no byte
-that a header covers is written twice. Because the CRC-32 begins with the block's number, it also detects a block that
-is in the wrong place.
+`Units.crc`). Each write computes the block's new CRC-32 from the CRC-32 that the previous write returned. So a write
+need not read the file, and no byte that the index header covers is written twice. Because the CRC-32 begins with the
+block's number, it also detects a block that is in the wrong place.
 
 Many blocks are read and checked at once. The equivalent simple code is in tests/unit/broker/store/test_references.py;
 the benchmark is `consume`.
@@ -149,7 +149,7 @@ def _trailer(block: int, crc: int) -> bytes:
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
     """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. Also return
-    the CRC-32 of the units in the block that is incomplete then.
+    the CRC-32 of the units in the block that will be incomplete after this write.
 
     crc: the CRC-32 of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
     """
@@ -184,8 +184,8 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """Read and check the units of one block, and return their bytes; other bytes may follow them. Only the first
-    `stored` units of the file are in use.
+    """Read and check the units of one block, and return their bytes; other bytes may follow them. stored: the number of
+    units in the file that are in use.
 
     Raises IndexDamaged, and the errors of `load`.
     """
@@ -201,8 +201,8 @@ def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buf
 
 
 def read_units(load: _Load, path: str, start: int, stop: int, stored: int, crc: int) -> UnitArray:
-    """Return the units start … stop-1, 0 <= start < stop <= stored, with one read. Raises the same errors as
-    `read_block`.
+    """Return the units start … stop-1 (0 <= start < stop <= stored), with one read of the file. Raises the errors that
+    `read_block` raises.
     """
     first, last = block_of(start), block_of(stop - 1)
     if first == last:
@@ -233,13 +233,13 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """Return the CRC-32 of `block` good blocks, numbered from 0 on, one behind the other. It is the same for every
-    index file. With it, one pass over the data checks many blocks.
+    """Return the CRC-32 of all blocks before block number `block`, on the condition that they are good. The result is
+    the same for every index file. With this CRC-32, many blocks are checked in one pass over the data.
 
     A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation
-    begins with the CRC-32 of the blocks before, the result differs from _RIGHT by a known value: the difference of the
-    two beginnings, carried through as many zero bytes as a block has. Damage in one block is always detected, as with
-    one CRC-32 per block. Damage in several blocks is detected except once in 2^32 cases.
+    begins with the CRC-32 of the blocks before, the result differs from _RIGHT by a known value. This value is the
+    difference of the two start values, carried through as many zero bytes as a block has. Damage in one block is always
+    detected, as with one CRC-32 per block. Damage in several blocks is detected except once in 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:

@@ -1,4 +1,4 @@
-"""Rebuild the missing indexes of closed segments in the background, one after the other."""
+"""Rebuild missing indexes of closed segments in the background. One index is rebuilt at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class _Lost(NamedTuple):
 
 
 class IndexRebuilding:
-    """Rebuilds the indexes of closed segments that have none. Only the owning thread uses this object; the segments are
-    read in a worker thread (`run_in_thread`).
+    """Rebuilds the indexes of closed segments that have none. Only the thread that owns the store may use this object;
+    a worker thread (`run_in_thread`) reads the segments.
     """
 
     def __init__(
@@ -40,8 +40,9 @@ class IndexRebuilding:
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt: called when a segment of the log has its index again. on_gone: called when retention has removed
-        the segment during the rebuild; its new index file may still exist and must be removed.
+        """on_rebuilt(log): called when a segment of the log has its index again. on_gone(log): called when retention
+        has removed a segment of the log while its index was rebuilt. The segment's new index file may still exist then
+        and must be removed.
         """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
@@ -81,7 +82,7 @@ class IndexRebuilding:
         return self._busy
 
     def hold(self, held: bool) -> None:
-        """If `held` is True, begin no further rebuild until this method is called with False."""
+        """If `held` is True, begin no further rebuild until this method is called again with `held` = False."""
         self._held = held
 
     def stop(self) -> None:
@@ -128,8 +129,8 @@ class IndexRebuilding:
 
 
 def rebuild_index(files: Files, path: str, first_offset: int, size: int) -> tuple[Checkpoint, list[Damaged]]:
-    """Read a closed, synced segment record by record, and write and sync an index for it. Any thread may call this.
-    Only the index file is changed.
+    """Read a closed, synced segment record by record, and write and sync an index for it. Any thread may call this
+    function. The function changes no file but the index file.
 
     Damaged ranges are skipped and returned; their records are not in the index. Raises OSError.
     """

@@ -1,13 +1,13 @@
-"""The store's internal logs. They contain data that a broker keeps in addition to the messages of its partitions, and
-that it writes in the same way as messages.
+"""The store's internal logs. Besides the messages of its partitions, a broker must remember other data, for example
+about delayed messages. The broker stores these data in internal logs, in the same way as messages.
 
 An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like a
 partition. Its directory's name has no `-`, so Java brokers ignore it. No client can name its topic, because a client's
 topic may not contain `/` (limits.check_topic). `Store.logs()` never returns it.
 
 The code that opens the store names the internal topics (assembly/kinds.py). Each internal topic has two logs: one for
-partitions with asynchronous flush and one for partitions with group commit. So data in an internal log become safe in
-the same way as the messages to which they belong.
+partitions with asynchronous flush and one for partitions with group commit. So if data in an internal log belong to a
+message, the data become safe in the same way as the message.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ with group commit.
 """
 
 OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
-"""recovered(files, snapshot, first_offset, directories): called when a log has been recovered, from byte offset
-first_offset on. directories: the partitions' directories by `<topic>-<partition>`; the partitions have not been
-recovered yet. Raises StoreError.
+"""recovered(files, snapshot, first_offset, directories): called when an internal log has been recovered. The log's data
+begin at byte offset first_offset; snapshot reads them. directories: the partitions' directories by
+`<topic>-<partition>`; the partitions have not been recovered yet. Raises StoreError.
 """
 
 
@@ -50,9 +50,9 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same turn of the reactor. So after a crash, the next start of the broker finds either both appends or none of
-    them. recovered: called when a log of this topic is recovered, before partitions and other internal topics are
-    recovered.
+    in the same turn of the reactor. If True, the next start of the broker after a crash finds either both appends or
+    none of them. recovered: called when a log of this topic has been recovered. Partitions and other internal topics
+    are recovered later.
     """
 
     directory: str

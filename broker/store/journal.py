@@ -1,10 +1,10 @@
 """One sequential log for all partitions whose puts wait for the disk, so that one sync covers many partitions.
 
 A put is written to its partition's file (in the page cache), and a second time to the journal. All puts that arrive
-while one sync of the journal runs share the next sync. This is the group commit, across partitions and connections.
-Checkpoints sync the partition files later. When checkpoints cover a journal file, that file is removed. So the cost of
-an acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their own
-files are synced instead, which avoids the second write. For the files' format see journal_format.py.
+while one sync of the journal runs share the next sync. So group commit works across partitions and connections.
+Checkpoints sync the partition files later. A journal file is removed when checkpoints cover all its entries. So the
+cost of an acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their
+own files are synced instead, which avoids the second write. For the files' format see journal_format.py.
 
 Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
 only when the data of all its entries are synced in the partitions' own files. A journal file may be removed before an
@@ -83,8 +83,8 @@ class _File:
 
 
 class Journal:
-    """The journal of a store. Only the owning thread calls its methods. A worker thread writes and syncs one group of
-    appends at a time.
+    """The journal of a store. The methods may be called only on the thread that owns the store. A worker thread writes
+    and syncs one group of appends at a time.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Make the bytes appended to `log` at [base, end) safe. The log is then notified by a call of its `safe`, or of
-        its `end` if its own files were synced.
+        """Make the bytes safe that were appended to `log` at [base, end). Afterwards the journal calls the log's method
+        `safe`. If the log's own files were synced instead, it calls the log's method `end`.
 
         count: the log's own count of records up to `end`. data: the bytes, which must not change until they are safe.
         """
@@ -253,8 +253,8 @@ class Journal:
             file.size += size
 
     def _new_file(self) -> _File:
-        """Create the next journal file and make it the current one. This runs in a worker thread, so the owning thread
-        does not read `_file` while a group is written.
+        """Create the next journal file and make it the current one. This method runs in a worker thread, so the thread
+        that owns the store does not read `_file` while a group is written.
         """
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
@@ -374,8 +374,9 @@ class Journal:
         """Start to make all present journal files removable. Return the number of the next journal file, for calls of
         `has_older`.
 
-        This method requests checkpoints of the partitions; `tick` then removes the files. Returns None while a group is
-        being written; in this case call this method again later.
+        This method requests checkpoints of the partitions; `tick` removes the files after these checkpoints. Returns
+        None, without any effect, while appends wait or a group of appends is being written. The caller must then call
+        this method again later.
         """
         if self._running is not None or self._waiting:
             return None

@@ -8,8 +8,8 @@ A block contains the data that one sync made safe. All numbers are little-endian
     the names, `<topic>-<partition>` UTF-8, back to back | the data, whole records, back to back
 
 Either a whole block is good or none of its data are used, because no part of an incomplete block was ever acknowledged.
-Only the last block of the last file can be incomplete. Anywhere else, bytes that are not a good block are damage, and
-the good blocks behind them are still used.
+No block except the last block of the last file can be incomplete. Anywhere else, bytes that are not a good block are
+damage, and the good blocks behind them are still used.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Return a block for journal file `number`, as buffers. names, bases, ends: for each entry the partition's name,
-    and the byte offsets where its data begin and end. data: the data of all entries, divided into buffers in any way.
+    """Return a block for journal file `number`, as buffers. names: the partition's name of each entry. bases, ends: the
+    byte offsets in the partition where each entry's data begin and end. data: the data of all entries, divided into
+    buffers in any way.
     """
     rows = np.zeros(len(names), _ROW)
     rows["base"] = bases
@@ -93,8 +94,8 @@ def encode_block(
 
 
 class JournalData:
-    """Reads the data of journal entries. Each file is opened once and stays open until `close`. Only one thread may use
-    this object.
+    """Reads the data of journal entries. Each file is opened once and stays open until `close`. This object must not be
+    used by several threads.
     """
 
     def __init__(self, files: Files) -> None:
@@ -130,8 +131,8 @@ class JournalGap(NamedTuple):
 
 
 class JournalContents(NamedTuple):
-    """The content of the whole journal. entries: the entries of each partition in order, by partition name. paths: the
-    paths of all files, oldest first. gaps: the unreadable parts.
+    """The content of the whole journal. entries: a dict from partition name to the partition's entries, in order.
+    paths: the paths of all journal files, oldest first. gaps: the parts of these files that cannot be read.
     """
 
     entries: dict[str, list[JournalEntry]]
@@ -145,7 +146,7 @@ class JournalContents(NamedTuple):
 
 
 def read_journal(files: Files, data_path: str) -> JournalContents:
-    """Read the whole journal. Only one file's bytes are in memory at a time. Raises OSError."""
+    """Read the whole journal. The bytes of at most one file are in memory at a time. Raises OSError."""
     directory = os.path.join(data_path, JOURNAL_DIRECTORY)
     contents = JournalContents({}, [], [])
     if not files.is_directory(directory):

@@ -67,8 +67,8 @@ def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[Key
 
 
 class KeyBuilding:
-    """Finds the logs whose key files lack blocks, and has the blocks written. Only the owning thread uses this object.
-    A worker thread (`run_in_thread`) writes one block at a time.
+    """Finds segments with data that no block of their key file covers, and has the missing blocks written. Only the
+    thread that owns the store may use this object. A worker thread (`run_in_thread`) writes one block at a time.
     """
 
     def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:

@@ -1,5 +1,5 @@
-"""The key file beside a segment: blocks of a hash table that are written once and never changed. Its content is derived
-from the data.
+"""The key file beside a segment contains blocks of a hash table. Each block is written once and never changed. The
+content of a key file can be derived from the segment's data.
 
     <20-digit first offset>.keys, little-endian: blocks back to back, for records that follow each other
     off size header of a block                             off size entry (96 + 8 * i), sorted as one u64
@@ -76,14 +76,14 @@ _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record 
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
-"""If a record has more bytes than this, only its first bytes, up to this limit, are searched for keys. Only a Java
-producer can have sent such a record.
+"""If a record has more bytes than this, only its first bytes, up to this limit, are searched for keys. A record of more
+bytes can only come from a Java producer.
 """
 
 
 class KeyBlock(NamedTuple):
-    """One block of a key file, for the records in [start, end) of the partition. `position`: the byte position in the
-    file where the block's entries begin.
+    """A block of a key file. start, end: the block has entries for the partition's records in the byte range [start,
+    end). position: the byte position in the key file where the block's entries begin.
     """
 
     start: int
@@ -109,8 +109,8 @@ def scan_keys(
     """Read the records that `units` describe from the segment that begins at `first_offset`. Return their entries,
     unsorted.
 
-    Any thread may call this. It reads windows of 4 MiB and lets other threads use the interpreter in between. Raises
-    OSError.
+    Any thread may call this function. The function reads windows of 4 MiB and lets other threads use the Python
+    interpreter in between. Raises OSError.
     """
     found: list[Entries] = [np.empty(0, np.uint64)]
     positions = units["offset"] - first_offset
@@ -201,8 +201,8 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
 
 
 def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
-    """Return some neighbouring entries of one block, sorted. They include all entries with hash `key`. Any thread may
-    call this. Raises OSError.
+    """Return some neighbouring entries of one block, sorted. The result includes all entries with hash `key`. Any
+    thread may call this function. Raises OSError.
     """
     count = block.entries
     guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
@@ -232,8 +232,8 @@ def read_blocks(
     file.
 
     Any thread may call this. The list ends before the first block that is incomplete, belongs to other data, or whose
-    last record is no longer in the segment. That block and later blocks will be written again. check_entries: whether
-    to reject also blocks whose entries do not match their checksum. Raises OSError.
+    last record is no longer in the segment. The caller will write this block and all later blocks again. check_entries:
+    whether to reject also a block if its entries do not match their checksum. Raises OSError.
     """
     try:
         size = files.status(path).size

@@ -53,7 +53,8 @@ of the last segment is dropped, a new last segment is created. Raises StoreError
 
 
 class Lookup:
-    """Answers queries with the segments' indexes. Only the owning thread uses it.
+    """Answers queries about a partition with the segments' indexes. Only the thread that owns the store may use this
+    object.
 
     If an index is damaged, the segment loses this index, and the query is answered as for a segment without an index.
     Raises StoreError if that is impossible.
@@ -166,8 +167,8 @@ class Lookup:
         return None if index is None else index.unit(before - 1 - segments.count_before(number))[1]
 
     def other_id_before(self, offset: int, message_id: int) -> int:
-        """Return the result of `id_before` if it differs from `message_id`. Otherwise, or if message_id is UNKNOWN_ID,
-        return UNKNOWN_ID.
+        """Return the result of `id_before` if it differs from `message_id`. Return UNKNOWN_ID if the two ids are equal,
+        or if message_id is UNKNOWN_ID.
         """
         found = None if message_id == UNKNOWN_ID else self.id_before(offset)
         return UNKNOWN_ID if found is None or found == message_id else found
@@ -206,7 +207,8 @@ class Lookup:
         visible_end if there is none.
 
         The result is exact for records of this broker. For a Java broker's records, the latest possible store time is
-        used. A segment whose index is being rebuilt is treated as if all its records were stored at that time or later.
+        used. If a segment's index is being rebuilt, the search assumes that all records of the segment were stored at
+        `time_ms` or later.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -225,15 +227,15 @@ class Lookup:
         """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
         max_bytes.
 
-        All units belong to the segment that contains `offset`, and are back to back. They end at a gap, where damage
-        was found when the index was made. If `offset` lies in such a gap, the first record starts behind `offset`. The
-        first unit is returned even if its record is larger than max_bytes, so that a caller can always go on. The
-        result is empty at visible_end, and inside a segment's last record or the damage behind it. Raises
-        OffsetOutOfRange and StoreError like `Segments.read`.
+        All units belong to the segment that contains `offset`, and their records are back to back. The index has a gap
+        wherever damage was found when the index was made. The result ends before the next gap. If `offset` lies in a
+        gap, the first record starts behind `offset`. The first unit is returned even if its record is larger than
+        max_bytes, so that a caller can always go on. The result is empty at visible_end, and inside a segment's last
+        record or the damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
 
-        If the segment's index is being rebuilt, the records are read one after the other: at most 4 MiB, or one record
-        of MAX_RECORD_BODY_BYTES. Then `offset` must be the start of a record. The result is empty if it is not, or if
-        the record is damaged.
+        If the segment's index is being rebuilt, this method reads the records one after the other: at most 4 MiB, or
+        one record of MAX_RECORD_BODY_BYTES. In this case `offset` must be the start of a record. The result is empty if
+        no record starts there, or if the record is damaged.
         """
         segment, length = self._segments.extent(offset, max_bytes)
         if not length:
@@ -250,8 +252,8 @@ class Lookup:
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
         """Yield index units of all readable records that start in [offset, end), in pieces. Waits for the disk.
 
-        Records behind damaged bytes are included, with or without an index. offset: the byte offset where a record or a
-        damaged range starts. max_bytes,
+        The result includes records behind damaged bytes, no matter whether the segment has an index. offset: the byte
+        offset where a record or a damaged range starts. max_bytes,
         max_count: the limits of each piece; see `units`. Damaged bytes are skipped and reported. Raises
         OffsetOutOfRange, StoreError.
         """

@@ -1,7 +1,7 @@
-"""One partition: store its segments, append to them, and determine which data are safe.
+"""The log of one partition. A log stores the partition's segments, appends to them, and determines which data are safe.
 
 `segments` and `lookup` read, and `Writer` appends. `Durability` decides which data are synced, which data readers see,
-and which waiting callbacks are called. This object carries out the decisions of `Durability`. Tests check the
+and which waiting callbacks are called. A PartitionLog carries out the decisions of `Durability`. Tests check the
 invariants after every step (`testing.check_invariants`). The invariants of these four objects hold, and in addition:
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
 - with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
@@ -46,8 +46,8 @@ _log = logging.getLogger(__name__)
 AppendListener = Callable[["PartitionLog", int, int, int, Sequence[Buffer], Buffer, int], None]
 """listener(log, base, end, count, data, units, segment).
 
-Called after the bytes `data` were appended at [base, end). count: the log's own count of records up to `end`. units:
-the index units as they were stored. segment: the byte offset where the segment of these bytes begins.
+The listener is called after the bytes `data` were appended at [base, end). count: the log's own count of records up to
+`end`. units: the index units as they were stored. segment: the byte offset where the segment with these bytes begins.
 """
 
 
@@ -68,8 +68,8 @@ class StoreServices:
 
 
 class PartitionLog:
-    """One partition. Only the owning thread uses this object. Other threads may use only snapshots from
-    `segments.snapshot()` and the jobs that `begin` returns.
+    """The log of one partition. Only the thread that owns the store may use this object. Other threads may use
+    snapshots from `segments.snapshot()` and the jobs that `begin` returns.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class PartitionLog:
 
     @property
     def visible_end(self) -> int:
-        """The byte offset up to which readers see the partition."""
+        """The end of the readable data: readers see the partition's data before this byte offset."""
         return self.segments.visible_end
 
     @property
@@ -147,7 +147,7 @@ class PartitionLog:
 
     @property
     def synced_end(self) -> int:
-        """The byte offset up to which the partition's own files are on the disk."""
+        """All data before this byte offset are on the disk in the partition's own files."""
         return self.durability.synced_end
 
     @property
@@ -169,16 +169,17 @@ class PartitionLog:
 
         data: the records' bytes, divided into buffers at any positions. The buffers must not change before the records
         are visible to readers. units: one packed UNIT for each record, with absolute byte offsets from `end_offset` on,
-        and store times in order. Times before the log's last time (because the clock was set back) are raised to that
-        time. The append is all or nothing. After a failed write the file is cut back to its former size, the log
-        becomes read-only, and LogReadOnly is raised. If the write failed only because the disk is full, DiskFull is
-        raised instead and the log stays writable. If the segment has reached its maximum size, a new segment begins
-        afterwards. Raises ValueError, with nothing written, if the units do not describe the data.
+        and store times in order. If a store time is lower than the log's last store time (because the clock was set
+        back), it is raised to the last store time. The append is all or nothing. After a failed write the file is cut
+        back to its former size, the log becomes read-only, and LogReadOnly is raised. If the write failed only because
+        the disk is full, DiskFull is raised instead and the log stays writable. If the segment has reached its maximum
+        size, a new segment begins afterwards. Raises ValueError, with nothing written, if the units do not describe the
+        data.
 
         segment: given only for a log that is copied from another node: the byte offset where the segment of these
         records begins on that node, as `Store.on_append` reported it there. The records are written into that segment,
-        which is created if it begins at `end_offset`. In this case this log does not begin new segments because of
-        their size. Raises ValueError if that segment is not the last one and cannot become the last one. Raises
+        which is created if it begins at `end_offset`. If `segment` is given, the size of a segment does not cause a new
+        segment. Raises ValueError if the given segment is not the last one and cannot become the last one. Raises
         StoreError if the segment's index must be rebuilt first. journaled: False for a large copy, if nobody waits
         until its parts are safe. With group commit, such data are safe after the next sync of this log, which the
         caller has to request. The page cache does not keep such data.
@@ -219,12 +220,12 @@ class PartitionLog:
         return base
 
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
-        """Append bytes that are damaged on the node from which this log is copied. They have no index units. Everything
-        else is as in `append`.
+        """Append bytes that another node has sent to this copy of its log, and that are damaged on that node. Damaged
+        bytes have no index units. Everything else is as in `append`.
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which begins at
-        once. Without the checkpoint, a start would treat the bytes as new damage on this node and cut the log there
-        (also with asynchronous flush, after kill -9).
+        once. If there were no checkpoint, a start of the broker would treat the bytes as new damage on this node and
+        cut the log there (also with asynchronous flush, after kill -9).
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -275,10 +276,11 @@ class PartitionLog:
 
     def _go_on_in(self, first_offset: int) -> None:
         """Begin a segment at this byte offset. If the last segment is empty and the segment before it begins at this
-        offset, remove the empty segment and continue the one before it instead.
+        offset, do not begin a segment. Instead, remove the empty segment and continue the segment before it.
 
-        The removal is necessary if the node from which the log is copied still appends to the earlier segment. This
-        happens if another node was the leader before, or if that node did not begin a new segment when this log did.
+        The removal is necessary if the leader, which sends this log's data, still appends to the earlier segment. The
+        leader may do so if another node was the leader before, or if the leader did not begin a new segment when this
+        log did.
         """
         segments = self.segments
         again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
@@ -299,10 +301,11 @@ class PartitionLog:
             raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _take_up_again(self) -> None:
-        """Remove the empty last segment, and continue the segment before it. This waits for the disk, but it is rarely
-        necessary.
+        """Remove the empty last segment, and continue the segment before it. The call waits for the disk, but it is
+        rarely necessary.
 
-        The empty segment's name must be gone before the other segment grows, or a start would find an overlap.
+        The empty segment's file name must be removed from the disk before the other segment grows. Otherwise a start of
+        the broker could find two segments that overlap.
         """
         segments = self.segments
         before = segments[-2]
@@ -329,18 +332,19 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Return whether two things are true: the file name of some segment may not be on the disk, and some data would
-        survive a power cut only in the journal or the transaction log.
+        """Whether the segments' file names must be synced before a new segment begins. This is so if two things are
+        true: some file name may not be on the disk yet, and some data would survive a power cut only in the journal or
+        the transaction log.
 
         The name of a newer segment may reach the disk first, so that after a power cut the newer segment exists without
-        the older one. A start could not distinguish this from the result of retention, and would not restore the data
-        from the journal or transaction log.
+        the older one. A start of the broker would then assume that retention has removed the older segment, and would
+        not restore its data from the journal or transaction log.
         """
         return bool(self._writer.unsynced_directories) and self.durability.relies_on_logs
 
     def _sync_names(self) -> None:
-        """Sync the names of the segments' files. This waits for the disk, so it is called only when a segment must
-        begin at once.
+        """Sync the names of the segments' files. The call waits for the disk, so this method is called only when a
+        segment must begin at once.
 
         Raises LogReadOnly if the sync fails, because a failed sync is never repeated, not even for file names.
         """
@@ -388,14 +392,15 @@ class PartitionLog:
         self.use_policy(config.flush_policy)
 
     def use_policy(self, policy: FlushPolicy) -> None:
-        """Do the same as `use` when only the flush policy differs."""
+        """Change only the flush policy. The effect is the same as that of `use` with a new flush policy."""
         self._act(self.durability.use(policy))
 
     # --- safety -------------------------------------------------------------------------------------------------------
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
-        """Call `callback(None)` exactly once when durability.safe_end >= end. If that is true already, call it at once,
-        else when the flush ends, in the order of the calls of this method.
+        """Call `callback(None)` exactly once when durability.safe_end >= end. If the data are safe already, call it at
+        once, else when the flush ends. Several callbacks are called in the order in which they were passed to this
+        method.
 
         Call `callback(LogReadOnly)` instead if the flush fails or has failed. end: the end offset of an append, at most
         end_offset.
@@ -419,7 +424,7 @@ class PartitionLog:
 
     def sync_failed(self, cause: str) -> None:
         """Record that no more data of this log can become safe, neither in its own files nor in the journal, and call
-        all waiting callbacks with the error. The log stays in this state until a restart.
+        all waiting callbacks with the error. No data of the log become safe before the broker is restarted.
         """
         if self.read_only is None:
             self._turn_read_only(cause)
@@ -436,7 +441,9 @@ class PartitionLog:
 
     @property
     def unsynced_directories(self) -> Sequence[str]:
-        """The directories in which names of this partition's files may not be on the disk."""
+        """The directories that contain files of this partition and need a sync, because the files' names may not be on
+        the disk.
+        """
         return self._writer.unsynced_directories
 
     def close(self) -> None:
@@ -475,9 +482,9 @@ class PartitionLog:
         """Let readers see data below byte offset `end` as soon as the data are safe. The data need not have been
         appended yet.
 
-        end, count: values of an append to this log that `Store.on_append` of this node reported, because other nodes
-        count records differently. Readers see no more than before if the log has no bound, or a bound at `end` or
-        higher.
+        end, count: the values that `Store.on_append` of this node reported for an append to this log. Values of other
+        nodes cannot be used, because other nodes count records differently. If the log has no bound, or a bound at
+        `end` or higher, readers see no more than before.
         """
         if end > self.told_end:
             self.told_end = end
@@ -494,8 +501,9 @@ class PartitionLog:
 
     @contextmanager
     def all_visible(self) -> Iterator[None]:
-        """Make all safe data readable within this `with` block, without calling `on_visible`. Only the owner of the log
-        may use this; the code in the block must not return to the reactor before the block ends.
+        """Make all safe data readable within this `with` block, without calling `on_visible`. Use this context manager
+        only on the thread that owns the store. The code in the block must not return to the reactor before the block
+        ends.
         """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
@@ -517,8 +525,8 @@ class PartitionLog:
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 
     def request(self, kind: int) -> None:
-        """Start a sync job of this kind that covers all data appended so far. Do nothing if an earlier sync has
-        failed.
+        """Start a sync job that covers all data appended so far. kind: the kind of the job. Do nothing if an earlier
+        sync has failed.
         """
         job = self.begin(kind)
         if job is not None:
@@ -579,7 +587,7 @@ class PartitionLog:
         """Return a last sync job that covers all data. The caller runs the job and passes it to `end_last`. Return None
         if an earlier sync has failed.
 
-        This waits for running jobs, and cancels jobs that have not begun.
+        This method waits until running jobs have ended, and cancels jobs that have not begun.
         """
         under_way, self._jobs = self._jobs, []
         for job in under_way:

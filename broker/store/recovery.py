@@ -1,8 +1,10 @@
 """Prepare a partition directory for use after a start (storage.md §4), and report exactly what was repaired.
 
-Data before the partition's newest checkpoint were synced and are trusted. Data behind the checkpoint, in its segment
-and in all later segments, are checked by CRC, because a power cut may have destroyed any part of them.
-- An incomplete record or zeros at the end were never completely written. They are cut off, and their size is reported.
+Data before the partition's newest checkpoint were synced and are trusted. Data behind the checkpoint, in the
+checkpoint's segment and in all later segments, are checked by CRC. A power cut may have destroyed any part of these
+data.
+- An incomplete record or zeros at the end are the rest of a write that never ended. These bytes are cut off, and their
+  number is reported.
 - Bytes that fail the check but have good records behind them are damage. All data from there on are first copied to
   `<segment>.damaged-<position>` and synced, then cut off, and the range is reported. (metaq 1.x cuts without a report.)
 - If a segment ends before the next segment begins, all later segments are removed from the log and kept as
@@ -61,10 +63,10 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""A segment without a checkpoint that was last changed this long before its partition's newest segment is assumed to be
-on the disk, because the kernel writes data after 30 seconds. This broker makes checkpoints at least every 30 seconds,
-so only directories of a Java broker have such segments. Because of this rule, the first start of this broker need not
-read all of them.
+"""If a segment without a checkpoint was last changed this many milliseconds before its partition's newest segment, its
+data are assumed to be on the disk, because the kernel writes data after 30 seconds. Segments without a checkpoint come
+from a Java broker, because this broker makes checkpoints at least every 30 seconds. The rule saves the first start of
+this broker in a Java broker's directory from reading all segments.
 """
 
 
@@ -208,8 +210,8 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """The last segments of a partition, beginning with the segment that has the newest checkpoint. They are checked in
-    order up to the first segment that is damaged or incomplete.
+    """The last segments of a partition, beginning with the segment that has the newest checkpoint. The segments are
+    checked in order up to the first segment that is damaged or incomplete.
     """
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
@@ -225,8 +227,9 @@ class _Tail:
         self._directory = directory
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
-        """Check and repair the segments. found: at least one segment; the last segment that is kept becomes the active
-        one. last_time_ms: the store time of the record before the first checked one. Raises OSError, StoreError.
+        """Check and repair the segments. found: the segments, at least one. The last segment that is kept becomes the
+        active segment. last_time_ms: the store time of the record before the first checked one. Raises OSError,
+        StoreError.
         """
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
@@ -299,7 +302,8 @@ def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """Return the checkpoint of a segment's index if the index describes exactly the data in the segment's file, else
     None. Raises OSError.
 
-    Units are compared with the records to which they point, because another broker may have cut and rewritten the file.
+    Index units are compared with the records that they describe, because another broker may have cut and rewritten the
+    file.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -356,11 +360,11 @@ def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | 
 
 
 def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None, units: UnitArray) -> Index:
-    """Return the index of a recovered segment. If the index has many units that the checkpoint does not cover, write
-    those units to the index file.
+    """Return the index of a recovered segment. If many units of the index are not covered by the checkpoint, write
+    these units to the index file.
 
-    If they stayed in memory, ten thousand partitions would need hundreds of MB for them. The written units are not
-    synced. The header stays true, because it only covers older units, and the next checkpoint covers the new ones.
+    If the units stayed in memory, ten thousand partitions would need hundreds of MB for them. The written units are not
+    synced. The file's header stays true, because it only covers older units. The next checkpoint covers the new units.
     """
     vouched = None
     if known is not None and known.crc is None:
@@ -393,8 +397,8 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
-    """Return a text which says why the file is not good from byte position `position` on, and a PartitionDamage, or
-    None if no good record follows. position: must be before the file's end.
+    """Find out why the file has no good record at byte position `position`, which must be before the file's end. Return
+    the reason as a text, and a PartitionDamage. The second value is None if no good record follows.
     """
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None

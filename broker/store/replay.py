@@ -1,10 +1,11 @@
-"""Restore data that only the journal still has. Such data belong behind the last good record of a segment.
+"""Restore data that only the journal still has. The restored data are written behind the last good record of a segment.
 
 A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). The good records
 of the file are trusted even if the journal differs. A Java broker, which does not know the journal, may have run in
-between and written these records. The journal's data are only added where the file stops, or where the file lacks the
-first bytes of a record but has the rest of it. If the file has other bytes than the journal within an entry, the rest
-of this entry is not added. If the other broker has replaced acknowledged messages with its own, this is reported.
+between and written these records. The journal's data are added only in two cases: the file ends there, or the file
+lacks only the first bytes of a record. If the file's bytes differ from a journal entry at some offset, the entry's
+bytes behind that offset are not added. If a Java broker has written its own messages in place of acknowledged messages,
+the loss is reported.
 """
 
 from __future__ import annotations
@@ -54,9 +55,9 @@ class Gap(NamedTuple):
 class Continuation(NamedTuple):
     """The parts of the journal that continue a segment behind its good records.
 
-    file: the segment. If the directory has lost its first segment, this is a segment of size 0 that does not exist.
-    end: the byte offset behind the good records; the parts are to be written there in order. lost: data that cannot be
-    restored.
+    file: the segment. If the directory has lost its first segment, `file` describes a segment of size 0 that does not
+    exist yet. end: the byte offset behind the good records. parts: the data to write from `end` on, in order. lost: the
+    byte ranges that cannot be restored.
     """
 
     file: SegmentFile
@@ -66,8 +67,8 @@ class Continuation(NamedTuple):
 
 
 def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | None]:
-    """Return the offset up to which the journal's entries continue a partition that ends at `end` without a gap. Also
-    return the first gap, or None if there is none. All offsets are byte offsets.
+    """Return the end of the data that the journal's entries add without a gap to a partition that ends at `end`. Also
+    return the first gap, or None if there is no gap. All offsets are byte offsets.
     """
     for entry in entries:
         if entry.base > end:
@@ -172,9 +173,9 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
     """Remove a segment's index if it does not describe the present content of the segment's file, and sync the removal.
 
-    Otherwise the index would match again as soon as the file has its bytes back, although these bytes, and perhaps the
-    name of a new file, are not on the disk yet. After another power cut, a start would treat bytes that were only
-    partly written as damage to synced data.
+    Otherwise the index would match the file again as soon as the file has its bytes back, and would declare these bytes
+    as synced. But the bytes, and perhaps the name of a new file, are not on the disk yet. After another power cut, a
+    start would treat bytes that were only partly written as damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -190,12 +191,12 @@ def continuations(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Iterator[Continuation]:
-    """Yield, for each segment of a partition, the data with which the journal's entries continue it. Segments without
-    entries are left out.
+    """Yield, for each segment of a partition, the journal's data that belong behind the segment's good records.
+    Segments without journal entries are left out.
 
-    segments: the directory's segments, in order. If there is no segment, or the first one is lost, a segment that
-    begins at the first entry is added. entries: this partition's entries, at least one, in offset order. This function
-    changes no files. Raises OSError.
+    segments: the directory's segments, in order. If there is no segment, or the first segment is lost, the function
+    acts as if there were an empty segment at the offset of the first entry. entries: this partition's entries, at least
+    one, in offset order. The function changes no files. Raises OSError.
     """
     if not segments or _first_is_lost(files, segments, entries):
         base = entries[0].base
@@ -210,9 +211,9 @@ def continuations(
 def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
     """Return whether the first segment is missing because of a power cut, not because of retention.
 
-    As long as neither the directory nor the file was synced, a file system may keep the name of a newer segment but
-    lose the name of an older one. If a checkpoint with units exists, both syncs were done before it. If the name of the
-    first segment was lost, the journal's entries reach up to the newer segment.
+    As long as neither the directory nor the segment's file was synced, a file system may lose the name of an older
+    segment but keep the name of a newer one. If a checkpoint with units exists, the directory and the file were synced
+    before it. If the name of the first segment was lost, the journal's entries reach up to the newer segment.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -224,8 +225,8 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
 def _continuation(
     files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
 ) -> Continuation:
-    """Return the data with which the journal's entries continue one segment. entries: the entries that begin in this
-    segment. limit: the byte offset where the next segment begins.
+    """Return the journal's data that belong behind the good records of one segment. entries: the journal entries that
+    begin in this segment. limit: the byte offset where the next segment begins.
     """
     if not file.size:
         return _continue(file, lambda size, offset: b"", (file.first_offset, file.first_offset), limit, entries, data)
@@ -251,8 +252,8 @@ def _continue(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Continuation:
-    """Return the data with which the journal's entries continue the segment behind its good records. checked: the range
-    of byte offsets in which all records were found good; data before this range were synced.
+    """Return the journal's data that belong behind the good records of the segment. checked: the range of byte offsets
+    that was checked and has only good records. Data before this range were synced.
     """
     replaced = _replaced(read, checked, entries, data)
     if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
@@ -275,11 +276,12 @@ def _continue(
 def _replaced(
     read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
-    """Return the last entries that differ from the checked records at the same offsets, newest first. The records may
-    cover an entry wholly or only its beginning.
+    """Compare journal entries with the checked records at the same offsets, from the last entry backwards. Return the
+    entries that differ, newest first, up to the first entry that does not differ. The records may cover an entry wholly
+    or only its beginning.
 
-    Another broker only appends records. So if it has replaced any entry, then the last entry that the records cover
-    differs from them.
+    Another broker only appends records. So if another broker has replaced any entry, then the last entry that the
+    records cover differs from them.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -296,11 +298,11 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Find the first record in which the segment's file differs from the journal entry. Return the record's byte offset
-    if the file only lacks the record's first bytes, else None.
+    """Find the first record of the journal entry that differs in the segment's file. Return the record's byte offset if
+    the file lacks nothing but the record's first bytes, else None.
 
-    If a record's length and checksum are at the end of one sector and the rest is in the next sector, a power cut may
-    destroy only the length and the checksum. The record then looks like an empty message, but it still has its id, and
+    A power cut may destroy only the length and the checksum of a record, if they are at the end of one sector and the
+    rest of the record is in the next sector. The record then looks like an empty message, but it still has its id, and
     no broker assigns an id twice. end: where the file's good records end.
     """
     records = memoryview(data.read(entry))

@@ -83,8 +83,8 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
     `excess` bytes.
 
     The segment that was changed the longest time ago in any of the logs is removed first, but never before an older
-    segment of its own log. If the closed segments have fewer bytes than `excess`, the rest stays, because the last
-    segment of a log is never removed.
+    segment of its own log. If the closed segments together have fewer bytes than `excess`, the topic loses fewer bytes,
+    because the last segment of a log is never removed.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -99,8 +99,8 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
 
 
 class Retention:
-    """Applies the topics' delete policies. Only the owning thread uses this object. Worker threads (`run_in_thread`)
-    remove the files.
+    """Applies the topics' delete policies. Only the thread that owns the store may use this object. Worker threads
+    (`run_in_thread`) remove the files.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Retention:
         not use it yet.
         """
         self.enabled = True
-        """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
-        then a log only drops data that the other node has dropped.
+        """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node.
+        While it is False, a log only drops data that the other node has dropped.
         """
         self._on_restored = on_restored
         self._files = files
@@ -136,9 +136,9 @@ class Retention:
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
         """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: returns whether retention is due for a topic now (topics may have their own schedules). If a file cannot
-        be removed, this is logged, and the next run tries again. A segment whose data file could not be removed belongs
-        to the log again.
+        is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If a
+        file cannot be removed, this is logged, and the next run tries again. A segment whose data file could not be
+        removed belongs to the log again.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
@@ -152,8 +152,8 @@ class Retention:
         return removed
 
     def apply_sizes(self, logs: Iterable[PartitionLog]) -> list[RemovedSegment]:
-        """Do the same as `apply`, but remove the oldest segments of topics that are larger than their policies
-        allow.
+        """Remove the oldest segments of each topic that is larger than its policy allows. Everything else is as in
+        `apply`.
         """
         limited: dict[str, DeletePolicy | None] = {}
         topics: defaultdict[str, list[PartitionLog]] = defaultdict(list)
@@ -305,7 +305,9 @@ class _Discarded:
     gone: int = 0
     """How many of the segments, counted from the oldest, no longer have a data file."""
     error: Exception | None = None
-    """The error that stopped the removal; the other segments are unchanged. None without an error."""
+    """The error that stopped the removal of segments, or None if there was no error. The segments that were not removed
+    are unchanged.
+    """
     left_over: list[str] = field(default_factory=list)
     """Files that no longer belong to a segment and could not be removed, each with its reason."""
 
@@ -314,9 +316,9 @@ def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposa
     """Delete or archive segment files, oldest first. Stop at the first data file that cannot be removed, because no gap
     may arise.
 
-    Also remove index and key files, including those that earlier runs have left over. Any thread may call this, but
-    only one at a time per partition. first_kept: the byte offset where the partition begins afterwards. Never raises an
-    exception.
+    Also remove the segments' index and key files, and old index and key files that earlier runs have left over. Any
+    thread may call this function, but only one thread at a time per partition. first_kept: the byte offset where the
+    partition begins afterwards. The function never raises an exception.
     """
     result = _Discarded()
     try:

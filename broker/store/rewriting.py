@@ -1,10 +1,11 @@
-"""Make sure that the data that a start of the broker reads are on the disk, or that a later sync writes them there.
+"""Make sure that data which a start of the broker has read are on the disk, or that a later sync writes them to the
+disk.
 
 After a failed write-back Linux marks the pages as clean. Reads still return these pages, and a later sync writes
-nothing and succeeds. Writing the same bytes into these pages again does not help. Ext4 then wrongly assumes that the
-blocks on the disk are already marked as written, so they read as zeros once the pages are gone (seen on Linux 6.18). So
-cached data are dropped from the page cache and read again. If the bytes on the disk differ, the data are written again,
-into new pages.
+nothing and succeeds. To write the same bytes into these pages again does not help. Ext4 then wrongly assumes that the
+file's blocks on the disk are already marked as written. So the blocks read as zeros once the pages are gone (seen on
+Linux 6.18). So cached data are dropped from the page cache and read again. If the bytes on the disk differ, the data
+are written again, into new pages.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class PageCacheSync:
-    """A sync that a start of the broker needs once before it can drop pages from the page cache, because pages that are
-    not written to the disk yet cannot be dropped.
+    """A sync that a start of the broker makes once, before it drops pages from the page cache. Pages cannot be dropped
+    before they are written to the disk.
     """
 
     def __init__(self, file_systems: FileSystems, directories: Sequence[str]) -> None:
@@ -48,8 +49,8 @@ class PageCacheSync:
 
 
 class Rewriter:
-    """Reads one file from the beginning to the end, with the same method as `Files`. Makes sure that data that were
-    read from the page cache and found good are on the disk. Only one thread may use it.
+    """Reads one file from the beginning to the end, with the method `pread` like `Files`. If data were read from the
+    page cache and found good, this object makes sure that they are on the disk. Only one thread may use this object.
     """
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
@@ -67,8 +68,8 @@ class Rewriter:
         files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data before they are checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Do the same as Files.pread, and remember whether the bytes were in the page cache. This is not checked again
-        for bytes that an earlier call has read.
+        """Read bytes like Files.pread, and remember whether they were in the page cache. If an earlier call has read
+        some of the bytes, only the other bytes are checked.
         """
         start, end = max(position, self._looked_to), position + size
         if start < end:
@@ -95,8 +96,8 @@ class Rewriter:
         write_all(self._files, self._fd, [cached], position)
 
     def _drop(self, position: int, size: int) -> bool:
-        """Drop these bytes from the page cache. Return whether that worked. It does not work on tmpfs, which stores
-        data only in the page cache.
+        """Drop these bytes from the page cache. Return whether they are no longer cached. The bytes cannot be dropped
+        on tmpfs, which stores data only in the page cache.
         """
         start = position - position % mmap.PAGESIZE
         end = position + size

@@ -1,5 +1,5 @@
-"""Read records from a `.meta` file without an index. This is used for recovery and for rebuilding indexes. Any thread
-may use these functions.
+"""Read records from a `.meta` file without an index. Recovery and the rebuild of indexes use these functions. Any
+thread may call them.
 
 Neighbouring records of equal size are found and checked without a Python step for each record. The equivalent simple
 code is in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
@@ -49,8 +49,8 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms); 0 if this time is before
-    the time from which ids are counted.
+    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms). Return 0 if `time_ms` is
+    before the time that ids count from.
     """
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
@@ -79,9 +79,9 @@ def scan_units(
 
     A good record ends at or before `size`, has the right CRC-32, and does not consist of 20 zero bytes. (20 zero bytes
     belong to the zero-filled end of a file; an empty record that a broker has written has a message id.) Positions are
-    byte positions in the file; the offset in a unit is first_offset + position. checked: called for each sequence of
-    good records with its position and its bytes, in order. For the cost per record see
-    docs/decisions/096-what-reading-without-an-index-costs.md.
+    byte positions in the file; the offset in a unit is first_offset + position. checked(position, data): called in
+    order for each sequence of good records, with the position and the bytes of the sequence. For the cost per record
+    see docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -120,8 +120,8 @@ def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Ite
 
 
 def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None) -> Scan:
-    """Do the same as `scan_units` for bytes in memory. The first byte is at byte offset `first_offset` of the
-    partition.
+    """Check records like `scan_units`, but in the memory buffer `data`. first_offset: the byte offset of the buffer's
+    first byte in the partition.
     """
     blocks, end = [], 0
     for run in _runs(data, max_records):
@@ -191,8 +191,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Return the CRC-32 of the body of each record in the run. They are computed without a Python loop over the
-    records.
+    """Return the CRC-32 of the body of each record in the run. The function needs no Python loop over the records.
     """
     bodies: Iterable[Buffer]
     if run.size:
@@ -241,9 +240,9 @@ def bound_java_times(units: UnitArray, modified_ms: int) -> None:
     """Give each record without a date an upper bound as its store time, as a negative number. The bound is the file's
     mtime or the time of the next record with a date, whichever is earlier.
 
-    Records without a date are those with a negative id, or with an id that this broker software cannot have assigned.
-    After that, each time that is lower than the time of the record before it is raised to the time of that record. This
-    is necessary because ids need not be in order: the messages of a transaction got their ids before the commit.
+    A record has no date if its id is negative or cannot have been assigned by this broker software. Afterwards, if a
+    record's time is lower than the time of the record before it, it is raised to the earlier record's time. Times can
+    be out of order because they come from the ids: the messages of a transaction got their ids before the commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
@@ -265,7 +264,7 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
     """Return the position of the first good record after `start`; None if there is none in [start, size).
 
-    Blocks, because it reads all bytes up to that record (`protocol/resync.py`). This takes longest if there is no good
-    record.
+    The call blocks, because it reads all bytes up to the good record (`protocol/resync.py`). The search takes longest
+    if there is no good record.
     """
     return next_record(partial(read_exactly, files, fd), start, size)

@@ -40,8 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """Return the messages with this id, at most `limit`. There is only one such message, unless Java brokers have
-    assigned the id. Runs in a worker thread.
+    """Return at most `limit` messages that have this id. At most one message has the id, unless Java brokers have
+    assigned it. Runs in a worker thread.
     """
     found = FoundMatches()
     for log in logs:
@@ -135,11 +135,11 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 
 class _SearchedSegment:
-    """A segment during a search. It opens the segment's files when needed. Use it as a context manager; inside the
-    `with` block, `usable` says whether the segment can be searched.
+    """A segment during a search. The object opens the segment's files when they are needed. Use the object as a context
+    manager; inside the `with` block, `usable` says whether the segment can be searched.
 
-    If the segment cannot be read, this is logged, and its bytes are counted in `found` as not searched. A segment that
-    retention has removed is treated as empty.
+    If the segment cannot be read, the error is logged, and the segment's bytes are counted in `found` as not searched.
+    A segment that retention has removed is treated as empty.
     """
 
     def __init__(self, files: Files, view: SegmentView, found: FoundMatches, budget: Budget) -> None:
@@ -220,7 +220,9 @@ class _SearchedSegment:
 
     @property
     def covered(self) -> int:
-        """The byte offset in the partition up to which the blocks cover the segment."""
+        """The byte offset in the partition where the last block's data end. Blocks of the key file cover all data of
+        the segment before it.
+        """
         return self.blocks[-1].end if self.blocks else self.segment.first_offset
 
     # --- by id --------------------------------------------------------------------------------------------------------
@@ -240,10 +242,10 @@ class _SearchedSegment:
     # --- by key -------------------------------------------------------------------------------------------------------
 
     def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
-        """Return the positions in [low, high) of records that may have a key with this hash, in order.
+        """Return the positions, in order, of all records in [low, high) that may have a key with this hash.
 
-        start: the byte offset where the block to be searched begins, or `covered` to search the data that no block
-        covers.
+        start: the byte offset where the data of a block begin; this block is searched. If start is `covered`, the data
+        that no block covers are searched.
         """
         block = next((block for block in self.blocks if block.start == start), None)
         if block is not None:

@@ -1,5 +1,5 @@
-"""Prepare searches for messages by id and by key, and keep their results. This is the part of a search that runs on the
-owning thread.
+"""Prepare searches for messages by id and by key, and keep their results. This module has the part of a search that
+runs on the thread that owns the store.
 
 `Searching` makes snapshots of partitions. search.py searches them in a worker thread. `Searching` then keeps reusable
 results.
@@ -43,8 +43,8 @@ MAX_SEARCH_BYTES = 1 << 30
 """The maximum number of bytes of data and index units that one search reads."""
 
 MAX_SEARCH_SECONDS = 5.0
-"""The maximum duration of a search. When this time is over, the search returns the matches found so far. Clients wait
-10 s for an answer.
+"""The maximum duration of a search. After this many seconds, a search returns the matches found so far. Clients wait 10
+s for an answer.
 """
 
 
@@ -122,8 +122,8 @@ class FoundMatches:
 
 
 class Budget:
-    """The number of bytes that a search may still read, and the time that it may still take. All steps of the search
-    use the same Budget, one after the other.
+    """The number of bytes that a search may still read, and the time that it may still take. All steps of a search
+    share one Budget and use it one after the other.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class Budget:
 
 
 class Searching:
-    """Creates the views that search.py searches, and keeps results that later searches can use. Only the owning thread
-    uses it.
+    """Creates the views (snapshots of partitions) that search.py searches, and keeps results that later searches can
+    use. Only the thread that owns the store may use this object.
     """
 
     def __init__(self, files: Files, building: KeyBuilding) -> None:
@@ -161,8 +161,8 @@ class Searching:
         self._max_kept = tuning.MAX_RECENT_ENTRIES
 
     def view(self, log: PartitionLog) -> LogView:
-        """Return a view of the readable log as it is now. This copies the index units that are only in memory, 2 MiB at
-        most.
+        """Return a view, that is a snapshot, of the readable log. The call copies the index units that are only in
+        memory, 2 MiB at most.
         """
         end = log.visible_end
         return LogView(log.partition, [self._view(each, end) for each in log.segments if each.first_offset < end])

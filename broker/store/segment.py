@@ -75,12 +75,12 @@ class SegmentFile(NamedTuple):
 
 
 class Segment:
-    """A segment in use. Only the owning thread uses it, with the exceptions below.
+    """A segment in use. Only the thread that owns the store may use this object, with the exceptions below.
 
-    `index` is None while the index of a closed segment is missing, until it is rebuilt. `synced` is the byte offset up
-    to which the data are known to be on the disk. `checkpointed` is the byte offset up to which both the data and their
-    index units are known to be on the disk. `keys`: the blocks of the segment's key file, None until the key file is
-    read. `removed`: whether the segment was removed from its log. Other threads may read the paths, `first_offset` and
+    `index` is None while the index of a closed segment is missing, until it is rebuilt. All data before the byte offset
+    `synced` are known to be on the disk. All data before the byte offset `checkpointed` are known to be on the disk
+    together with their index units. `keys`: the blocks of the segment's key file, None until the key file is read.
+    `removed`: whether the segment was removed from its log. Other threads may read the paths, `first_offset` and
     `removed`.
     """
 
@@ -103,8 +103,9 @@ class Segment:
 
     @property
     def finished(self) -> bool:
-        """Whether no job is left for this segment: either a checkpoint covers all of it, or a sync covers all of it and
-        its index is being rebuilt (which ends with a checkpoint).
+        """Whether this segment needs no further sync job. This is so if a checkpoint covers the whole segment. It is
+        also so if a sync covers the whole segment and its index is being rebuilt, because the rebuild ends with a
+        checkpoint.
         """
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 
 class Segments(Sequence[Segment]):
-    """The readable data of a partition, oldest segment first. Only the owning thread uses this object; other threads
-    read a `snapshot`.
+    """The readable data of a partition, oldest segment first. Only the thread that owns the store may use this object;
+    other threads read a `snapshot`.
 
-    Invariants: the segments are contiguous; only the last one grows, and only the last one may be empty; first_offset
-    <= visible_end <= end_offset = end of the last segment, and none of these offsets ever goes back; 0 <=
+    Invariants: The segments are contiguous. Only the last segment grows, and only the last segment may be empty.
+    first_offset <= visible_end <= end_offset = end of the last segment, and none of these offsets ever goes back. 0 <=
     message_count.
     """
 
@@ -74,8 +74,8 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """The number of readable records in the log's own count. The log's own count includes records that retention
-        has removed and records whose index was lost.
+        """The number of readable records in the log's own count. The log's own count also includes records that
+        retention has removed, and records of a segment that has lost its index.
         """
         return self._visible
 
@@ -86,7 +86,9 @@ class Segments(Sequence[Segment]):
 
     @property
     def message_count(self) -> int:
-        """The number of readable messages, without those in segments whose index is still being rebuilt."""
+        """The number of readable messages. If the index of a segment is still being rebuilt, the segment's messages are
+        not counted.
+        """
         return max(self._visible, self._counted_from) - self._removed
 
     @property
@@ -96,7 +98,9 @@ class Segments(Sequence[Segment]):
 
     @property
     def synced_end(self) -> int:
-        """The byte offset up to which the segments' files are synced to the disk. Takes O(unsynced segments)."""
+        """All data before this byte offset are synced to the disk in the segments' files. Takes O(unsynced
+        segments).
+        """
         end = self.end_offset
         for segment in reversed(self._segments):
             if segment.synced == segment.end:
@@ -148,15 +152,15 @@ class Segments(Sequence[Segment]):
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot with which other threads may read the present data. Takes O(1)."""
+        """Return a snapshot of the present data. Other threads may read it. Takes O(1)."""
         return Snapshot(self.files, self._segments, self.visible_end)
 
     def start_of(self, offset: int) -> int:
         """Return where the segment that contains this byte starts. Return visible_end if offset >= visible_end, and
-        first_offset if offset is lower than that.
+        first_offset if offset < first_offset.
 
-        Used for the `offset` command of metaq 1.x (wire.md §4), with which a client asks for an offset where it can
-        safely start to read.
+        Used for the `offset` command of metaq 1.x (wire.md §4). A client sends this command to ask where it can safely
+        start to read.
         """
         if offset >= self.visible_end:
             return self.visible_end
@@ -209,7 +213,7 @@ class Segments(Sequence[Segment]):
         self._visible = count
 
     def add(self, segment: Segment) -> None:
-        """Add a new, empty segment, to which records will be appended from now on."""
+        """Add a new, empty segment. From now on, records are appended to this segment."""
         self._segments = [*self._segments, segment]
         self._relist()
 
@@ -239,8 +243,8 @@ class Segments(Sequence[Segment]):
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:
-        """Add segments again that were removed from the log but whose files could not be deleted. They end where the
-        log starts now.
+        """Add segments again after they were removed from the log, because their files could not be deleted. The last
+        of these segments must end where the log starts now.
         """
         self._segments = [*segments, *self._segments]
         self._removed -= sum(segment.count for segment in segments)
@@ -332,7 +336,7 @@ class Snapshot(NamedTuple):
     descriptors.
 
     All methods raise OffsetOutOfRange(first, visible end) if the offset is outside the readable data or retention has
-    removed the data. They raise StoreError if a file cannot be read.
+    removed the data. All methods raise StoreError if a file cannot be read.
     """
 
     files: Files
@@ -340,7 +344,7 @@ class Snapshot(NamedTuple):
     visible_end: int
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """Do the same as `Segments.extent`."""
+        """Return the result that `Segments.extent` has for this snapshot's data."""
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
@@ -353,7 +357,7 @@ class Snapshot(NamedTuple):
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Return the byte offset where the record that contains this byte starts. This reads all records from the
+        """Return the byte offset where the record that contains this byte starts. The method reads all records from the
         segment's start on, so it takes O(records).
 
         Damaged bytes are skipped up to the next good record. If the byte itself is damaged, return where the damaged

@@ -1,11 +1,11 @@
-"""Read data that are not in the page cache in order: prefetch the next piece, and drop pages from the page cache that
+"""Read data in order that are not in the page cache: prefetch the next bytes, and drop pages from the page cache that
 the reader has already read.
 
-Without prefetching, a reader that is far behind would wait for the disk at each request. Without the dropping of pages,
-such a reader would push newer data out of the page cache: data that producers have just written and that readers at the
-partition's end still need. Only pages that were not cached before are dropped. They are dropped well behind the reader,
-never near the end of the partition, and not while the machine has spare memory, unless the reader was made with
-spare_part=1.0.
+If data were not prefetched, a reader that is far behind would wait for the disk at each request. If pages were not
+dropped, a reader that is far behind would push newer data out of the page cache, which readers at the partition's end
+still need. A page is dropped only if it was not cached before this reader read it. Pages are dropped well behind the
+reader, and never near the end of the partition. While the machine has spare memory, no pages are dropped, unless the
+reader was made with spare_part=1.0.
 """
 
 from __future__ import annotations
@@ -41,23 +41,24 @@ class SequentialReader:
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
-        """spare_part: a part of the machine's memory, 0 … 1. No pages are dropped while more than this part is
-        unused.
+        """spare_part: a fraction of the machine's memory, 0 … 1. No pages are dropped while a larger fraction of the
+        memory is unused.
         """
         self._files = files
         self._spare_part = spare_part
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data of the last prefetch were already in the page cache, because other clients read the same
-        data or the data were just written.
+        """Whether the data of the last prefetch were already in the page cache. They are cached if other clients read
+        the same data, or if the data were just written.
         """
         self._brought: deque[_Range] = deque()
 
     def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
-        """Do the same as `Snapshot.read`. Also prefetch up to `window` bytes behind the data, and drop old pages.
+        """Read and return data like `Snapshot.read`. Also prefetch up to `window` bytes behind the returned data, and
+        drop pages that this reader has read before.
 
-        log: a snapshot of the partition, always the same partition.
+        log: a snapshot of the partition. All calls must be for the same partition.
         """
         segment, length = log.extent(offset, max_bytes)
         if not length:
@@ -105,7 +106,9 @@ class SequentialReader:
             return False
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Drop the pages from the page cache that this reader has loaded and that end before byte offset `before`."""
+        """Drop pages from the page cache that this reader has loaded, up to byte offset `before`. Drop no pages while
+        the machine has spare memory.
+        """
         if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
             return

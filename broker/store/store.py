@@ -42,17 +42,18 @@ __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreCon
 _log = logging.getLogger(__name__)
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
-"""callback(errors): `errors` has one entry per log, which is None if the log's data are safe on this node, else the
-error because of which they will not become safe.
+"""callback(errors): `errors` has one entry per log. The entry is None if the log's data are safe on this node.
+Otherwise it is the error that prevents the data from becoming safe.
 """
 
 
 class Append:
-    """An append for `Store.append_many`. It contains the arguments of `PartitionLog.append`, and after the append its
-    result.
+    """An append for `Store.append_many`. The object contains the arguments of `PartitionLog.append`, and after the
+    append also its result.
 
     data: buffers that together contain whole records; a single buffer may contain only the header or the body of a
-    record. [base, end): the range of byte offsets at which the data were appended; empty if they were not appended.
+    record. base, end: the byte offsets in the partition where the appended data begin and end; equal if the data were
+    not appended.
     error: why the data were not appended, or why they are not safe.
     """
 
@@ -73,8 +74,8 @@ A = TypeVar("A", bound=Append)
 
 
 class Store:
-    """The store of a broker. Only the owning (reactor) thread uses it. Disk syncs, retention and rebuilds of indexes
-    run in worker threads (`run_in_thread`).
+    """The store of a broker. Only the reactor thread, which owns the store, may use this object. Disk syncs, retention
+    and rebuilds of indexes run in worker threads (`run_in_thread`).
     """
 
     def __init__(
@@ -96,9 +97,9 @@ class Store:
         """data_paths: all directories to scan for partitions. New partitions are created in the directory
         data_path_for(topic), by default in the first data path.
 
-        kinds: the internal topics. run_journal: runs only the journal's writes and syncs in a thread, so that puts do
-        not wait for other work; by default `run_in_thread`. clock: wall clock in seconds. monotonic: seconds, for
-        intervals.
+        kinds: the internal topics. run_journal: runs the journal's writes and syncs, and nothing else, in a thread, so
+        that puts do not wait for other work; by default `run_in_thread`. clock: returns the wall clock time in seconds.
+        monotonic: returns the monotonic time in seconds, for intervals.
         max_open_files: how many descriptors to keep open between uses, by default a share of the process's limit.
         key_block_bytes: see key_building.py. disk_reserve: see DiskSpace.
         """
@@ -107,8 +108,8 @@ class Store:
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
-        """The names (`<topic>-<partition>`) of partitions and internal logs that had files at the start and from which
-        no synced data are known to be missing.
+        """The names (`<topic>-<partition>`) of the complete partitions and internal logs. A log is in this set if it
+        had files at the start of the broker and none of its synced data are known to be missing.
         """
         self._config_for = config_for
         self._kinds = kinds
@@ -118,7 +119,7 @@ class Store:
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
         self.cached_only = self._open_files.cached_only
-        """A `with` block in which look-ups raise NotCached instead of waiting for the disk."""
+        """A context manager. In its `with` block, look-ups raise NotCached instead of waiting for the disk."""
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(files, self.key_building)
         self._file_systems = FileSystems(files)
@@ -231,8 +232,8 @@ class Store:
             _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until the recovered data are on the disk, for partitions in which readers may only see data that cannot
-        be lost.
+        """Wait until the recovered data of all logs with group commit are on the disk, because readers of these logs
+        may only see data that cannot be lost.
 
         journaled: whether a journal of an earlier run is to be removed. If so, all partitions are synced, because puts
         to any partition may be safe only through that journal. Raises StoreError.
@@ -266,8 +267,8 @@ class Store:
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
     def close(self) -> None:
-        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. This blocks until all
-        is on the disk. A second call does nothing.
+        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. The call blocks until
+        all data are on the disk. A second call does nothing.
         """
         if self._closed:
             return
@@ -293,11 +294,11 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """The listener that is called on the owning thread for every append to any log, in order. It is called before
-        anything waits for the appended data or reads them.
+        """The listener that is called for every append to any log, in order, on the thread that owns the store. When
+        the listener is called, nothing waits for the appended data and no reader has seen them.
 
-        Exceptions of the listener are logged. It must not append, and must not keep `data` longer than the owner of the
-        Append keeps the data unchanged.
+        Exceptions of the listener are logged. The listener must not append to a log. It must not use `data` any more
+        when the owner of the Append may change the data.
         """
         return self._shared.on_append
 
@@ -306,8 +307,8 @@ class Store:
         self._shared.on_append = listener
 
     def append_many(self, appends: Iterable[A]) -> list[A]:
-        """Call `log.append(data, units, segment)` for each append, in order, and return the appends. They share one
-        sync of the journal.
+        """Call `log.append(data, units, segment)` for each append, in order, and return the appends. All appends share
+        one sync of the journal.
 
         An append is taken from the iterable only when the earlier appends are done. If an append fails, its `error` is
         set. Later appends to the same partition fail with the same error, but appends to other partitions do not.
@@ -336,8 +337,9 @@ class Store:
         """Call `callback` once when the data of each log are safe on this node up to its `end`, or the log has failed.
         Call it at once if the data of all logs are safe.
 
-        "Safe" means the same as in `PartitionLog.when_safe`; readers may not see all safe data yet. If the journal
-        makes the data safe, no callback is registered in each log; instead one callback in the journal serves all logs.
+        "Safe" has the same meaning as in `PartitionLog.when_safe`. Readers may not see all safe data yet. If the
+        journal makes the data safe, no callback is registered in each log; instead one callback in the journal serves
+        all logs.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -487,14 +489,14 @@ class Store:
         return self.numbered_internal_log(topic, number_of(group_commit))
 
     def numbered_internal_log(self, topic: str, number: int, first_offset: int = 0) -> PartitionLog:
-        """Return the internal log with this number. If there is none, create one that begins at `first_offset`. Raises
-        StoreError.
+        """Return the internal log of this topic with this number. If it does not exist, create it with `first_offset`
+        as its first byte offset. Raises StoreError.
         """
         log = self._internal_logs.get((topic, number))
         return self._create_internal_log(topic, number, first_offset) if log is None else log
 
     def drop_internal_before(self, log: PartitionLog, offset: int) -> None:
-        """Delete an internal log's segments that end at byte `offset` or before."""
+        """Delete all segments of an internal log that end at or before byte offset `offset`."""
         self._retention.discard(log, sum(segment.end <= offset for segment in log.segments[:-1]))
 
     def _internal_path(self, topic: str, number: int) -> str:
@@ -544,10 +546,11 @@ class Store:
         called. A cut needs a sync of all partitions that have data in the journal, and takes a few calls of `tick`.
         `done` is called at once if nothing is to be cut.
 
-        done(kept, error). kept: for each log that was cut, the files that keep its removed data. error: why the other
-        logs were not cut. It is a StoreError if a log has no record boundary at `end`, or cannot be synced or cut. Logs
-        before the failed one are cut. If the error is CutUnfinished, the failed log accepts no writes before a restart.
-        This method raises StoreError for an end outside the log's bytes.
+        done(kept, error). kept: for each log that was cut, the paths of the files that contain its removed data. error:
+        why the other logs were not cut; None if all logs were cut. The error is a StoreError if a log has no record
+        boundary at `end`, or cannot be synced or cut. Logs before the failed one are cut. If the error is
+        CutUnfinished, the failed log accepts no writes before a restart. The method itself raises StoreError if an end
+        lies outside its log's data.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -587,8 +590,8 @@ class Store:
         self._cutting.tick()
 
     def ends(self) -> dict[str, tuple[int, int, int]]:
-        """Return a dict with an entry for each partition `<topic>-<partition>` and each internal log: the byte offsets
-        of its first byte, of its end, and of the beginning of its last segment.
+        """Return a dict with an entry for each partition and each internal log. The key is `<topic>-<partition>`. The
+        value has three byte offsets: the log's first byte, the log's end, and the beginning of the log's last segment.
         """
         found = ((log.journal_name, log.segments) for log in self.all_logs())
         return {name.decode(): (each.first_offset, each.end_offset, each.active.first_offset) for name, each in found}
@@ -598,14 +601,14 @@ class Store:
     def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
         """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
-        is_due: returns whether retention is due for a topic now (topics may have their own schedules). If files cannot
-        be removed, this is logged, and their segments belong to the log again until the next run.
+        is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If files
+        cannot be removed, the error is logged, and their segments belong to the log again until the next run.
         """
         return self._retention.apply(self._logs.values(), is_due)
 
     def apply_size_limits(self) -> list[RemovedSegment]:
-        """Do the same as `apply_retention`, but remove the oldest segments of topics that have more bytes than their
-        policies allow.
+        """Remove the oldest segments of each topic that has more bytes than its policy allows. Everything else is as in
+        `apply_retention`.
         """
         return self._retention.apply_sizes(self._logs.values())
 
@@ -619,13 +622,13 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove whole segments before byte offset `first_offset` from a log, because the node from which the log is
-        copied has removed them. Their files are removed in the background according to this broker's own policy for the
-        topic (deleted if it has none).
+        """Remove whole segments before byte offset `first_offset` from a log. The leader, which sends this log's data,
+        has removed these segments. Their files are removed in the background according to this broker's own policy for
+        the topic (deleted if it has none).
 
         Segments that readers do not see yet stay. The last segment also stays, and so does a segment that is not on the
-        disk with its index. While other segments of the log are being removed, this call removes nothing; then call it
-        again later.
+        disk with its index. While other segments of the log are being removed, a call removes nothing and must be
+        repeated later.
         """
         return self._retention.drop_before(log, first_offset)
 

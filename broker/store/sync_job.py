@@ -1,4 +1,4 @@
-"""Sync a partition's data and index to the disk. One call in a worker thread does this for one partition or for many
+"""Sync data and indexes of partitions to the disk. One call in a worker thread syncs one partition or many partitions
 together.
 """
 
@@ -52,7 +52,7 @@ class SyncJob:
 
     A job covers the data below byte offset `end`. `count` is the log's own count of records up to there. The job writes
     index units to their files before it syncs anything. After that, the units may be removed from memory
-    (`settle_units`). It writes index headers last, because a header states that the data and units before a given
+    (`settle_units`). The job writes index headers last, because a header states that the data and units before a given
     offset are on the disk.
     """
 
@@ -186,8 +186,8 @@ class SyncJob:
         self._lock.release()
 
     def write_units(self) -> None:
-        """Write the index units to their files without a sync. If the disk is full, the units stay in memory, and the
-        next job writes them to the same positions again.
+        """Write the index units to their files without a sync. If the disk is full, the units stay in memory. The next
+        job then tries to write them to the same positions.
         """
         try:
             for part in self._parts:

@@ -30,8 +30,8 @@ some 3 ms to finish these partitions' jobs and to prepare the jobs of the next p
 """
 
 LOOKED_AT_PER_TICK = 1024
-"""How many partitions with a due sync one tick of the timer handles. This takes some 2 ms. The other partitions wait
-for the next tick.
+"""How many partitions with a due sync one tick of the timer handles. So many partitions take some 2 ms. The other
+partitions wait for the next tick.
 """
 
 WRITEBACK_BYTES = 4 << 20
@@ -63,7 +63,7 @@ few units would cost more than the memory they take.
 
 DIRECT_PARTITIONS = 2
 """If at most this many partitions receive puts, the broker syncs these partitions' own files instead of writing to the
-journal, unless the sync would have to wait for a running checkpoint.
+journal. The broker uses the journal nevertheless if the sync would have to wait for a running checkpoint.
 """
 
 JOURNAL_GROUP_BYTES = 16 << 20
@@ -78,8 +78,8 @@ has to replay at most 256 MiB of the journal.
 """
 
 JOURNAL_JOIN_BELOW_BYTES = 4096
-"""If the buffers of a journal write have fewer bytes than this on average, they are copied into one buffer, because the
-copy costs less than handling so many buffers.
+"""If the buffers of a journal write have fewer bytes than this on average, they are copied into one buffer. The copy
+costs less than a write of so many small buffers.
 """
 
 INTERNAL_SYNC_RECORDS = 100_000
@@ -94,9 +94,9 @@ rewritten at the end of the log, so that the oldest segment can be removed.
 """
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
-"""Puts with a producer's sequence number to one or two partitions are written to the journal, together with the log
-entry for the number, if they have at most this many bytes. So one sync covers both. For larger puts, writing the data
-twice costs too much. Benchmarks: `sync-256`, `latency-sync`.
+"""A put with a producer's sequence number also needs an entry for the number in an internal log. If puts to one or two
+partitions have at most this many bytes, both the puts and the entries are written to the journal, so that one sync
+covers them. For larger puts, it would cost too much to write the data twice. Benchmarks: `sync-256`, `latency-sync`.
 """
 
 # --- batches: `batch`, `batch-128`, `batch-10240` ---------------------------------------------------------------------
@@ -107,8 +107,8 @@ more.
 """
 
 SLICE_RECORDS = 1 << 13
-"""How many records of a batch get their ids and times at once. This takes some milliseconds; then other connections get
-their turn.
+"""How many records of a batch get their ids and times at once. So many records take some milliseconds; after that,
+other connections get their turn.
 """
 
 SLICE_BYTES = 4 << 20
@@ -152,8 +152,9 @@ WALKED_BYTES = 4 << 20
 """How many bytes of records without an index are checked at once on the owning thread."""
 
 MAX_WALKED = 256
-"""How many positions are remembered at which a check of records without an index ended. So for a reader that continues
-there, the data before it are not checked again.
+"""If a segment has no index, a read must check the segment's records from the beginning. The position where such a
+check ended is remembered. A reader that continues there causes no new check of the data before it. This value is the
+maximum number of remembered positions.
 """
 
 MISSES_PER_STEP = 8
@@ -173,8 +174,8 @@ HOT_TAIL_BYTES = 64 << 20
 """How many bytes at the end of a partition are never dropped from the page cache."""
 
 SPARE_MEMORY_PART = 0.1
-"""A part of the machine's memory, 0 … 1. No pages are dropped from the page cache while more than this part is used by
-nothing, not even by the page cache.
+"""A fraction of the machine's memory, 0 … 1. No pages are dropped from the page cache while a larger fraction of the
+memory is unused. Memory of the page cache counts as used.
 """
 
 ADVICE_BYTES = 1 << 20
@@ -191,8 +192,8 @@ SCAN_RUN_FROM = 16
 """If at least this many neighbouring records have the same size, they are handled together, not one by one."""
 
 SCAN_MIXED_RECORDS = 256
-"""How many records of different sizes are handled one by one before the next check whether neighbouring records have
-the same size.
+"""How many records of different sizes are handled one by one. After that, the code checks again whether neighbouring
+records have the same size.
 """
 
 WALK_RECORDS = 1 << 20
@@ -235,20 +236,22 @@ because every job opens and syncs files.
 """
 
 KEY_LOGS_LOOKED_AT = 1024
-"""How many logs are checked for missing blocks of key files at once, by one tick or at the end of a job. This takes a
-few milliseconds.
+"""How many logs are checked at once for missing blocks of their key files, by one tick or at the end of a job. A check
+of so many logs takes a few milliseconds.
 """
 
 KEY_WINDOW_BYTES = 4 << 20
 """How many bytes of data are read at once while a block of a key file is built."""
 
 KEY_SLICE_RECORDS = 512
-"""How many records' keys are hashed before other threads may use the Python interpreter. This takes half a millisecond,
-so other threads wait at most that long for the interpreter.
+"""How many records' keys are hashed before other threads may use the Python interpreter. So many records take half a
+millisecond, so other threads wait at most half a millisecond for the interpreter.
 """
 
 KEY_SLICE_PAUSE_SECONDS = 0.00005
-"""The pause in seconds after KEY_SLICE_RECORDS records, in which other threads use the Python interpreter."""
+"""The length of the pause, in seconds, after each KEY_SLICE_RECORDS records. Other threads can use the Python
+interpreter during the pause.
+"""
 
 MAX_RECENT_ENTRIES = 2 << 20
 """How many key entries are kept in memory (16 MiB), for all partitions together, of data that no key file covers
@@ -263,6 +266,6 @@ longer.
 # --- removing segments: no benchmark does -----------------------------------------------------------------------------
 
 MAX_DISCARDING = 2
-"""The maximum number of logs whose files are deleted or compressed at the same time; topics take turns. The limit
-exists because syncs also need worker threads and must not wait for this work.
+"""Files of at most this many logs are deleted or compressed at the same time; topics take turns. The limit exists
+because syncs also need worker threads and must not wait until files are deleted or compressed.
 """

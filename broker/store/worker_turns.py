@@ -17,8 +17,8 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
-    """Call `callback`. An exception is a bug of the callback. It is logged and must not prevent calls of other
-    callbacks.
+    """Call `callback`. If the callback raises an exception, it has a bug. The exception is logged and not raised, so
+    that it does not prevent calls of other callbacks.
     """
     try:
         callback(*arguments)
@@ -27,8 +27,9 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 
 class Turns:
-    """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Only the owning
-    thread uses it. `run_in_thread` may be any function that starts work and calls `done` at the end of the work.
+    """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Only the thread that
+    created this object may use it. `run_in_thread` may be any function that starts work and calls `done` at the end of
+    the work.
 
     Each key has its own queue, and the queues take turns. So even if one key has many calls, another key still gets its
     share. Invariant: a key is in `_waiting` as long as calls with this key wait, and the order of the keys in

@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class Writer:
-    """Writes the records and segments of one partition. Only the owning thread uses it. It does not track which data
-    are safe or visible to readers.
+    """Writes the records and segments of one partition. Only the thread that owns the store may use this object. A
+    Writer does not track which data are safe or visible to readers.
 
     Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
     damaged bytes that were copied. Within a segment store times never decrease, even if the clock is set back. A store
@@ -45,7 +45,7 @@ class Writer:
         not be on the disk yet.
         """
         self.max_segment_size = max_segment_size
-        """The segment size in bytes from which the caller should call `roll`."""
+        """A size in bytes. When a segment has reached this size, the caller should call `roll`."""
         self.unsynced_directories = list(unsynced_directories)
         self._directory = directory
         self._segments = segments
@@ -57,8 +57,8 @@ class Writer:
         self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
-        """Write damaged bytes behind the last record, without index units for them. Raises the same errors as
-        `append`.
+        """Write damaged bytes behind the last record, without index units for them. Raises the errors that `append`
+        raises.
         """
         segments = self._segments
         active = segments.active
@@ -73,7 +73,7 @@ class Writer:
         copy, so that the page cache need not keep them.
 
         Return the number of index units that are only in memory now, and the units as they were stored. In the stored
-        units no store time is lower than the one before it.
+        units, each store time is at least as high as the one before it.
 
         The append is all or nothing: after a failed write the file is cut back to its former size. Raises DiskFull if
         the write failed because the disk is full. Raises LogReadOnly for any other failure; then nothing more may be
@@ -133,13 +133,13 @@ class Writer:
         return LogReadOnly(self._directory, cause)
 
     def _write_back(self, segment: Segment, end: int) -> None:
-        """Tell the kernel to begin to write appended data. This is done in a worker thread, which may have to wait for
-        the device.
+        """Tell the kernel to begin to write appended data. A worker thread calls the kernel, because the call may have
+        to wait for the device.
 
-        Otherwise the next sync would write all data at once and take long. During a large copy, older pages of the
-        copy, which should be on the disk by now, are dropped from the page cache, so that the copy reuses the same
-        memory. So the copy does not push other data out of the page cache. It also avoids memory that has been unused
-        for long, which is expensive to use in a virtual machine.
+        If the kernel did not begin now, the next sync would write all data at once and take long. During a large copy,
+        older pages of the copy are dropped from the page cache, because they should be on the disk by now. The copy
+        then reuses their memory and does not push other data out of the page cache. The copy also needs no memory that
+        has been unused for long, which would be expensive in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True

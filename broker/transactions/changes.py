@@ -1,5 +1,5 @@
 """Objects that describe changes of the transaction log's files. A worker thread executes the changes on this node. In a
-broker set they are also sent to the other nodes.
+broker set, the changes are also sent to the other nodes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ class LogChange(NamedTuple):
 
 
 class LogCopies(Protocol):
-    """Copies the transaction log to the other nodes of a broker set (sets/node_transactions.py)."""
+    """Sends changes of the transaction log to the other nodes of a broker set (sets/node_transactions.py)."""
 
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
-        """Make these changes on every in-sync node, in this order and after all earlier changes.
+        """Make these changes on every in-sync node, in the order of `changes` and after all earlier changes.
 
-        done(None) is called when all nodes have made these changes and all earlier writes; if `disk` is True, they are
-        on the disk then. done(why) is called if the outcome is unknown.
+        done(None) is called when all in-sync nodes have made these changes and all earlier writes. If `disk` is True,
+        done(None) is called only when all this is on the disks of these nodes. done(why) is called if the outcome is
+        unknown; `why` is the reason.
         """
 
     def refusal_now(self) -> MetaqError | None:
-        """Return an error if another node may have been elected, so that the state of the other nodes is unknown; else
-        None.
+        """Return an error if another node may have been elected as leader. In this case this node does not know the
+        state of the other nodes. Otherwise return None.
         """
 
     def failed(self, failure: MetaqError) -> None:

@@ -1,9 +1,9 @@
-"""Store the position where a replay may begin. For this broker it is stored in `metaq.json`, for the Java broker in
-`checkpoint.<n>` (storage.md §7).
+"""Store the position in the transaction log where a replay may begin. This broker reads the position from `metaq.json`;
+a Java broker reads it from `checkpoint.<n>` (storage.md §7).
 
 The Java broker 1.4.6.2 by mistake writes the position of the newest open transaction instead of the oldest one. So its
-checkpoints are never read for a replay. This broker's position is in `metaq.json`, together with the operators'
-decisions (heuristics). A Java broker only appends records after that position, so the position stays correct. The file
+checkpoints are never read for a replay. The file `metaq.json` contains this broker's position and the operators'
+decisions (heuristics). A Java broker only appends records after this position, so the position stays correct. The file
 contains a checksum over all its other fields.
 """
 
@@ -97,7 +97,7 @@ def write_state(files: Files, directory: str, state: SavedState) -> None:
 
 
 def state_change(state: SavedState) -> LogChange:
-    """Return the change that writes this state to metaq.json."""
+    """Return the file change that writes `state` to metaq.json."""
     position = state.replay_from or RedoPosition(0, 0)
     saved: dict[str, object] = {"replay_from": position._asdict(), "heuristics": dict(state.heuristics)}
     saved[_CHECKSUM] = _checksum(saved)
@@ -125,8 +125,8 @@ def _legible_decisions(data: bytes) -> dict[str, Heuristic]:
 
 
 class Checkpoints:
-    """The Java broker's checkpoint files. They are written so that a Java broker can take over the directory at any
-    time. They are never read for a replay.
+    """The checkpoint files of the Java broker. This broker writes these files so that a Java broker can take over the
+    directory at any time, but never uses them for a replay.
     """
 
     def __init__(self, files: Files, directory: str, max_files: int) -> None:
@@ -136,7 +136,9 @@ class Checkpoints:
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """The content of the newest file; RedoPosition(-1, 0) if that file is not a checkpoint, None if it is empty."""
+        """The content of the newest checkpoint file; RedoPosition(-1, 0) if the file's content is not a checkpoint;
+        None if the file is empty.
+        """
 
     def open(self) -> None:
         """Read the existing checkpoint files. Blocks. Raises OSError."""

@@ -1,5 +1,5 @@
-"""Encode and decode the protobuf messages in the transaction log of metaq 1.x (storage.md §7). They are described here
-in code, without a generated file.
+"""Encode and decode the protobuf messages in the transaction log of metaq 1.x (storage.md §7). The protobuf encoding is
+written by hand in this module; no generated file is used.
 
     TxCommand            { required enum cmdType = 1; required bytes cmd_content = 2; optional bool force = 3; }
     AppendMessageCommand { required int64 message_id = 1; required bytes put_command = 2; }
@@ -178,8 +178,8 @@ def command_end(data: Buffer) -> int:
     """Return the position in the bytes of a TxCommand where the fields of metaq 1.x end. The fields that only this
     broker writes follow them (redo.py).
 
-    Raises RemoteProtocolError unless the bytes begin with these fields in the form in which this broker and the Java
-    broker write them: in the order of their numbers, and none twice.
+    This broker and the Java broker write the fields of metaq 1.x in the order of their numbers, and none twice. Raises
+    RemoteProtocolError if the bytes do not begin with these fields in this form.
     """
     end = content_end(data)
     if end > len(data):
@@ -208,8 +208,8 @@ def content_end(data: Buffer) -> int:
 def decode_command(data: bytes) -> StoredPut | Operation:
     """Decode the bytes of a TxCommand that has only the fields of metaq 1.x.
 
-    If the bytes differ from everything that a broker writes, they are damaged. Then RemoteProtocolError is raised; its
-    text names the problem.
+    Raises RemoteProtocolError if no broker writes such bytes, which means that they are damaged. The error's text names
+    the problem.
     """
     command = _parse(_TxCommand, data, "TxCommand")
     if command.cmdType == _APPEND_MSG:
@@ -264,8 +264,8 @@ def _decode_put(message_id: int, frame: bytes) -> StoredPut:
 
 
 def _int32(token: str, line: bytes) -> int:
-    """Parse a number in the form in which this broker and the Java broker write it: no sign except a minus, and no
-    leading zeros.
+    """Parse a number as this broker and the Java broker write it: without leading zeros, and without a sign except a
+    minus.
     """
     if _DECIMAL.fullmatch(token) and INT32_MIN <= (value := int(token)) <= INT32_MAX:
         return value

@@ -41,20 +41,20 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""The type of a callback settled(failure of the writer, first failure of a partition). It is called with None for both
-arguments when all messages are visible.
+"""The type of the callback settled(failure of the writer, first failure of a partition). When all messages of the
+transaction are visible, the callback is called with None for both arguments.
 """
 
 
 class EncodedBlock(Write):
     """The bytes and the index units of one partition's messages. The index units are encoded for `base`, the byte
-    offset at which the messages will be in the partition.
+    offset in the partition where the messages will be appended.
     """
 
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode all messages of the block without a pause. `make` does the same with pauses."""
+        """Encode all messages of the block without a pause. The method `make` encodes them with pauses."""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
@@ -136,8 +136,9 @@ class _Commit:
         self.error: MetaqError | None = None
         """The first error of a part; None if no part has an error."""
         self.missing = 1
-        """The number of steps that must be completed before the client is answered. One step is complete when all parts
-        are appended. Each slice of appended parts is one more step, which is complete when the slice is safe.
+        """The number of steps that must be completed before the client is answered. The first step is complete when all
+        parts (the messages for one partition each) are appended. Each slice of appended parts is one more step, which
+        is complete when the data of the slice are safe.
         """
         self._settled: Settled | None = settled
 
@@ -161,7 +162,7 @@ class Committer:
     """Runs the commits of one broker. Its methods run on the reactor thread.
 
     A transaction may have messages for thousands of partitions, so its record is made and its messages are appended in
-    slices. The slices of an earlier commit come before those of a later one.
+    slices. All slices of an earlier commit come before the slices of a later commit.
     """
 
     def __init__(
@@ -334,8 +335,8 @@ class Committer:
         self._recording.finish()
 
     def finish(self) -> None:
-        """Append the messages of all decided commits on this thread, and sync the partitions for which committed
-        transactions wait. Used when the broker shuts down, after the writer has finished.
+        """Append the messages of all decided commits on this thread. Then sync the partitions that contain unsynced
+        messages of committed transactions. Used when the broker shuts down, after the writer has finished.
         """
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
@@ -345,8 +346,8 @@ class Committer:
         self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Add a transaction that was committed before the broker's start to those for which `on_settled` is called when
-        their messages are on the disk.
+        """Call `on_settled` for this transaction when its messages are on the disk. The transaction was committed
+        before the broker's start. ends: for each partition of the transaction, the byte offset where its messages end.
         """
         self._unsynced[transaction] = ends
 

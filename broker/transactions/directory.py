@@ -1,5 +1,5 @@
-"""Access the directory of the transaction log, which is the same as in metaq 1.x: find the files by name, and keep
-copies of data that was found damaged when the broker started.
+"""Access the directory of the transaction log: find files by name, and keep copies of data that the start of the broker
+has found damaged. The directory is the same as in metaq 1.x.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def numbered_files(files: Files, directory: str, prefix: str) -> dict[int, str]:
 
 
 def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
-    """Write a file with a copy of `data`, unless a copy with the same bytes exists, and return the path of the copy. An
-    existing file with other bytes is not changed.
+    """Write a file with a copy of `data`, and return the file's path. If a copy with the same bytes exists already,
+    return that copy's path instead. An existing file with other bytes is not changed.
 
     Blocks until the copy is on the disk. Raises OSError.
     """

@@ -4,9 +4,10 @@ undamaged.
 A commit record that metaq wrote proves all messages of its transaction at once, because it has their number and a
 checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition, because
 it has the size and checksum of their bytes in that partition. A preparation record of metaq proves the messages as a
-commit record does. A preparation record of a Java broker proves nothing. A transaction with such a preparation record
-counts as damaged only if a fault is visible: a body that does not match its producer's checksum, an impossible message
-id, or earlier damage that may have been one of the transaction's messages.
+commit record does. A preparation record of a Java broker proves nothing. If a Java broker has written the preparation
+record, the transaction counts as damaged only if a fault is visible. There are three such faults: a body does not match
+its producer's checksum; a message id is impossible; or damaged bytes before the record may have been one of the
+transaction's messages.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from .redo_reader import RedoDamage
 __all__ = ["Ended", "Following", "Logged", "LoggedBlock"]
 
 _FUTURE_MS = 10 * 365 * 86_400_000
-"""Ten years in milliseconds. No clock is wrong by so much, so a message id that contains a time later than now plus
-this value is damaged.
+"""Ten years in milliseconds. No clock is wrong by ten years. So if a message id contains a time that is more than this
+value after the present time, the id is damaged.
 """
 
 

@@ -1,5 +1,5 @@
-"""The transaction log as a whole. This module combines the writer of the redo files, the checkpoints and the operators'
-decisions, and determines when the data of each is written to the disk.
+"""The transaction log as a whole: combine the writer of the redo files, the checkpoints and the operators' decisions,
+and determine when their data are written to the disk.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
-"""Each time the log has grown by this many bytes, the position where a replay may begin is saved in metaq.json. This
-limits the time that the start of the broker takes.
+"""Each time the log has grown by this many bytes, the position where a replay may begin is saved in metaq.json. Because
+of these saved positions, the start of the broker replays only a limited part of the log and does not take long.
 """
 
 
@@ -81,8 +81,8 @@ class TransactionLog:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
-        """Lock, read and replay the log; see recovery.replay. copies: sends the log's changes to the other nodes of a
-        broker set.
+        """Lock, read and replay the log; see recovery.replay. copies: the object that sends the log's changes to the
+        other nodes of a broker set; None if there are no other nodes.
 
         Raises StoreError, ConfigError, DirectoryInUse. After an error, the directory is locked only if it was locked
         before the call.
@@ -149,8 +149,8 @@ class TransactionLog:
         write_state(self._files, self.directory, SavedState(None, state.heuristics))
 
     def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
-        """Save the decisions that the replay has made on damaged transactions. They are on the disk when this method
-        returns. Raises OSError.
+        """Save the replay's decisions on damaged transactions. The decisions are on the disk when this method returns.
+        Raises OSError.
         """
         self._heuristics.update(decisions)
         write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
@@ -181,8 +181,8 @@ class TransactionLog:
         return self._committer.promised(log)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call `done` when the files contain all changes that were sent to the other nodes (`copies`) before this call.
-        Call this method only while the log is open.
+        """Call `done` when this node's log files contain all changes that this node sent to the other nodes (`copies`)
+        before this call. The log must be open when this method is called.
         """
         self._writer.when_idle(done)
 
@@ -229,8 +229,8 @@ class TransactionLog:
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The disk-full error because of which the log accepts no messages now. None if it accepts messages, or if it
-        has failed until a restart (`failure`).
+        """The disk-full error that keeps the log from accepting messages now. None if it accepts messages, or if it has
+        failed until a restart (`failure`).
         """
         return self._writer.lacks_room
 

@@ -68,7 +68,8 @@ class TransactionState(Enum):
 
 
 class Block:
-    """The messages of one transaction for one partition. They are appended together, in this order.
+    """The messages of one transaction for one partition. All messages of a block are appended together, in their order
+    in the block.
 
     Each message is encoded when it arrives. If a hundred thousand messages were encoded at the commit, other commits
     would be delayed for a long time.
@@ -79,7 +80,7 @@ class Block:
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.data: list[Buffer] = []
-        """The buffers of the encoded records, one record directly after the other."""
+        """Buffers with the encoded records. The buffers together contain one record directly after the other."""
         self.ids = array("q")
         """The message id of each message. `sizes` contains the number of bytes of each record, and `tags` the tag hash
         for each message's index unit.
@@ -116,7 +117,8 @@ class Block:
 
 class OpenTransaction:
     """An open transaction. Used on the reactor thread. owner: the connection of a local transaction; None for an XA
-    transaction. address: the network address of the client that began the transaction, to which its memory is charged.
+    transaction. address: the network address of the client that began the transaction. The memory of the transaction is
+    charged to this address.
     """
 
     __slots__ = (
@@ -314,8 +316,8 @@ class Registry:
         self._prepared[transaction.key] = transaction
 
     def remove(self, transaction: OpenTransaction) -> None:
-        """Remove the transaction from all tables; the transaction keeps its messages. This has no effect if it was
-        removed before.
+        """Remove the transaction from all tables; the transaction keeps its messages. The call has no effect if the
+        transaction was removed before.
         """
         if self._open.get(transaction.key) is not transaction:
             return
@@ -339,16 +341,16 @@ class Registry:
         return list(self._of_connection.get(connection, {}).values())
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
-        """Yield the transactions whose preparation is on the disk. qualifier: yield only those with this qualifier;
-        None = all.
+        """Yield the transactions whose preparation is on the disk. qualifier: if it is given, yield only transactions
+        with this qualifier; None means all transactions.
         """
         for key, transaction in self._prepared.items():
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):
                 yield transaction
 
     def active_in_slices(self, most: int) -> Generator[None, None, list[OpenTransaction]]:
-        """Return at most `most` unprepared transactions: the ones with the most bytes. This generator yields every few
-        milliseconds, so that other work can run.
+        """Return the unprepared transactions with the most bytes, at most `most` transactions. The method is a
+        generator that yields every few milliseconds, so that other work can run.
         """
         found: list[OpenTransaction] = []
         left = list(self._open.values())

@@ -1,4 +1,4 @@
-"""Remember the outcomes of local transactions, for clients that got no answer to their commit. This code runs on the
+"""Remember the outcomes of local transactions, for clients that got no answer to their commit. The code runs on the
 reactor thread.
 
 A commit is remembered by the transaction's key and the id of the transaction's first message. Message ids increase, and
@@ -18,8 +18,8 @@ from metaq.protocol.errors import MetaqError, TransactionRefused
 __all__ = ["MAX_REMEMBERED", "Outcomes", "check_first"]
 
 MAX_REMEMBERED = 50_000
-"""Maximum number of commits that are remembered; they take some MB. This is enough, because clients only ask about
-commits that they sent a few seconds ago.
+"""The maximum number of commits that are remembered. So many commits take some MB of memory. The number is large
+enough, because clients only ask about commits that they sent a few seconds ago.
 """
 
 
@@ -27,8 +27,8 @@ def check_first(key: str, first_id: int, asked_for: int) -> None:
     """Raise TransactionRefused unless the client has named the right id of the transaction's first message. first_id:
     the right id. asked_for: the id that the client has named.
 
-    This check is needed because keys can be guessed, and asking for the outcome rolls back an open transaction. Only
-    the client that has sent the first message knows its id.
+    The check is needed because a client can guess another client's transaction key, and a question about the outcome
+    rolls back an open transaction. The id of the first message is known only to the client that has sent this message.
     """
     if not first_id or asked_for != first_id:
         raise TransactionRefused(f"{key} does not begin with message {asked_for}")
@@ -40,8 +40,9 @@ class Outcomes:
     """
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
-        """known_from: all commits of transactions whose first message has this id or a higher id are known. commits:
-        the commits in the log, in the order of the log: key -> id of the first message.
+        """known_from: a message id. If the first message of a transaction has this id or a higher id, the transaction's
+        commit is known. commits: the commits in the log, in the order of the log, as a dict from transaction key to the
+        id of the first message.
         """
         self._known_from = known_from
         self._commits: dict[str, int] = {}
@@ -54,8 +55,9 @@ class Outcomes:
         self._deciding[key, first_id] = []
 
     def decided(self, key: str, first_id: int, error: MetaqError | None) -> None:
-        """Record that the commit has ended. Without `error`, the transaction is committed. With `error`, its outcome is
-        unknown or some of its messages are missing; the clients that wait for the outcome get the error.
+        """Record that the commit has ended. If `error` is None, the transaction is committed. Otherwise the outcome is
+        unknown or some messages of the transaction are missing; then the clients that wait for the outcome get the
+        error.
         """
         waiting = self._deciding.pop((key, first_id), [])
         if error is None:

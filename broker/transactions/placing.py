@@ -1,10 +1,10 @@
 """Find the messages of a block (one transaction's messages for one partition) in their partition, after the transaction
-was committed. Append those that are missing.
+was committed. Append the messages that are missing there.
 
-After the broker has died, the partition may have the block at the place that the commit record names, at another place,
-only in part, or not at all. Each message is looked up by its id and compared byte for byte. Missing messages are
-appended, in order. So if the end of the partition has only a part of the block, the block is completed, and no message
-is stored twice.
+After the broker has died, the partition may have the whole block, only a part of the block, or nothing of it. The block
+may be at the place that the commit record names, or at another place. Each message is looked up by its id and compared
+byte for byte. Missing messages are appended, in order. So if the end of the partition has only a part of the block, the
+block is completed, and no message is stored twice.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Placed:
                 self.places[number] = offset
 
     def starts(self) -> list[int]:
-        """Return the byte offsets at which the block may begin. Each found record gives one such offset, on the
-        condition that the records are adjacent.
+        """Return the byte offsets in the partition where the block may begin. Each record that was found gives one
+        possible offset, computed as if all records of the block were adjacent.
         """
         return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
 
@@ -139,8 +139,8 @@ class Placed:
         return self._bounds[number + 1] - self._bounds[number]
 
     def _matches(self, after: int | None) -> Iterator[tuple[int, int]]:
-        """Yield (byte offset, record number) for each readable record of the partition whose message id is in the block
-        and whose size is the same as there, in the order of offsets.
+        """Find readable records of the partition that have the message id and the size of a record in the block. Yield
+        (byte offset in the partition, record number in the block) for each of them, in the order of offsets.
         """
         numbers = {message_id: number for number, message_id in enumerate(self.block.ids)}
         ids = np.array(self.block.ids, np.int64)
@@ -159,8 +159,8 @@ class Placed:
                         yield unit[0], number
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
-        """Compare the records of a run with the block, and add those with the same bytes to `places`. A run is a list
-        of records that are adjacent both in the block and in the log.
+        """Compare the records of a run with the block. Add the records that have the same bytes as in the block to
+        `places`. A run is a list of records that are adjacent both in the block and in the log.
         """
         offset, first = run[0]
         last = run[-1][1]
@@ -190,10 +190,10 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
 
 def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
     """Find a committed block in its partition. If the block is at the place that its commit record names, return it as
-    a PlacedBlock. Otherwise return the places of the records that were found.
+    a PlacedBlock. If the block is not at this place, return a Placed with the places of the records that were found.
 
     hint: the location in the commit record. believed: whether the attachment of the commit record is undamaged. If it
-    is, a location before the start of the log means that retention has removed the messages.
+    is undamaged and the location is before the start of the partition, retention has removed the messages.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
@@ -236,8 +236,8 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Return the checksum of `size` bytes of one segment. This may be most of the segment, if a message of a block was
-    appended later than the others.
+    """Return the checksum of `size` bytes of one segment. `size` may be most of the segment, if one message of a block
+    was appended much later than the other messages.
     """
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
@@ -253,8 +253,8 @@ def present(block: Block, now_ms: int) -> int:
 
 
 def find_block(block: Block, location: Location, now_ms: int) -> Location | None:
-    """Find the place of a block in its partition, if only some of the block's messages can be read in the transaction
-    log. Return None if the partition does not have the whole block.
+    """Find the place of a block in its partition. Used if only some of the block's messages can be read in the
+    transaction log. Return None if the partition does not have the whole block.
 
     location: the location in the commit record, which contains the size and the checksum of the whole block.
     """

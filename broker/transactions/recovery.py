@@ -1,5 +1,5 @@
-"""Read the transaction log when the broker starts. Append messages of committed transactions that are missing in the
-partitions, and keep prepared transactions.
+"""Read the transaction log when the broker starts. If messages of committed transactions are missing in their
+partitions, append them. Keep prepared transactions.
 
 The messages of a commit are looked up at the place that the attachment of its record names. If some of them are not
 there, they are looked up by message id. Messages that are still missing are appended (placing.py). Nothing is ever
@@ -22,10 +22,11 @@ Bytes that are lost or replaced are first copied to `damaged-redo.<n>-<offset>`,
 
 A commit without any message in a partition was not decided, because nothing is appended before the commit record is
 synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
-earlier message cannot. Then none of the messages may be delivered, because some are lost. A decided commit looks the
-same if its log was damaged later on the disk and the power cut has also removed all of its messages from the
-partitions. Such a decided commit is rolled back, too. The two cases cannot be distinguished, because the log does not
-record which writes were synced, and no such record could cover the last write.
+earlier message cannot. In this case none of the messages may be delivered, because some are lost. A decided commit can
+look the same after two faults: the disk has damaged the log later, and the power cut has removed all messages of the
+commit from the partitions. Therefore a decided commit with both faults is rolled back, too. A torn write and these two
+faults cannot be distinguished, because the log does not record which writes were synced, and no such record could cover
+the last write.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Replayed:
-    """The result of a replay of the transaction log. `transactions` contains the open transactions; the caller must
-    keep the prepared ones and roll back the others.
+    """The result of a replay of the transaction log. `transactions` contains the open transactions. The caller must
+    keep the prepared transactions and roll back the others.
     """
 
     files: list[RedoFile] = field(default_factory=list)
@@ -110,7 +111,7 @@ def replay(
     partitions. Blocks.
 
     decide: called with the decisions on prepared transactions that cannot be committed, before the data of these
-    transactions is removed. It must write the decisions to the disk. Raises OSError, StoreError.
+    transactions is removed. The function `decide` must write the decisions to the disk. Raises OSError, StoreError.
     """
     return _Replay(files, directory, logs, now_ms).run(start, decide)
 
@@ -129,8 +130,8 @@ class _OldFile:
         self.ends: list[Buffer] = []
         """Buffers of the records that must be written after the last good record."""
         self.rolled_back: list[tuple[int, list[Buffer]]] = []
-        """The position of each commit record that was not decided, with the records that replace it. The new records
-        have the same number of bytes as the old record.
+        """For each commit that was not decided, the position of its commit record and the new records that replace it.
+        The new records together have as many bytes as the old record.
         """
 
     def damaged(self, damage: RedoDamage, size: int) -> None:
@@ -154,8 +155,9 @@ class _Replay:
         self._appended_to: dict[PartitionLog, None] = {}
         self._decisions: dict[str, Heuristic] = {}
         self._late: list[tuple[_OldFile, Ended, dict[str, PlacedBlock]]] = []
-        """The commits with blocks (the messages for one partition) that are missing in their partitions. Each commit
-        comes with its redo file and with those of its blocks that were found, by store (`<topic>-<partition>`).
+        """The commits that have a block (the messages for one partition) that is missing in its partition. An entry has
+        three values: the redo file, the commit, and a dict with the commit's blocks that were found, by store
+        (`<topic>-<partition>`).
         """
         self._damaged = False
 
@@ -187,8 +189,8 @@ class _Replay:
         return self.result
 
     def _secure(self, paths: Sequence[str]) -> None:
-        """Make sure that the contents of these files on the disk are the same as a read returns. This is necessary
-        because after a failed sync some data may be only in the page cache.
+        """Make sure that the disk has the same contents of these files as a read returns. After a failed sync, some
+        data of the files may be only in the page cache.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -256,9 +258,9 @@ class _Replay:
         """Return the blocks (the messages for one partition) of a commit that are found in their partitions, by store
         (`<topic>-<partition>`). The missing blocks are appended after all files are read.
 
-        A power cut may have left only a part of a block, at the end of its partition. Such a block is completed at
-        once, before anything else is appended after it. This is necessary because the commits of several files are not
-        read in the order in which they were appended.
+        A power cut may have left only a part of a block, at the end of its partition. An incomplete block is completed
+        at once, before anything else is appended after it. The block must not wait for its turn, because the commits of
+        several redo files are not read in the order of their appends.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:
@@ -317,10 +319,10 @@ class _Replay:
     def _roll_back(self, old: _OldFile, ended: Ended) -> None:
         """Turn an undecided commit into a rollback.
 
-        The record in the log is replaced by a rollback record. Otherwise a later replay would examine the commit again;
-        by then the place that the commit names may be before the partition's first message, and the commit would be
-        taken for a decided one. A commit record is longer than a rollback record because of its attachment; a filler
-        record takes the remaining bytes.
+        The commit record in the log is replaced by a rollback record. If the commit record stayed, a later replay would
+        examine the commit again. By then the place that the commit record names may be before the partition's first
+        message, and the replay would wrongly assume that the commit was decided. A commit record is longer than a
+        rollback record because of its attachment; a filler record takes the remaining bytes.
         """
         entry, operation, logged = ended.entry, ended.operation, ended.transaction
         assert entry.seal is not None
@@ -408,8 +410,8 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """Process the transactions that no record has ended: load the messages of the prepared ones, and make the
-        decisions on those that cannot be committed.
+        """Process the transactions that have no commit or rollback record. Load the messages of the prepared
+        transactions, and decide what happens to prepared transactions that cannot be committed.
         """
         for logged in self._following.open.values():
             old = self._old[logged.file]

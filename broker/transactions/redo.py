@@ -1,21 +1,21 @@
-"""Encode and decode the records of 1.x's transaction log, `redo.<n>` (storage.md §7), with the checksums that metaq
-adds to them.
+"""Encode and decode the records of the transaction log of metaq 1.x, the files `redo.<n>` (storage.md §7). metaq adds
+checksums to these records.
 
     record     length n u32 | n bytes TxCommand | attachment of a commit          big-endian, back to back
     attachment per partition: offset i64 | bytes i32 | CRC-32 & 0x7fffffff i32 | name length i32 | "<topic>-<partition>"
 
-The attachment states where the messages of the commit are in the logs of the partitions. After the fields of 1.x, metaq
-adds fields of its own to TxCommand. 1.x ignores them:
+The attachment states at which offsets in the partitions' logs the messages of the commit are. After the fields of 1.x,
+metaq adds three fields of its own to TxCommand. metaq 1.x ignores these fields:
 
     seal         field 14, bytes     of a put: crc u32 · of an operation: messages u32 | content u32 | crc u32
     attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
-crc: CRC-32 of the record's position in its file (u64), of the fields of 1.x, and of the two numbers that precede crc in
-the seal (messages and content). The position is included so that a message body that looks like a record is never taken
-for a record. messages: the number of messages of the transaction. content: the CRC-32 of the CRC-32s of their records,
-in order, so that a lost message is detected. Numbers are big-endian, except the fixed32, which protobuf makes
-little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
+crc: a CRC-32 over the record's position in its file (u64), the fields of 1.x, and the numbers messages and content. It
+covers the position, so that a message body that looks like a record is never taken for a record. messages: the number
+of messages of the transaction. content: the CRC-32 of the CRC-32s of these messages' records, in order. It detects a
+lost message. Numbers are big-endian, except the fixed32, which protobuf makes little-endian. Records of Java brokers
+and of the first metaq releases have no such fields. redo_reader.py reads files.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ MIN_FILLER_BYTES = LENGTH.size + len(
 
 
 class Seal(NamedTuple):
-    """The fields of a record's seal. Only operations have `messages` and `content`, and only commits have `attachment`
-    (the checksum of the attachment).
+    """The fields of a record's seal. `messages` and `content` exist only in the records of operations. `attachment`
+    (the checksum of the attachment) exists only in the records of commits.
     """
 
     messages: int = 0
@@ -87,8 +87,8 @@ class Seal(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """The checked contents of a record: the bytes of the fields of 1.x, the CRC-32 of the record's position and these
-    bytes, and the seal. seal: None if the record has no seal.
+    """The checked contents of a record: the bytes of the fields of 1.x, the CRC-32 over the record's position and these
+    bytes, and the record's seal (None if it has no seal).
     """
 
     command: bytes
@@ -109,8 +109,8 @@ class Location(NamedTuple):
 
 
 class RedoEntry(NamedTuple):
-    """One record of a redo file. offset: the position of its first byte in the file. size: its number of bytes,
-    including the attachment. crc: the CRC-32 of the record without its seal.
+    """A record of a redo file. offset: the position of the record's first byte in the file. size: the record's number
+    of bytes, including the attachment. crc: the CRC-32 of the record without its seal.
     """
 
     offset: int
@@ -130,8 +130,8 @@ class RedoEntry(NamedTuple):
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Return the bytes to write, and their position in the file, to replace the locations in this commit record by
-        `locations`. The names of the stores (`<topic>-<partition>`) and their order must stay the same.
+        """Replace the locations in this commit record by `locations`: return the position in the file and the bytes to
+        write there. The new locations must have the same store names (`<topic>-<partition>`), in the same order.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
@@ -142,7 +142,8 @@ def _record_crc(command: Buffer, offset: int) -> int:
 
 
 def add_content(content: int, crc: int) -> int:
-    """Return the value of `content` for a transaction after one more message. crc: the crc of the message's record.
+    """Return the new value of `content` (the checksum over a transaction's messages) after one more message. crc: the
+    crc of the message's record.
     content: the value before this message; 0 if it is the first message.
     """
     return crc32(_CRC.pack(crc), content)
@@ -203,16 +204,16 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Return the bytes to write, and their position in the file, to replace the attachment of a commit record that ends
-    at `end`. sealed: whether the record has the attachment's checksum.
+    """Replace the attachment of a commit record that ends at `end`: return the position in the file and the bytes to
+    write there. sealed: whether the record has the attachment's checksum.
     """
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data
 
 
 def encode_filler(size: int) -> bytes:
-    """Return a filler record of `size` bytes (at least MIN_FILLER_BYTES). It has no meaning for a metaq broker or a
-    Java broker.
+    """Return a filler record of `size` bytes (at least MIN_FILLER_BYTES). Both metaq brokers and Java brokers ignore a
+    filler record.
     """
     extra = size - MIN_FILLER_BYTES
     key = _FILLER_KEY.format("" if extra >= _PADDING_BYTES else "-" * extra)

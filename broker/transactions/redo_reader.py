@@ -1,11 +1,12 @@
-"""Read a redo file record by record, and skip damage. The reader does not change the file. It may run on any thread,
-and it blocks.
+"""Read a redo file record by record, and skip damage. The reader does not change the file. Any thread may use the
+reader; its reads block the thread.
 
 A damaged range begins at a record that cannot be read, or whose checksum is wrong, and reaches to the next good record.
 The next good record is at the place that the length of the bad record gives; otherwise a search finds it. If the search
 finds a record with a seal, the record is good, because the seal covers the record's position. If the search finds a
-record of a Java broker, it counts as good only if all records after it are good, up to a record with a seal or the end
-of the file. So a message whose body looks like records is not taken for records.
+record of a Java broker, this record has no seal. So the record counts as good only if all following records are good,
+up to the next record with a seal or the end of the file. So a message whose body looks like records is not taken for
+records.
 
 An incomplete record at the end of the file is called a torn tail: the broker or the machine died during the write.
 Zeros up to the end of the file are a torn tail, too. If the length field of the incomplete record contradicts its
@@ -41,8 +42,8 @@ attachment's checksum.
 
 
 class RedoDamage(NamedTuple):
-    """The bytes [start, end) of a file that contain no good record, and the reason why. torn: whether these bytes are
-    the last record of the file, which was never completely written.
+    """The bytes [start, end) of a redo file that contain no good record, and what is wrong with them. torn: whether
+    these bytes are the file's last record, which was not completely written.
     """
 
     start: int
@@ -173,8 +174,8 @@ class RedoReader:
         return start + LENGTH.size + int(length) if length > 0 else None
 
     def _counts(self, start: int, *, chain: bool) -> bool:
-        """Return whether the record at `start` is good. chain: whether, for a record without a seal, the records after
-        it must be good, too, up to a record with a seal or the end of the file.
+        """Return whether the record at `start` is good. chain: if true and the record has no seal, the following
+        records must be good, too, up to a record with a seal or the end of the file.
         """
         position = start
         while True:

@@ -1,5 +1,5 @@
-"""Create the errors with which requests for transactions are refused. Errors for XA transactions have an XA error code.
-If 1.x has a text for an error, the same text is used here.
+"""Create the errors that the broker sends when it refuses a request about a transaction. Errors for XA transactions
+have an XA error code. If metaq 1.x has a text for an error, this module uses the same text.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _DECISIONS = {
 
 
 def refusal(key: str, reason: str, code: XaCode = XaCode.XAER_RMERR) -> TransactionRefused:
-    """Return the error that refuses a request. It has an XA code for an XA transaction, and none for a local
-    transaction.
+    """Return the error that refuses a request. The error has an XA code if `key` names an XA transaction, and none if
+    it names a local transaction.
     """
     return XaRefused(code, reason) if is_xa(key) else TransactionRefused(reason)
 
@@ -47,8 +47,8 @@ def not_started(key: str | None) -> TransactionRefused:
 
 
 def timed_out(key: str, seconds: int) -> TransactionRefused:
-    """Return the error for a transaction that has timed out. Its text says so. Its XA code is the one for a transaction
-    that has not been started, as in 1.x.
+    """Return the error for a transaction that has timed out. The error's text names the timeout. For an XA transaction,
+    the error has the same XA code as for a transaction that was never started, as in 1.x.
     """
     kind = "XA" if is_xa(key) else "Local"
     reason = f"{kind} transaction '{key}' has timed out after {seconds} s, and is rolled back."
@@ -87,8 +87,8 @@ def bare(error: XaRefused) -> TransactionRefused:
 
 
 def ignore_refusal(deferred: Deferred[None] | None) -> None:
-    """Ignore the error of a Deferred for which no request waits. The log has already reported the error, and the next
-    replay of the log will do the work that has failed.
+    """Ignore the error of a Deferred when no request waits for its result. The log has already reported the error, and
+    the next replay of the log will do the work that has failed.
     """
     if deferred is not None:
         deferred.addErrback(_trap)

@@ -3,8 +3,8 @@ decisions of operators.
 
 A local transaction (`TX:…`) belongs to the connection that began it, and is rolled back when that connection closes. An
 XA transaction (`XID:…`) belongs to no connection, so it survives the end of one. No message of a transaction is visible
-before its commit. docs/transactions.md describes the guarantees, commit.py the order of writes, and recovery.py the
-actions at the start of a broker.
+before its commit. docs/transactions.md describes the guarantees. commit.py describes the order of writes. recovery.py
+describes what a broker does with its transactions at its start.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ transactions in the answer have at most this many bytes.
 
 
 class PreparedTransaction(NamedTuple):
-    """A transaction in the list that operators see. It is prepared, or an operator has decided it (then only its key
-    and state are known), or it is still unprepared.
+    """A transaction in the list that operators see. The transaction is unprepared, or prepared, or decided by an
+    operator. Of a decided transaction only the key and the state are known.
     """
 
     key: str
@@ -78,7 +78,8 @@ class Transactions:
     """The transactions of one broker. Its methods run on the reactor thread. A method for a client's request either
     raises TransactionRefused at once, or returns a Deferred that fails with TransactionRefused.
 
-    A connection is any hashable object that is the same for all requests of one connection.
+    The parameter `connection` of the methods is any hashable object; all requests of one connection must pass the same
+    object.
     """
 
     def __init__(
@@ -132,7 +133,8 @@ class Transactions:
         """Replay the transaction log: repair the partitions, roll back unprepared transactions, and keep prepared ones.
         Blocks.
 
-        copies: the other nodes of a broker set. Raises StoreError, ConfigError, DirectoryInUse.
+        copies: the other nodes of the broker set; None if the broker is no broker set. Raises StoreError, ConfigError,
+        DirectoryInUse.
         """
         self._unfinished.clear()
         recovered = self._log.open(self._partitions, copies)
@@ -185,8 +187,8 @@ class Transactions:
         return self._log.abandon(why)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call `done` when the files of the log contain all changes that were sent to other nodes before this call.
-        Call this method only while the log is open.
+        """Call `done` when the files of the transaction log contain all changes that were sent to other nodes before
+        the call of `when_idle`. The log must be open.
         """
         self._log.when_idle(done)
 
@@ -199,7 +201,7 @@ class Transactions:
 
     @property
     def has_active(self) -> bool:
-        """Whether an unprepared transaction is open. Such a transaction is lost if this node stops leading."""
+        """Whether an unprepared transaction is open. An unprepared transaction is lost if this node stops leading."""
         return self._open.has_active
 
     def tick(self) -> None:
@@ -238,9 +240,9 @@ class Transactions:
     ) -> int:
         """Add messages to a transaction. Return the id of the first message; the ids of the other messages follow it.
 
-        puts: the flag, checksum (-1 = do not check) and body of each message; all of them or none are added. opaque:
-        the request's opaque value, which goes into the log. Raises TransactionRefused, ChecksumMismatch,
-        TopicNotAccepted, WrongPartition, InvalidName, StoreError, DiskFull.
+        Either all messages are added or none. puts: the flag, checksum (-1 = do not check) and body of each message.
+        opaque: the request's opaque value, which is stored in the transaction log. Raises TransactionRefused,
+        ChecksumMismatch, TopicNotAccepted, WrongPartition, InvalidName, StoreError, DiskFull.
         """
         transaction = self._find_for_put(connection, key)
         if partition == ANY:
@@ -285,8 +287,8 @@ class Transactions:
         return self._log.written(transaction.key).addCallback(self._prepared, transaction)
 
     def commit(self, connection: object, key: str | None, *, one_phase: bool) -> Deferred[None] | None:
-        """Commit a transaction. The result is None, at once or through the Deferred. It means that all messages of the
-        transaction can be read by consumers.
+        """Commit a transaction. Return None if consumers can already read all messages of the transaction. Otherwise
+        return a Deferred that fires when consumers can read them.
         """
         self._metrics.tx_commit += 1
         transaction = self._find(connection, key)
@@ -296,8 +298,8 @@ class Transactions:
         return self._commit(transaction)
 
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
-        """Roll back a transaction. The result is None, at once or through the Deferred. It means that no message of the
-        transaction will ever be visible.
+        """Roll back a transaction. Return None if it is already certain that no message of the transaction will ever be
+        visible. Otherwise return a Deferred that fires when this is certain.
         """
         self._metrics.tx_rollback += 1
         transaction = self._find(connection, key)
@@ -307,8 +309,8 @@ class Transactions:
         return self._log_rollback(transaction)
 
     def recover(self, qualifier: str | None) -> list[str]:
-        """Return the keys of the prepared transactions with this qualifier (None = all), including those that an
-        operator has decided.
+        """Return the keys of the prepared transactions with this qualifier (None = all). Transactions that an operator
+        has decided are included.
         """
         self._check_served()
         noted = [key for key in self._log.heuristics if qualifier is None or qualifier_of(key) == qualifier]
@@ -324,9 +326,9 @@ class Transactions:
         return self._forget(key) if key in self._log.heuristics else None
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Return whether a local transaction is committed. If this is not known yet, return a Deferred that fires with
-        the answer. If the transaction is open, it is rolled back, so that a commit request that is still on its way has
-        no effect. first_id: the id of the transaction's first message.
+        """Return whether a local transaction is committed. If the outcome is not known yet, return a Deferred that
+        fires with it. If the transaction is open, this method rolls it back, so that a commit request that arrives
+        later has no effect. first_id: the id of the transaction's first message.
 
         Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
         through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
@@ -529,7 +531,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back a transaction for which no request waits."""
+        """Roll back a transaction when no request waits for the result."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

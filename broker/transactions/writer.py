@@ -1,14 +1,14 @@
 """Write the transaction log: records are queued on the reactor thread; worker threads write and sync them.
 
-One job runs at a time; requests that arrive meanwhile share the next job (group commit). The position of a record in
-its file is determined as soon as the record is queued. After a failed write or sync, the writer writes nothing more,
-because nobody knows how much is on the disk until the next start reads the log again. If the disk is full, the part of
-the job that was written is cut off again, and the job is repeated until there is room. In a broker set the job is not
-repeated; another node becomes the leader instead.
+A job writes and syncs all queued records. Only one job runs at a time; the records of requests that arrive meanwhile
+share the next job (group commit). The position of a record in its file is determined as soon as the record is queued.
+After a failed write or sync, the writer writes nothing more, because nobody knows how much is on the disk until the
+next start reads the log again. If the disk is full, the part of the job that was written is cut off again, and the job
+is repeated until there is room. In a broker set the job is not repeated; another node becomes the leader instead.
 
-In a broker set, each job is sent to the other nodes when it is created, so that all disks work at the same time. The
-callbacks of a job are called when the job is done on this node and on the other nodes. The next job does not wait for
-the other nodes.
+In a broker set, the writer sends the records of each job to the other nodes when it creates the job, so that the disks
+of all nodes work at the same time. It calls the callbacks of a job when this node and the other nodes have written the
+job's records. The next job begins without waiting for the other nodes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ queued.
 """
 
 OnWritten = Callable[[str | None], None]
-"""The type of a callback. It is called with None when the records are written, or with the reason why the log accepts
-no more writes.
+"""The type of a callback. The writer calls it with None when the records are written, or with the reason why the
+transaction log accepts no more writes.
 """
 
 
@@ -101,8 +101,8 @@ class _Job:
         """File changes to make after the writes and syncs, each with the redo file that it removes (or None)."""
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
-        """Number of steps that must still be completed before the waiters are called: the work on this node, and in a
-        broker set the work on the other nodes.
+        """Number of results that are still missing before the waiters are called. One is the result of this node. In a
+        broker set there is a second one, the result of the other nodes.
         """
         self._files = files
         self._directory = directory
@@ -113,9 +113,9 @@ class _Job:
         self._error: OSError | DiskFull | None = None
 
     def run(self) -> None:
-        """Run the job once, on the first thread that calls this; other threads wait. Raises the OSError that ended the
-        job, or DiskFull. DiskFull means that the records which the job had written were cut off again, and that the job
-        can be repeated.
+        """Run the job once, on the first thread that calls this method; other calling threads wait. Raises the OSError
+        that ended the job, or DiskFull. After DiskFull, the records that the job had written are cut off the files
+        again, and the job can be repeated.
         """
         with self._lock:
             if not self._ran:
@@ -128,8 +128,8 @@ class _Job:
                 raise self._error
 
     def again(self) -> None:
-        """Allow `run` to repeat a job that has failed because the disk was full. It does no harm if parts of the job
-        are done twice.
+        """Allow `run` to repeat a job that has failed because the disk was full. Doing parts of the job twice does no
+        harm.
         """
         with self._lock:
             self._ran, self._error = False, None
@@ -205,8 +205,8 @@ class RedoWriter:
         """sync: whether `when_written` waits for a sync of the disk (flushTxLogAtCommit=1). redo_files: the existing
         files, in the order of their numbers.
 
-        next_number: the lowest number that the next new file may have. copies: the other nodes of a broker set, for
-        which `when_written` also waits.
+        next_number: the lowest number that the next new file may have. copies: the other nodes of a broker set;
+        `when_written` also waits until they have the records.
         """
         self.directory = directory
         self.failure: str | None = None
@@ -232,8 +232,8 @@ class RedoWriter:
     # --- records ------------------------------------------------------------------------------------------------------
 
     def file_for(self, transaction: Hashable) -> RedoFile:
-        """Return the file for a transaction whose first record is queued next. All records of the transaction go to
-        this file.
+        """Return the redo file for the records of a new transaction. Call this method before the transaction's first
+        record is queued. All records of one transaction go to the same file.
         """
         if self._current.size > MAX_REDO_BYTES:
             self._current = self._new_file()
@@ -284,8 +284,8 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a callback of `when_written` has not been called yet, because its records are still being written
-        here or on the other nodes, or because earlier callbacks have not been called yet.
+        """Whether a callback of `when_written` has not been called yet. Then its records are still being written on
+        this node or on the other nodes, or earlier callbacks are called first.
         """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
@@ -315,8 +315,8 @@ class RedoWriter:
 
     @property
     def replay_from(self) -> RedoPosition:
-        """The position where a replay may begin. It is in the oldest file with an unsettled transaction; if there is
-        none, it is the end of the log.
+        """The position in the transaction log where a replay may begin. The position is in the oldest file with an
+        unsettled transaction. If no transaction is unsettled, the position is the end of the log.
         """
         for file in self._redo.values():
             if file.unsettled:
@@ -416,8 +416,8 @@ class RedoWriter:
         self._done_once_more(job)
 
     def _done_once_more(self, job: _Job) -> None:
-        """Record that a job is done on this node, or on the other nodes. Call the callbacks of all jobs that are done
-        everywhere, in the order of the jobs.
+        """Record that either this node or the other nodes have finished a job. Then call the callbacks of the jobs that
+        all nodes have finished, in the order of the jobs.
         """
         job.missing -= 1
         while self._uncopied and not self._uncopied[0].missing:

@@ -2,7 +2,7 @@
 store's internal logs; this module reads the rows that are added to these logs.
 
 A follower reads the logs once a second. So a newly elected leader has to read only the rows of one second, and not a
-log of many megabytes. This matters because nobody can send while the leader reads.
+log of many megabytes. The short reading matters, because no producer can send while the new leader reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
 """Number of bytes of a log that are read at once while nobody waits for the result. If each producer waits for each of
-its sends, this number of bytes contains 24,000 rows; reading these rows takes some 25 ms.
+its sends, so many bytes contain 24,000 rows. Reading them takes some 25 ms.
 """
 
 _RowKey = tuple[int, str, int]
@@ -33,7 +33,7 @@ class LastRows(LogReader):
     belong to a write that was not stored.
 
     forgotten_ms: a time in Unix milliseconds. Producers whose last write was at this time or earlier may have been
-    forgotten for lack of room. 0 if none was forgotten.
+    forgotten because there were too many. 0 if no producer was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
@@ -52,8 +52,9 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log must be read again. It must also be read again if too many pairs are in memory and the
-        log's oldest rows have been removed since the log was last read from its beginning.
+        """Whether the whole log must be read again. Besides the reasons of LogReader there is one more: too many pairs
+        of producer and partition are in memory, and the log's oldest rows have been removed since the log was last read
+        from its beginning.
         """
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 

@@ -10,13 +10,13 @@ time. So only the last write is remembered. A new write is handled according to 
     of an unknown producer          the write is stored; it is refused (SendInDoubt) if it says that it is a repetition,
                                     and its first transmission may have been forgotten for want of room
 
-The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more, entries of the
-client address with the most entries are forgotten first, so that no address displaces the entries of others. The time
-of the youngest forgotten entry is remembered, also in the internal logs.
+The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more pairs, entries of the
+client address with the most entries are forgotten first. So no address displaces the entries of other addresses. The
+time of the youngest forgotten entry is remembered, also in the internal logs.
 
-These entries are derived from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the
-messages. The row that describes a write is appended before the messages of the write. A row counts only if its messages
-are stored: the message at the byte offset in the row must have the message id in the row.
+The entries are read from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the messages.
+The row that describes a write is appended before the messages of the write. A row counts only if its messages are
+stored: the message at the byte offset in the row must have the message id in the row.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _log = logging.getLogger(__name__)
 
 
 class SendingPeer(Protocol):
-    """The connection from which a write has come."""
+    """The connection that has sent a write to the broker."""
 
     @property
     def host(self) -> str:
@@ -70,8 +70,8 @@ class SendingPeer(Protocol):
 
 
 class _Address(dict["_Key", None]):
-    """The remembered pairs of producer and partition whose producers are at one network address, in the order in which
-    they were added.
+    """The remembered pairs of producer and partition of all producers at one network address, ordered by when they were
+    added.
 
     host: the address; "" for all pairs that were read from the logs.
     """
@@ -102,7 +102,7 @@ _new_tuple = tuple.__new__
 
 
 _Numbered = tuple[Write, Number, PartitionLog]
-"""A write, its sequence number, and the log of the partition for which it is meant (`Write.target`)."""
+"""A write, its sequence number, and the log of its target partition (`Write.target`)."""
 
 
 class Sequences(Memory[LastRows]):
@@ -128,12 +128,12 @@ class Sequences(Memory[LastRows]):
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
         self.repeated: list[Write] = []
-        """The writes that `admit` has found to be stored already; the caller empties this list."""
+        """The writes that, as `admit` has found, are stored already. The caller of `admit` empties the list."""
         self._table: dict[_Key, Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; no entry is empty
         self._forgotten_ms = -inf
-        """Some entries may have been forgotten because there were too many. This is the time when the youngest of these
-        was stored, in Unix milliseconds of this node's clock; -inf if none was forgotten.
+        """The time when the youngest forgotten entry was stored, in Unix milliseconds of this node's clock; -inf if no
+        entry was forgotten. Entries are forgotten when there are too many.
         """
         self._unsafe: PartitionLog | None = None  # this log has rows that must be safe before answers are sent
         self._restated: dict[_Key, None] = {}  # the writes of the newest rows of these did not happen
@@ -150,11 +150,11 @@ class Sequences(Memory[LastRows]):
 
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
         """Check writes with sequence numbers before they are appended, and return the byte offset for each. The caller
-        must append the writes next, in this order. asked: each write, and its size in bytes. sender: the connection;
-        None if unknown. The rows that describe the writes must be appended before the writes. So this method appends
-        the rows to the internal logs, in one record for each mode of flushing. The returned offset is None if the write
-        has an `error`, or if it is stored already. In the latter case the write gets the place where it is stored and
-        is added to `repeated`.
+        must append the writes next, in the order of `asked`. asked: each write, and its size in bytes. sender: the
+        connection that sent them; None if unknown. The rows that describe the writes must be appended before the
+        writes. So `admit` appends the rows to the internal logs, in one record for each mode of flushing. The returned
+        offset is None if the write has an `error`, or if it is stored already. A write that is stored already gets the
+        offsets where it is stored, and is added to `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -231,8 +231,9 @@ class Sequences(Memory[LastRows]):
         self.repeated.append(write)
 
     def _store_rows(self, admitted: Sequence[_Numbered]) -> bool:
-        """Append the rows that describe these writes to the internal logs. This happens before the writes themselves
-        are appended. Return False if some rows could not be appended; then their writes have the error as `error`.
+        """Append the rows that describe these writes to the internal logs, before the writes themselves are appended.
+        Return False if some rows could not be appended. The writes that these rows describe then have the error as
+        `error`.
         """
         if len(admitted) == 1 and not self._restated:  # a producer that waits for each send (blocking-1)
             ((write, number, target),) = admitted
@@ -281,9 +282,9 @@ class Sequences(Memory[LastRows]):
         return True
 
     def take_unsafe(self) -> Write | None:
-        """Return a Write that stands for the rows of all writes that were admitted since the last call. These rows must
-        be safe before the writes are answered. Return None if nothing has to be waited for, because the partitions have
-        asynchronous flush.
+        """Return a Write that stands for the rows of all writes that were admitted since the last call. The rows must
+        be safe on the disk before the writes are answered. Return None if no rows must be waited for, because the
+        partitions have asynchronous flush.
         """
         internal, self._unsafe = self._unsafe, None
         if internal is None:
@@ -294,7 +295,7 @@ class Sequences(Memory[LastRows]):
 
     def not_stored(self, writes: Sequence[Write]) -> None:
         """Forget admitted writes that have an `error` and were not appended. writes: in the order of `admit`. If
-        `admit` has treated another write as a repetition of one of them, that write gets the same error.
+        `admit` has treated a later write as a repetition of a forgotten write, the later write gets the same error.
         """
         undone = [(write, number, (number.producer, write.target)) for write in writes if (number := write.number)]
         for again in self.repeated:
@@ -406,7 +407,7 @@ class Sequences(Memory[LastRows]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do the regular work, as in Memory. This forgets entries that were not used for a long time."""
+        """Do the regular work, as in Memory: forget entries that were not used for a long time."""
         now = self._clock()
         if now >= self._next_sweep:
             self._next_sweep = now + tuning.SEQUENCES_SWEEP_SECONDS
@@ -454,8 +455,8 @@ class Sequences(Memory[LastRows]):
         return address
 
     def _make_room(self) -> None:
-        """Forget some entries, roughly the least recently used ones, because there are too many. They are entries of
-        the address with the most entries; if no address has many, they are entries of all addresses.
+        """Forget some entries, roughly the least recently used ones, because there are too many. The entries are taken
+        from the client address with the most entries; if no address has many, from all addresses.
         """
         table = self._table
         come: dict[_Key, Any] = max(self._addresses.values(), key=len)
@@ -481,8 +482,8 @@ class Sequences(Memory[LastRows]):
             del self._addresses[address.host]
 
     def _by_our_clock(self, time_ms: float) -> float:
-        """Convert the time of an entry from the former leader's clock to this node's clock. Return the latest time at
-        which the entry can have been stored.
+        """Convert an entry's time, measured by the former leader's clock, to this node's clock. The result is the
+        latest time when the entry can have been stored.
         """
         at, newest = self._rebuilt
         return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
@@ -491,8 +492,8 @@ class Sequences(Memory[LastRows]):
 
     def _oldest_ms(self) -> float:
         """Return the time (Unix milliseconds) before which entries are too old and may be forgotten. Rows may contain
-        times of the former leader's clock, which may be far behind. So an entry that was young when this node took over
-        is kept as long as if it had been stored at that moment.
+        times of the former leader's clock, which may be far behind this node's clock. So an entry that was young when
+        this node took over is kept as long as if it had been stored at the takeover.
         """
         now = self._clock()
         at, newest = self._rebuilt

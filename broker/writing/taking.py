@@ -11,8 +11,8 @@ The decoder gets back `Write` objects, or the errors of refused records, and enc
     repeated            numbered, and stored before: it has the first one's place, also if it would be refused now
     in a transaction    plain or compressed; a commit stores it (transactions/)
 
-`Puts` processes single puts. `TakenRun` processes the columns of a run (many puts that came together) in which all puts
-are plain. `TakenParts` processes complete records that clients have encoded. `take_copy` processes a message from a
+`Puts` processes single puts. `TakenRun` processes the columns of a run: many puts that came together and that are all
+plain. `TakenParts` processes complete records that clients have encoded. `take_copy` processes a message from a
 synchronous master.
 """
 
@@ -89,7 +89,7 @@ ASKS = DELAYED_FLAG | COMPRESSED_FLAG
 
 def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
     """Check whether messages may be added to a transaction. puts: the flag, checksum and body of each message. meant:
-    the flag bits that this client uses as requests to the broker. Raises TransactionRefused, DelayRefused,
+    the flag bits that this client sets as instructions for the broker. Raises TransactionRefused, DelayRefused,
     CompressionNotAccepted, PayloadUnreadable.
     """
     if not writing.takes_all_kinds:
@@ -120,9 +120,9 @@ def _keeper(writing: Writing, flag: int, body: Buffer) -> Delays:
 
 
 def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delays | None) -> PartitionLog:
-    """Return the log of the partition for which records are meant. keeper: the object that keeps the records if they
-    are delayed, otherwise None. Raises the errors of `Writing.log`; for delayed records also the errors of
-    `Delays.check`, DelayRefused and PartitionClosed.
+    """Return the log of the records' target partition. keeper: the object that keeps the records if they are delayed,
+    otherwise None. Raises the errors of `Writing.log`; for delayed records also the errors of `Delays.check`,
+    DelayRefused and PartitionClosed.
     """
     log = writing.log(topic, partition, asked)
     if keeper is not None:
@@ -136,7 +136,7 @@ def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delay
 
 def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
     """Change a write so that it appends delayed records to their internal log. The index units are not set yet. target:
-    the log of the partition for which the records are meant.
+    the log of the records' target partition.
     """
     write.log, write.data = pended.log.log, pended.buffers
     write.delayed = Delayed(target, pended.ids[0], pended)
@@ -147,10 +147,10 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """If refused records were stored by an earlier try, return a write with the place where they are stored; otherwise
-    return None. If it cannot be determined whether they were stored, the returned write has an `error`. If the stored
-    records are not safe yet, the next `append` returns this write among those to wait for. make: creates the write.
-    number: the sequence number; None if the records have none.
+    """If an earlier try has stored the refused records, return a write with the offsets where they are stored;
+    otherwise return None. If it cannot be determined whether they were stored, the returned write has an `error`. If
+    the stored records are not safe yet, the next `append` includes the returned write in the writes to wait for. make:
+    creates the write. number: the sequence number; None if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -161,9 +161,9 @@ def _stored_before(
 
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
     """Yield the writes that must be appended. If a write has a sequence number, the row about it is appended to the
-    internal log before the write is yielded. A repeated write is left out: it gets an `error`, or the place where it
-    was stored for the first time. In the latter case, if it is not safe yet, `append` returns it among the writes to
-    wait for.
+    internal log before the write is yielded. A repeated write is not yielded: it gets an `error`, or the offsets where
+    it was stored for the first time. If the stored records are not safe yet, `append` includes the repeated write in
+    the writes to wait for.
     """
     admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
@@ -201,8 +201,8 @@ P = TypeVar("P", bound=AskedPut)
 
 
 class PutBatch(Write, Generic[P]):
-    """Puts for one partition that are stored with one append. keeper: the object that keeps delayed puts; None for
-    other puts. dues: the times when delayed puts are due.
+    """Several puts for one partition that are stored with one append. keeper: the object that keeps delayed puts; None
+    for other puts. dues: the times when delayed puts are due.
     """
 
     __slots__ = ("asked", "dues", "ids", "keeper", "puts")
@@ -221,7 +221,8 @@ class Puts(Generic[P]):
     """Accepts single puts one by one, and then appends all of them, with one append per partition. A put with a
     producer's sequence number is appended by itself.
 
-    `take` checks each put, so a refused put does not affect the others. `append` appends all accepted puts.
+    `take` checks each put separately, so a refused put does not affect the other puts. `append` appends all accepted
+    puts.
     """
 
     __slots__ = (
@@ -260,8 +261,8 @@ class Puts(Generic[P]):
 
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
         """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error
-        instead. meant: the flag bits that the client uses as requests to the broker. number: the producer's sequence
-        number; None if the put has none.
+        instead. meant: the flag bits that the client sets as instructions for the broker. number: the producer's
+        sequence number; None if the put has none.
         """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
@@ -303,8 +304,8 @@ class Puts(Generic[P]):
         return batch
 
     def _batch(self, put: P, partition: int, keeper: Delays | None, number: Number | None) -> PutBatch[P]:
-        """Return the batch to which a put belongs, and create it if necessary. keeper: the object that keeps the put if
-        it is delayed, otherwise None. If the put is refused, raise the error.
+        """Return the batch for a put, and create the batch if necessary. keeper: the object that keeps the put if it is
+        delayed, otherwise None. If the put is refused, raise the error.
         """
         key: PartitionLog | tuple[Delays, PartitionLog]
         if keeper is None:
@@ -356,7 +357,7 @@ class Puts(Generic[P]):
 
 
 class _Spans(NamedTuple):
-    """The beginnings and ends of the parts into which a sequence of adjacent records is divided. They are given as
+    """The boundaries of the parts of a sequence of adjacent records. The beginning and end of each part are given as
     record numbers and as byte positions.
     """
 
@@ -425,8 +426,8 @@ class _Bodies(Sequence[Buffer]):
 
 
 def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    """Return the log to which each put of a run is appended. Return None if the puts must be processed one by one. This
-    is so if they are few, if some are refused, delayed or compressed, or if there is a synchronous slave.
+    """Return, for each put of a run, the log of its partition. Return None if the puts must be processed one by one,
+    because they are few, because some are refused, delayed or compressed, or because there is a synchronous slave.
     """
     if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
         return None
@@ -437,7 +438,7 @@ def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
 
 
 class TakenRun:
-    """A run (many puts that came together) in which all puts are plain, and none is refused so far. ids, offsets: the
+    """A run: many puts that came together. All its puts are plain, and none is refused so far. ids, offsets: the
     message id and the byte offset of each put.
     """
 
@@ -478,7 +479,7 @@ class TakenRun:
         return {write.log: write.error for write in self._writes if write.error is not None}
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """Set the error of those writes whose partitions no longer accept puts."""
+        """If a partition no longer accepts puts, set the `error` of its write."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
@@ -488,9 +489,9 @@ class TakenRun:
     def _written(
         self, logs: Sequence[PartitionLog], order: npt.NDArray[np.intp], counts: npt.NDArray[np.intp]
     ) -> list[Write]:
-        """Return one write for each partition, with the partition's records. Also count the records in the metrics, and
-        set the byte offset of each put. order: the numbers of the puts, sorted by partition. counts: the number of puts
-        for each partition.
+        """Return one write for each partition, with the records for this partition. Also count the records in the
+        metrics, and set the byte offset of each put. order: the numbers of the puts in the run, sorted by partition.
+        counts: the number of puts for each partition.
         """
         run = self._run
         bodies = list(map(run.bodies.__getitem__, order.tolist()))
@@ -509,7 +510,7 @@ class TakenRun:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 SizedRecords = tuple[memoryview, npt.NDArray[np.int64]]
-"""The records, one directly after the other, and the size of each record in bytes, including its header."""
+"""The bytes of adjacent records, and a list with the size of each record in bytes, including its header."""
 
 
 def take_batch(
@@ -557,8 +558,8 @@ def take_batch(
 
 
 def _parts_of(ends: Sequence[int], chosen: npt.NDArray[np.generic]) -> list[int]:
-    """Return the part number of each record for which `chosen` is not 0. ends: for each part, the record number after
-    its last record.
+    """Return the number of the part that contains each record with a nonzero item in `chosen`. ends: for each part, the
+    record number after its last record.
     """
     return np.searchsorted(ends, np.flatnonzero(chosen), "right").tolist()  # type: ignore[no-any-return]
 
@@ -595,8 +596,9 @@ def _pend(
     flags: npt.NDArray[np.int32],
     chosen: slice,
 ) -> Generator[None, None, Pended]:
-    """Return the data to append to the internal log for records of which at least one is delayed. chosen: the range of
-    their record numbers. Raises RemoteProtocolError; if the records are refused, raises the error.
+    """Return the data that must be appended to the internal log for these records, at least one of which is delayed.
+    chosen: the numbers of the records in `stamped`. Raises RemoteProtocolError if some records are not delayed, and the
+    error of the refusal if the records are refused.
     """
     data, starts, ends, units, *_ = stamped
     own = flags[chosen]
@@ -616,8 +618,8 @@ class AskedParts(NamedTuple):
 
     topics: the topic of each part, as index into `names`. partitions: the partition of each part; ANY if the broker
     chooses it. counts: the number of records in each part. sequences: the sequence number of each part; empty if the
-    frame names no producer. repeats: the numbers of the parts that are sent again; they were first sent `repeat_ms`
-    milliseconds ago.
+    frame names no producer. repeats: the numbers of the parts that are sent again. These parts were first sent
+    `repeat_ms` milliseconds ago.
     """
 
     names: Sequence[str]
@@ -776,9 +778,9 @@ class TakenParts:
                 return
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
-        """Return a write for each part of a chunk, whose data is not set yet; None for a part that is refused or
-        repeated. sizes: the number of bytes of each part's records; for a part with delayed records, this method
-        replaces the number by the size of the data for the internal log.
+        """Return a write for each part of a chunk; None for a part that is refused or repeated. The data of the writes
+        is not set yet. sizes: the number of bytes of each part's records. If a part has delayed records, `_made`
+        replaces its number by the size of the data for the internal log.
         """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []
@@ -801,8 +803,8 @@ class TakenParts:
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
-        """Return the byte offset at which each write of a chunk will be appended; None for a write that is not
-        appended. Several writes may have the same log. sizes: the number of bytes of each write's records.
+        """Return, for each write of a chunk, the byte offset in the log where its records will begin; None for a write
+        that is not appended. Several writes may go to the same log. sizes: the number of bytes of each write's records.
         """
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
@@ -857,8 +859,8 @@ class TakenParts:
 def take_many(
     writing: Writing, asked: AskedParts, records: SizedRecords, sender: SendingPeer | None, seconds: Callable[[], float]
 ) -> Generator[None, None, TakenParts]:
-    """Store the parts of a SEND_MANY frame, each independently of the others. If the records do not have the stated
-    sizes, raise RemoteProtocolError and append nothing.
+    """Store the parts of a SEND_MANY frame. If one part is refused, the other parts are stored nevertheless. If the
+    records do not have the stated sizes, raise RemoteProtocolError and append nothing.
     """
     count = len(records[1])
     stamped = yield from stamp_in_slices(*records, message_ids_from(writing.message_ids.next(count), count))

@@ -25,7 +25,7 @@ class Number:
 
     records: the number of records in the write, with the bits of `row_bits` for delayed messages. repeat_ms: how many
     milliseconds ago the producer first sent the write; -1 if the write is sent for the first time. before: the
-    producer's last stored write at the time when this write was admitted.
+    producer's last stored write to the partition when this write was admitted.
     """
 
     producer: int
@@ -49,8 +49,8 @@ class Write(Append):
         Append.__init__(self, log, data, units)  # `super` would take a fifth of the time
         self.number: Number | None = None
         self.delayed: Delayed | None = None
-        """Set for writes of delayed and half messages; None for others. If it is set, `log` is the internal log where
-        these messages wait.
+        """Set if the write contains delayed or half messages, otherwise None. If it is set, `log` is the internal log
+        where these messages wait.
         """
         self.first_id = 0
         """The ordinary message id of the first record; 0 for writes whose id is not needed."""
@@ -61,7 +61,9 @@ class Write(Append):
 
     @property
     def target(self) -> PartitionLog:
-        """The log of the partition for which the records are meant. For delayed messages it differs from `log`."""
+        """The log of the partition that the records finally go to. It differs from `log` for delayed messages, because
+        `log` is the internal log where they wait.
+        """
         return self.log if self.delayed is None else self.delayed.target
 
     @property

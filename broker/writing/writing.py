@@ -1,7 +1,7 @@
-"""Store messages. All requests use this module: a request is turned into `Write` objects, which are appended, made safe
-and then answered.
+"""Store messages. All requests that store messages use this module. A request is turned into `Write` objects. The
+`Write` objects are appended to the logs and made safe on the disk, and then the request is answered.
 
-taking.py creates the writes of requests, and transactions/commit.py creates those of a commit.
+taking.py creates the `Write` objects of requests, and transactions/commit.py creates the `Write` objects of a commit.
 """
 
 from __future__ import annotations
@@ -84,12 +84,12 @@ class Writing:
         self.message_ids = message_ids
         self.metrics = metrics
         self.slave: SlaveLink | None = None
-        """Set on a synchronous master: the link to its slave, to which every record is also sent. Set it before the
-        first request.
+        """The object that sends records to the slave, if this broker is a synchronous master; otherwise None. The
+        master sends every record to its slave, too. This attribute must be set before the first request.
         """
         self.copies: Copies | None = None
-        """Set on the leader of a broker set: appends are also sent to the other nodes, and are answered when these
-        nodes have them.
+        """The other nodes of the broker set, if this node leads one; otherwise None. The leader sends each append to
+        the other nodes, and answers the request when the other nodes have the append.
         """
         self.takes_copies = False
         """Whether this broker is a synchronous slave. Set it before the first request."""
@@ -97,9 +97,9 @@ class Writing:
 
     @property
     def takes_all_kinds(self) -> bool:
-        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. Such a
-        broker has no transactions, as in 1.x. It has no writes with sequence numbers, because a message is stored again
-        after its copy has failed. It has no delayed messages, because the slave would have to know of them.
+        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. A broker
+        with this replication has no transactions, as in 1.x. It ignores sequence numbers, because a message is stored
+        again after its copy has failed. It accepts no delayed messages, because the slave would have to know of them.
         """
         return self.slave is None and not self.takes_copies
 
@@ -109,10 +109,11 @@ class Writing:
         return self.sequences.enabled and self.takes_all_kinds
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the log of the partition to which messages are appended. asked: the partition in the request; ANY if
-        the broker has chosen `partition`.
+        """Return the log of a partition, for messages that are to be appended. asked: the partition number in the
+        request; ANY if the broker has chosen `partition`.
 
-        Raises the errors of Partitions.for_put, and SlaveDisconnected; in a broker set also those of Copies.check.
+        Raises the errors of Partitions.for_put, and SlaveDisconnected. In a broker set it also raises the errors of
+        Copies.check.
         """
         log = self.partitions.for_put(topic, partition, chosen=asked == ANY)
         if self.slave is not None:
@@ -122,8 +123,8 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return the log for each pair of topic and partition, all of which are named in the request. Return None if
-        one of the partitions is refused, if there is a slave, or if the puts have to be processed one by one.
+        """Return the log for each pair of topic and partition. All partitions must be named in the request. Return None
+        if a partition is refused, if there is a slave, or if the puts have to be processed one by one.
         """
         if self.slave is not None:
             return None
@@ -175,8 +176,8 @@ class Writing:
         return waiting
 
     def when_safe(self, waiting: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when each of these writes either has an error, or is safe on this node and acknowledged by the
-        slave or the other nodes of the set.
+        """Call `done` when all these writes are finished. A write is finished if it has an error, or if it is safe on
+        this node and acknowledged by the slave or by the other nodes of the broker set.
         """
         slave = self.slave
         copies = self.copies

@@ -49,19 +49,22 @@ def browse(
     config: ConsumerConfig | None = None,
     **moved: Unpack[MovedProtocol],
 ) -> Iterator[Message]:
-    """Iterate over all messages that `topic` contains now, as a TopicBrowser does. Raises the same errors."""
+    """Iterate over all messages that `topic` contains now, as a TopicBrowser does. Raises the same errors as
+    TopicBrowser.
+    """
     config = with_moved(config_or_default(config, ConsumerConfig), "browse", moved, "protocol")
     with TopicBrowser(connect, topic, root=root, where=where, config=config) as browser:
         yield from browser
 
 
 class TopicBrowser(Closing):
-    """Iterable over all messages that a topic contains when the iteration begins. It goes partition by partition, in
-    the order of (broker id, partition). It joins no group, commits nothing and leaves no trace in ZooKeeper.
+    """Iterable over all messages that a topic contains when the iteration begins. The iteration goes partition by
+    partition, in the order of (broker id, partition). A browser joins no group, commits nothing and leaves no trace in
+    ZooKeeper.
 
     (It corresponds to TopicBrowser of 1.x. If the oldest messages of a partition were deleted, 1.x treats the partition
-    as empty; this browser begins at the oldest message that still exists.) A new iteration reads the topic again. Use
-    it on one thread.
+    as empty; this browser begins at the oldest message that still exists.) A new iteration reads the topic again. Use a
+    browser on one thread only.
     """
 
     def __init__(
@@ -172,8 +175,8 @@ class PartitionReader(Poller):
         config: ConsumerConfig | None = None,
         **moved: Unpack[MovedReading],
     ) -> None:
-        """address: `host:port` of the broker, or of any running node of a broker set, from which the reader finds the
-        set's leader.
+        """address: `host:port` of the broker, or of any running node of a broker set; that node tells the reader which
+        node leads.
         start: "earliest", "latest", or the offset in bytes at which a message begins. where: a filter; only messages
         whose properties match it are returned (docs/filters.md). accept: a function that is called with each message;
         if it returns false, the message is skipped.

@@ -46,7 +46,7 @@ group.
 
 
 class DeadLetter(NamedTuple):
-    """One message that failed for the last time.
+    """A message that has failed the maximum number of times.
 
     partition, offset: where the dead letter is stored. original: the original message with its own partition, offset
     and id. attempts: how many times the message failed. cause: type and text of the last exception. place: where the
@@ -78,7 +78,7 @@ class DeadLetters(Closing):
     """Reads, redrives and drops the dead letters of one group. Use it as a context manager, and on one thread only.
 
     Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of open letters in memory.
-    Several programs may read at once. If two of them redrive the same letter at once, it is sent twice.
+    Several programs may read at once. If two programs redrive the same letter at once, the letter is sent twice.
     """
 
     def __init__(
@@ -122,8 +122,8 @@ class DeadLetters(Closing):
         names: Collection[str] | None = None,
         limit: int | None = None,
     ) -> Iterator[DeadLetter]:
-        """Yield the dead letters that are open when this is called. They come partition by partition, and in each
-        partition the oldest letter comes first.
+        """Yield the dead letters that are open at the time of the call, partition by partition, and the oldest letter
+        of each partition first.
 
         since, until: limits for the time of the last failure, as datetimes with a time zone; both are included. cause:
         a text that the cause or the place must contain, ignoring case. key: one of the keys of the original message.
@@ -164,16 +164,16 @@ class DeadLetters(Closing):
         """Send the original message of each letter again, mark the letter as done, and return where the new messages
         are stored.
 
-        to: "topic" sends it to its own topic, with its key, tag and properties, and so to all groups that read the
-        topic. "group" sends it only to this group. Attempts are counted from zero again. A message whose time to live
-        is over is sent without a time to live, because otherwise no consumer would get it. If there are very many
-        letters, `read` them with a `limit`.
+        to: "topic" sends each original message to its own topic, with its key, tag and properties, and so to all groups
+        that read the topic. "group" sends it only to this group. Attempts are counted from zero again. A message whose
+        time to live is over is sent without a time to live, because otherwise no consumer would get it. If there are
+        very many letters, `read` them with a `limit`.
 
-        If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. Only
-        the letter that was just being sent may be both sent and open; the next redrive sends it a second time. Raises
-        NoPartition (no broker has the topic of a letter now), RequestTimedOut, RequestRefused, ConfigError. ConfigError
-        is also raised for "group" if all live members of the group use poll() and not run(), because none of them would
-        get the letter.
+        If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. There
+        is one exception: the letter that was just being sent may be both sent and open, and then the next redrive sends
+        it a second time. Raises NoPartition (no broker has the topic of a letter now), RequestTimedOut, RequestRefused,
+        ConfigError. ConfigError is also raised for "group" if all live members of the group use poll() and not run(),
+        because none of them would get the letter.
         """
         if to not in ("topic", "group"):
             raise ConfigError("to", repr(to), "choose 'topic' or 'group'")
@@ -275,8 +275,8 @@ class _Wanted(NamedTuple):
 
 
 def count_dead_letters(cluster: Cluster, group: str) -> int:
-    """Return the number of a group's open dead letters. This reads the whole topic of dead letters. Raises the same
-    errors as DeadLetters.read.
+    """Read the whole topic of a group's dead letters, and return the number of open ones. Raises the same errors as
+    DeadLetters.read.
     """
     return sum(len(is_open) for _, _, is_open in _look(cluster, dead_topic(group)))
 
@@ -336,7 +336,7 @@ def _letter(message: Message) -> DeadLetter | None:
 
 
 def _unending(original: Message) -> Message:
-    """Return the same message; if its expiry time has passed, without this expiry time."""
+    """Return the message unchanged if it has not expired. Otherwise return the message without its expiry time."""
     if not original.has_expired(now_ms()):
         return original
     place = original.partition, original.offset, original.id
@@ -344,8 +344,8 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """Return options for sending the original message again, so that it goes to the partition to which messages with
-    its key go now.
+    """Return options for sending the original message again. They send it to the partition that messages with the same
+    key go to now.
 
     The key itself is not stored in a message, but its words are among the message's keys. If none of these keys leads
     to the partition of the original message, the message had no key, or the partitions have changed since it was sent.

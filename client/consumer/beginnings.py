@@ -1,5 +1,5 @@
-"""Commit the offset where a group begins to read a partition before the first message is read, so that later members
-begin at the same offset.
+"""Before a group reads the first message of a partition, commit the offset where it begins, so that later members begin
+at the same offset.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Beginnings:
     """Commits the offsets where a group begins to read partitions. All waiting offsets are written together. Any thread
     may call `put`; the timer thread writes.
 
-    Without this commit, a partition from which nothing was consumed would have no committed offset. With start="latest"
-    the next member would then begin at a later end of the partition and skip messages. A write that fails is repeated,
-    and nothing is read from its partitions meanwhile.
+    If the offset were not committed, a partition would have no committed offset until a message of it is consumed. With
+    start="latest" the next member would then begin at a later end of the partition and skip messages. A failed write is
+    repeated, and nothing is read from its partitions meanwhile.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The consumer API for users. One thread polls for messages."""
+"""The consumer API for users. The user's program polls for messages on one thread."""
 
 from __future__ import annotations
 
@@ -78,9 +78,10 @@ class Consumer(Poller):
     partition. Each partition has one owner in the group.
 
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
-    exception. Only consumed messages are committed. Only one thread may use the consumer at a time, but another thread
-    may call close(). A forked process must create its own consumer. In the forked process, every call of a consumer
-    that the parent has made raises ClientError. Only stop() and close() are allowed; they do not affect the parent.
+    exception. A commit covers only consumed messages. The consumer may be used by only one thread at a time, but
+    another thread may call close(). A forked process must create its own consumer. In the forked process, the calls of
+    a consumer that the parent has created raise ClientError. The exceptions are stop() and close(), which do not affect
+    the parent.
     """
 
     def __init__(
@@ -105,16 +106,16 @@ class Consumer(Poller):
 
         start: the position where reading of a partition without a committed offset begins: "earliest", "latest" or an
         offset in bytes. With "always_latest" reading begins at the partition's end each time this consumer gets the
-        partition, regardless of committed offsets. It may also be a datetime, Last(n), AtMessage(id) or AtKey(key), see
-        places.py; the constructor searches for such a message. tags: only messages with one of these tags are
+        partition, regardless of committed offsets. `start` may also be a datetime, Last(n), AtMessage(id) or AtKey(key)
+        (see places.py); then the constructor searches for the message. tags: only messages with one of these tags are
         delivered. where: a filter such as "region = 'EU' AND amount > 100" (docs/filters.md); only messages whose
-        properties match it are delivered, and the others count as consumed. If the broker can filter by tags and where,
-        it does so; the consumer checks again. If topics or tags is a single text, it is one topic or one tag. accept: a
-        function that is called with each message; if it returns false, the message is skipped and counts as consumed.
-        If it raises an exception, poll() raises it. on_assigned, on_revoked: functions that are called inside poll() or
-        run() with the partitions; revoked partitions are handed over when on_revoked returns. deserializer: decodes
-        `message.value`. If there are several, the message's content type selects one; the first one also decodes
-        messages without a content type.
+        properties match it are delivered, and the others count as consumed. A broker that can filter by tags and
+        `where` sends only matching messages; the consumer checks them again. If topics or tags is a single text, it is
+        one topic or one tag. accept: a function that is called with each message; if it returns false, the message is
+        skipped and counts as consumed. If `accept` raises an exception, poll() raises the exception. on_assigned,
+        on_revoked: functions that are called inside poll() or run() with the partitions; revoked partitions are handed
+        over when on_revoked returns. deserializer: decodes `message.value`. If there are several, the message's content
+        type selects one; the first one also decodes messages without a content type.
 
         The constructor returns when ZooKeeper is connected; the consumer joins the group in the background. Raises
         ConfigError, InvalidName, TypeError (if the group is not a string), CoordinationUnavailable.
@@ -260,8 +261,8 @@ class Consumer(Poller):
         threads: int = 1,
     ) -> None:
         """Call `handler` with each message until stop() or close(). A message counts as consumed when the handler has
-        returned. threads: the number of threads that call the handler, 1 … 1024. Each handles one partition at a time,
-        so the handler never gets two messages of a partition at the same time.
+        returned. threads: the number of threads that call the handler, 1 … 1024. Each of these threads handles one
+        partition at a time, so the handler never gets two messages of a partition at the same time.
 
         retry: a Retry. If the handler raises an exception, the message goes back to the broker. After a pause it is
         delivered to any member of the group that also uses a Retry; after the last attempt it goes to the group's dead
@@ -275,14 +276,15 @@ class Consumer(Poller):
         further tries (5 by default; None: without limit). on_reject: a function that gets the message after the last
         try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
 
-        By default `retry` is a Retry() if all brokers of the topics that answer keep delayed messages. It is None for
-        Java brokers and for broadcast=True. While no broker answers, failed messages are tried again in their place.
+        By default `retry` is a Retry() if all brokers of the topics that answer keep delayed messages. By default
+        `retry` is None for Java brokers and for broadcast=True. While no broker answers, failed messages are tried
+        again in their place.
 
-        Raises ConfigError, also for options that contradict `retry`, for a Retry with a broker that keeps no delayed
-        messages, and if the LocalRecoverStore is needed but the user has no home directory. Raises InvalidName with a
-        Retry if the group's name is too long for the names of its own topics. Also raises LocalStoreError, ClientError,
-        exceptions of on_assigned and on_revoked, and exceptions of a handler that do not derive from Exception
-        (SystemExit …); with a Retry also CoordinationUnavailable.
+        Raises ConfigError, for example if options contradict `retry`, or if there is a Retry and a broker keeps no
+        delayed messages. It is also raised if the LocalRecoverStore is needed but the user has no home directory.
+        Raises InvalidName with a Retry if the group's name is too long for the names of its own topics. Also raises
+        LocalStoreError, ClientError, exceptions of on_assigned and on_revoked, and exceptions of a handler that do not
+        derive from Exception (SystemExit …); with a Retry also CoordinationUnavailable.
         """
         check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)
@@ -297,12 +299,12 @@ class Consumer(Poller):
         retry: Retry | Auto | None = AUTO,
         threads: int = 1,
     ) -> None:
-        """Do the same as `run`, but pass up to `max_messages` messages of one partition to the handler in each call.
-        They count as consumed together.
+        """Call the handler as `run` does, but with up to `max_messages` messages of one partition in each call. The
+        messages of one call count as consumed together.
 
-        If the handler fails on a batch, it gets the messages of the batch one by one: at once if there is a Retry,
-        otherwise after max_retries further tries of the whole batch. So an attempt is counted only for a message that
-        fails alone, and only such a message is rejected.
+        If the handler fails on a batch and there is a Retry, it then gets the messages of the batch one by one. If
+        there is no Retry, it gets the whole batch max_retries times more before it gets the messages one by one. So
+        only a message that fails alone is counted as a failed attempt, and only such a message is rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
@@ -310,7 +312,7 @@ class Consumer(Poller):
 
     def stop(self) -> None:
         """Make run() return as soon as the running handlers have returned. If stop() is called before run(), the next
-        run() returns at once. It may be called on any thread, also by a handler.
+        run() returns at once. Any thread may call stop(), also a handler.
         """
         self._stopped = True
         if self._guard.is_elsewhere:
@@ -403,8 +405,8 @@ class Consumer(Poller):
         return on_reject, on_reject
 
     def _end_listener(self) -> None:
-        """Clean up after run(). The next call of a method of the consumer does this again, in case an interrupt has
-        prevented it.
+        """Clean up after run(). In case an interrupt ends this cleanup early, the next call of any method of the
+        consumer cleans up again.
         """
         if self._listener is not None:
             self._listener.give_back()
@@ -511,7 +513,7 @@ class Consumer(Poller):
         """Count all delivered messages as consumed, commit their offsets now, and return the number of partitions whose
         offset has changed.
 
-        Raises SessionLost (the partitions now belong to others), CoordinationUnavailable.
+        Raises SessionLost if the partitions now belong to other members, and CoordinationUnavailable.
         """
         self._check_open()
         self._core.acknowledge()
@@ -559,8 +561,8 @@ class Consumer(Poller):
         self, partition: TopicPartition, offset: int, max_bytes: int = BROWSE_BYTES, timeout: Duration | None = None
     ) -> list[Message]:
         """Return messages of any partition, owned or not, from the byte position `offset` on: at least one message, or
-        [] at the end of the partition. This takes one round trip. It changes neither the position nor which messages
-        count as consumed. timeout: seconds (None: request_timeout_seconds).
+        [] at the end of the partition. A fetch takes one round trip to the broker. It does not change the consumer's
+        position, and the messages do not count as consumed. timeout: seconds (None: request_timeout_seconds).
 
         Raises OffsetOutOfRange, CorruptRecord, BrokerUnavailable, RequestTimedOut, RequestRefused.
         """
@@ -574,9 +576,9 @@ class Consumer(Poller):
         """Return the message of `topic` with this id; any topic is allowed. The consumer's state does not change.
         Blocks up to a few seconds per broker, and SEARCH_TIMEOUT_SECONDS (30) for a broker that does not answer.
 
-        Raises MessageNotFound; SearchIncomplete if it may be in a place that could not be searched, such as a broker
-        that is not registered now; NoPartition, BrokerUnavailable, RequestTimedOut, RequestRefused (a Java broker
-        cannot search), CorruptRecord.
+        Raises MessageNotFound. Raises SearchIncomplete if the message may be where the search could not look, for
+        example on a broker that is not registered now. Also raises NoPartition, BrokerUnavailable, RequestTimedOut,
+        RequestRefused (a Java broker cannot search), CorruptRecord.
         """
         self._check_open()
         return self._finder.view_message(topic, message_id).message
@@ -602,8 +604,8 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """Return a connection to the broker from which a partition is read. Before the member has joined the group, it
-        does not know that broker.
+        """Return a connection to the broker that this consumer reads a partition from. Before the member has joined the
+        group, it does not know this broker.
         """
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
@@ -634,9 +636,9 @@ class Consumer(Poller):
             self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
-        """Close the parts of the consumer. This runs on a thread that cannot be interrupted, because if a step were
-        left out, other members could not get the partitions. waits: whether to wait for running handlers, and for a
-        close() on another thread.
+        """Close the objects of the consumer one after another. The thread must be one that cannot be interrupted: if an
+        interrupt ended the closing early, other members could not get the partitions. waits: whether to wait for
+        running handlers, and for a close() on another thread.
         """
         if not self._ending.acquire(blocking=waits):
             return

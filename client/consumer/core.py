@@ -1,7 +1,8 @@
-"""Decide what a member of a group does next. This core has no I/O, threads, locks or clocks.
+"""Decide what a member of a group does next. The code here has no I/O, threads, locks or clocks.
 
-rebalance.py, a table of states, says which actions follow an event. This core decides the details of each action. A
-driver executes the actions one after another, asks ZooKeeper in between, and reports their events:
+rebalance.py, a table of states, says which actions follow an event. MemberCore decides the details of each action. A
+driver executes the actions one after another. For each action it sends requests to ZooKeeper, calls the core, and
+reports an event when the action ends:
 
 | action | the driver asks ZooKeeper | this core |
 |---|---|---|
@@ -51,8 +52,8 @@ _FIRST = StartPosition(0)
 
 
 class MemberCore:
-    """Makes the decisions of one member. Only one thread at a time may call the methods, but any thread may call
-    `holds_claims` and `drained`, and read the attributes.
+    """Makes the decisions of one member of a group. The methods may be called by only one thread at a time. Exceptions
+    are `holds_claims`, `drained` and the attributes, which any thread may use at any time.
 
     start: the position where reading of newly owned partitions begins; set by the driver. closing: set to true by the
     driver when failures shall no longer be logged. reason: why the last failed action has failed. gains: partitions
@@ -133,7 +134,9 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Begin a plan. Changes that are reported after this call are not part of it and need another plan."""
+        """Begin a plan. Changes of the group that are reported after this call are not part of the plan; they need
+        another plan.
+        """
         if self._backoff.tries == 0:
             self._began, self._moved = now, 0
         self._change_noted = False
@@ -152,8 +155,8 @@ class MemberCore:
         return self._by_zone.update(self._me, snapshot.zones, registered, now)
 
     def brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> list[PartitionCursor]:
-        """Store the current brokers. Return the cursors of the partitions that must now be read from another endpoint,
-        because a master has gone and a slave remains, or because a master has come back.
+        """Store the current brokers. Return the cursors of the partitions that must now be read from another endpoint.
+        The endpoint changes if a master has gone and a slave remains, or if a master has come back.
         """
         former, self.brokers = self.brokers, brokers
         moved = []
@@ -194,9 +197,9 @@ class MemberCore:
     def _with_absent(
         self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
     ) -> Mapping[str, Sequence[str]]:
-        """Return the partitions to assign to members, by topic. They are the registered partitions, and the partitions
-        that are absent only because their broker set is changing its leader. The partition names of each topic are
-        sorted in Java's string order.
+        """Return the partitions to assign to members, by topic. The result contains the registered partitions, and also
+        the partitions that are absent only because their broker set is changing its leader. The partition names of each
+        topic are sorted in Java's string order.
         """
         self.known = self._listed.union(kept)
         if not kept:
@@ -275,9 +278,9 @@ class MemberCore:
         resumed: Sequence[Reached | None],
         fence: int,
     ) -> None:
-        """Take ownership of these partitions. stored: their committed offsets. resumed: positions that this member
-        remembers and that replace the committed offsets; None for a partition without one. fence: the ZooKeeper session
-        on which the partitions were claimed.
+        """Take ownership of these partitions. stored: their committed offsets. resumed: for each partition the position
+        that this member remembers, which replaces the committed offset; None if it remembers none. fence: the ZooKeeper
+        session on which the partitions were claimed.
         """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
@@ -326,8 +329,8 @@ class MemberCore:
         return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
 
     def pause(self, now: float, holder: str | None = None) -> float | None:
-        """Return the seconds until the next try. Return None if the next try shall begin at once, because the group has
-        changed and nothing has failed. holder: the member that holds the partition that `suspect` has returned.
+        """Return the seconds until the next try. Return None if the next try shall begin at once: then the group has
+        changed, and nothing has failed. holder: the member that holds the partition that `suspect` has returned.
         """
         waits_for, self._waits_for = self._waits_for, []  # they belong to the failed claim, not to a later try
         if waits_for and self._change_noted:
@@ -360,8 +363,8 @@ class MemberCore:
             )
 
     def _complain(self, trouble: str, reason: str) -> None:
-        """Log a failure: as a warning if its reason is not the same as the last one, otherwise as a debug line. While
-        the member closes, nothing is logged.
+        """Log a failure. If its reason is the same as the reason of the last failure, the log line is only a debug
+        line, otherwise a warning. While the member closes, nothing is logged.
         """
         if self.closing:
             return
@@ -379,8 +382,8 @@ class MemberCore:
             self._core.notices.put(Notice(False, self._core.told(lost)))
 
     def give_all_up(self) -> tuple[list[PartitionCursor], Collection[TopicPartition]]:
-        """Stop fetching from all partitions. Return the cursors of all owned partitions, and those partitions whose
-        loss the user was already told of.
+        """Stop fetching from all partitions. Return the cursors of all owned partitions, and the partitions that were
+        already reported to the user as revoked.
         """
         told = () if self._draining is None else self._draining.partitions
         self._draining, self._waits_for = None, []
@@ -390,8 +393,8 @@ class MemberCore:
         return owned, told
 
     def tell_rest(self, owned: Sequence[PartitionCursor], told: Collection[TopicPartition]) -> None:
-        """Tell the user that the partitions in `owned` are given up, except those in `told`. `give_all_up` has returned
-        both.
+        """Tell the user that the partitions in `owned` are given up; leave out the partitions in `told`. owned, told:
+        the results of `give_all_up`.
         """
         if owned:
             self._core.notices.put(Notice(False, set(self._core.told(owned)).difference(told)))

@@ -1,5 +1,5 @@
-"""Find members of a group that have different filters for a topic. This matters because a message is delivered to no
-member if the owner of its partition filters it out.
+"""Find members of a group that have different filters for a topic. Different filters matter, because a message is
+delivered to no member if the owner of its partition filters it out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ALL = ConsumerFilter()
 
 
 class GroupFilters:
-    """Logs a warning if the members of a group have different filters for a topic. Each member logs it once for each
-    change of the filters, not at each rebalance. Only one thread may use it.
+    """Logs a warning if the members of a group have different filters for a topic. Each member logs the warning once
+    for each change of the filters, not at each rebalance. The object must be used by one thread only.
     """
 
     def __init__(self, group: str) -> None:

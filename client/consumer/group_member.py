@@ -41,11 +41,11 @@ _NEVER = (1 << 63) - 1
 
 
 class GroupMember:
-    """The membership of one consumer. It claims partitions and gives them up in ZooKeeper, and reports both to the
-    core.
+    """The membership of one consumer. A GroupMember claims partitions and gives them up in ZooKeeper, and reports both
+    to the core.
 
-    stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll.
-    come_back() ends this.
+    stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll. After
+    come_back() it is false again.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: returns whether the program still does not poll; called just before the member leaves the group for
-        that reason. on_brokers: called with the ids of the registered brokers each time they were read from ZooKeeper.
+        """is_idle: returns whether the program still does not poll. If the member is about to leave the group because
+        the program does not poll, it first calls is_idle. on_brokers: called with the ids of the registered brokers
+        each time the ids were read from ZooKeeper.
         on_given_up: called with partitions that are being given up. Their offsets are committed and the core has
         dropped them, but their owner nodes in ZooKeeper still exist. If on_given_up raises a MetaqError, the current
         action fails.
@@ -97,8 +98,8 @@ class GroupMember:
         return self._rules.state
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: the position where reading of newly owned partitions begins. It does
-        not apply to the group's topic of failed messages, because no message of it may be skipped.
+        """Join the group in the background. start: the position where reading of newly owned partitions begins. `start`
+        does not apply to the group's topic of failed messages, because no message of that topic may be skipped.
         """
         self._rules.start = start
         self._events.put(Event.STARTED)
@@ -130,15 +131,15 @@ class GroupMember:
         return self._core.owned
 
     def come_back(self) -> None:
-        """Join the group again, because the program polls again. If an interrupt ends this call, `stepped_out` stays
-        true, and the call may be repeated.
+        """Join the group again, because the program polls again. If an interrupt ends `come_back` early, `stepped_out`
+        stays true, and `come_back` may be called again.
         """
         self._events.put(Event.POLLED)
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Return the endpoint from which a partition is read: the broker's master or, if it has no master, a slave,
-        which is always the same one.
+        """Return the endpoint that a partition is read from: the broker's master or, if the broker has no master, one
+        of its slaves, always the same.
         """
         return source_of(self._rules.brokers, partition)
 
@@ -189,8 +190,8 @@ class GroupMember:
         return self._membership.session_id != 0
 
     def _claims_hold(self) -> bool:
-        """Return whether all owned partitions were claimed on the current session. They were not if the membership
-        already has a newer session.
+        """Return whether all owned partitions were claimed on the current session. If the membership already has a
+        newer session, the result is False.
         """
         return self._session_lives() and self.holds_its_claims()
 
@@ -328,8 +329,9 @@ class GroupMember:
         return None
 
     def _drained(self, notice: Notice, late: bool = False) -> None:
-        """End the wait for the messages of the partitions to hand over. Called on the polling thread when the user has
-        returned the messages, or on the timer thread (late) if the user did not do so in time.
+        """End the wait until the user has finished the messages of the partitions that will be handed over. The polling
+        thread calls this method when the user has finished the messages. The timer thread calls it (late) if the user
+        does not finish them in time.
         """
         if self._rules.drained(notice, late):
             self._events.put(Event.DRAINED)
@@ -392,8 +394,8 @@ class GroupMember:
             return None
 
     def _pause_over(self, number: int) -> None:
-        """End the pause with this number. Runs on the timer thread. If a change has already ended this pause, a later
-        pause is not affected.
+        """End the pause with the number `number`. Runs on the timer thread. If a change has already ended that pause,
+        nothing happens; a later pause is not ended.
         """
         if number == self._rules.pauses:
             self._events.put(Event.PAUSE_OVER)
@@ -444,7 +446,7 @@ class GroupMember:
 
 class MissingTopics:
     """Logs one warning for each subscribed topic that has had no partition yet, because a misspelt name would otherwise
-    stay unnoticed. Only one thread may use it.
+    stay unnoticed. The object must be used by one thread only.
 
     If a topic has existed before, its name is not misspelt and only its brokers are absent, so no warning is logged.
     """
@@ -453,7 +455,7 @@ class MissingTopics:
         self._group = group
         self._view = view
         self._settled: set[str] = set()
-        """Topics that have had a partition, or for which a warning was logged."""
+        """The topics that have had a partition, and the topics that a warning was logged for."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
         """Log a warning for each missing topic. partitions: the names of the registered partitions by topic, as for a

@@ -41,8 +41,8 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """Return a function that passes messages of a local store to `deliver`. It leaves out expired messages, and decodes
-    the values of the others.
+    """Return a function that passes messages of a local store to `deliver`. The function leaves out expired messages,
+    and decodes the values of the messages that it passes.
     """
 
     def deliver_living(messages: Sequence[Message]) -> None:
@@ -69,10 +69,10 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 
 class Handling(NamedTuple):
-    """The options of a call of run(). deliver: calls the handler with at most `batch` messages, which count as consumed
-    when it returns. failed: sends messages on which the handler fails to the broker; None: max_retries and `reject`
-    apply instead. suspects: takes care of messages that may have killed a former owner's process; None: no special
-    care.
+    """The options of a call of run(). deliver: calls the handler with at most `batch` messages; the messages count as
+    consumed when the handler returns. failed: if the handler fails on messages, this object sends them to the broker;
+    None: max_retries and `reject` apply instead. suspects: takes care of messages that may have killed a former owner's
+    process; None: no special care.
     """
 
     deliver: Deliver
@@ -85,11 +85,11 @@ class Handling(NamedTuple):
 
 
 class Listener:
-    """One call of run() with a handler. `loop` is called on one thread; any thread may call stop().
+    """Does the work of one call of run() with a handler. `loop` runs on one thread; any thread may call stop().
 
     may_work: returns false while another member may own the partitions. choose: a function that decides how failed
-    messages are handled. It is called on the thread of `loop` before the first message, and then from time to time
-    until it returns a decision. While it returns None, failed messages are tried again in their place, without limit.
+    messages are handled. `loop` calls this function before the first message, and then from time to time until it
+    returns a decision. While the function returns None, failed messages are tried again in their place, without limit.
     An exception of `choose` ends `loop`.
     """
 
@@ -126,8 +126,8 @@ class Listener:
     def loop(self) -> None:
         """Consume messages until stop() is called.
 
-        Raises exceptions of on_assigned, on_revoked and `choose`, and those of a handler that do not derive from
-        Exception (SystemExit …).
+        Raises exceptions of on_assigned, on_revoked and `choose`. Also raises exceptions of a handler that do not
+        derive from Exception (SystemExit …).
         """
         core = self._core
         try:
@@ -219,9 +219,9 @@ class Listener:
             )
 
     def give_back(self) -> None:
-        """Put back all messages that are not processed, also those in a running handler, so that the next poll() or
-        run() delivers them again. May be called repeatedly, because an interrupt may end `loop` before it calls
-        this.
+        """Put back all messages that are not processed, so that the next poll() or run() delivers them again. Messages
+        in a running handler are put back, too. This method may be called repeatedly: an interrupt may end `loop` before
+        it calls `give_back`.
         """
         if self._gave_back:
             return
@@ -279,8 +279,8 @@ class Listener:
             self._begin(self._works.resumed(work))
 
     def _process(self, work: Work) -> float:
-        """Give the next messages of the work to the handler; if it has none, take messages from its partition first.
-        Return the seconds for which the work must pause; 0: no pause.
+        """Give the next messages of the work to the handler. If the work has no messages, take messages from its
+        partition first. Return how many seconds the work must pause; 0: no pause.
         """
         work.refresh()
         if not work.messages:
@@ -335,8 +335,8 @@ class Listener:
         return 0.0
 
     def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """Handle a failure of the handler; return the seconds for which the work must pause. unit: the messages on
-        which the handler has failed, and perhaps expired messages. first: the first message that the handler got.
+        """Handle a failure of the handler. Return how many seconds the work must pause. unit: the messages that the
+        handler has failed on, and perhaps expired messages. first: the first message that the handler got.
         """
         if self._choose is not None:
             return self._works.failed_too_early(first, error)
@@ -358,8 +358,8 @@ class Listener:
 
     def _take_care(self, work: Work, suspects: Suspects) -> float | None:
         """Prepare for a message that may kill the process. Return None if the handler may get the message. Otherwise
-        return the seconds for which the partition must pause; 0 means no pause, but another message is the first one
-        now.
+        return how many seconds the partition must pause; 0 means that there is no pause, but that another message has
+        become the first one.
         """
         offset = work.messages[0].offset
         try:
@@ -408,8 +408,8 @@ class Listener:
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
         """Send a failed message to its delayed topic or to the dead letters. The message counts as consumed only when
-        the broker has stored it there; until then its partition waits. Return the seconds for which the work must
-        pause.
+        the broker has stored it in one of these topics; until then its partition waits. Return how many seconds the
+        work must pause.
         """
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"

@@ -40,8 +40,8 @@ def znode_name(partition: TopicPartition) -> tuple[str, str]:
 
 
 def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupMembership) -> OffsetCommitter:
-    """Return the committer of a group member. It writes offsets to the store of `config`, or to ZooKeeper if `config`
-    has none. Raises ConfigError.
+    """Return the committer of a group member. The committer writes offsets to the offset store that `config` names, or
+    to ZooKeeper if `config` names no store. Raises ConfigError.
     """
     own, file = config.offset_store, config.offsets_file
     if file is not None and (own is not None or not config.broadcast):
@@ -52,8 +52,9 @@ def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupM
 
 
 class StartPosition(NamedTuple):
-    """The position where reading of a newly owned partition begins. It is the committed offset if `resume` is set and
-    an offset is committed, otherwise `offset`. `offset` may also be a function that finds the position.
+    """The position where reading of a newly owned partition begins. If `resume` is set and an offset is committed,
+    reading begins at the committed offset, otherwise at `offset`. `offset` may also be a function that finds the
+    position.
     """
 
     offset: int | Locate
@@ -80,9 +81,9 @@ class OffsetCommitter:
 
     Writes are fenced: each write is sent on the ZooKeeper session that holds the partition's owner node, or not at all.
     A partition counts as committed only after its write has succeeded, so a failed write is repeated by the next
-    commit. The first commit on a new connection reads the stored offsets before it overwrites them. This commit counts
-    the stored offsets that are lower than the offsets that this member has committed. Lower stored offsets may be the
-    only sign that ZooKeeper was set back to an older state (`restore`).
+    commit. The first commit on a new connection reads the stored offsets before it overwrites them. It counts how many
+    stored offsets are lower than the offsets that this member had committed there. Lower stored offsets may be the only
+    sign that ZooKeeper was set back to an older state (`restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
@@ -109,8 +110,8 @@ class OffsetCommitter:
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write the committed offsets of owned partitions again if the store now has lower ones. The store has lower
-        ones if ZooKeeper was replaced by an older copy of its data while the session went on.
+        """Write the committed offsets of owned partitions again if the store now has lower offsets. The store has lower
+        offsets if ZooKeeper was replaced by an older copy of its data while the session went on.
 
         Return the number of partitions with a lower stored offset. Partitions whose lower offset was already
         overwritten by a commit since the last call are included. Raises the same errors as commit.

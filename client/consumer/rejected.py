@@ -43,7 +43,7 @@ consumed when the function returns. If the function raises an exception, the mes
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
     """Open the default store for the rejected messages of a group, and return it. Raises ConfigError, LocalStoreError;
-    the texts of both errors name the options with which no store is needed.
+    the texts of both errors name options of run() that make the store unnecessary.
     """
     try:
         store = _unopened(connect, root)
@@ -83,11 +83,11 @@ def drop_message(message: Message, error: Exception) -> None:
 
 class LocalRecoverStore:
     """A RejectHandler that keeps rejected messages on this machine and gives them to the handler again and again until
-    it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. Unlike there, a message that fails again does not end the
-    round for the other messages.)
+    it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. In 1.x a message that fails again ends the round for the
+    other messages; here it does not.)
 
-    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. It also delivers
-    messages that ended processes have left in other files. Any thread may use the store.
+    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. The process also
+    delivers messages that ended processes have left in other files. Any thread may use the store.
     """
 
     def __init__(

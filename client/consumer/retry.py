@@ -35,7 +35,7 @@ class Retry:
     first: float = 1.0
     """Longest pause after the first failure, in seconds; above 0."""
     factor: float = 2.0
-    """Factor by which the longest pause grows with each further failure: 1 or more."""
+    """Each further failure multiplies the longest pause by this factor: 1 or more."""
     most: float = 7200.0
     """Upper limit of the longest pause, in seconds: `first` or more, at most a year."""
     jitter: float = 1.0

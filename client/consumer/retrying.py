@@ -28,7 +28,7 @@ log = get_log(__name__)
 
 _FILE_CHARACTERS = 300
 """Maximum number of characters of a file's path in the cause of a failure. A longer path is cut at its beginning,
-because its end distinguishes the file from others.
+because the end of a path distinguishes the file from other files.
 """
 
 
@@ -61,8 +61,9 @@ def cause_of(error: BaseException) -> str:
 def by_preference(
     partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
 ) -> list[TopicPartition]:
-    """Return the partitions in the order in which a failed message tries them: first those of its `home` broker, then
-    the others in random order, and last those of the avoided brokers. random: returns a number in [0, 1).
+    """Return the partitions in the order that a failed message tries them: first the partitions of its `home` broker,
+    then the partitions of other brokers in random order, and last the partitions of the avoided brokers. random:
+    returns a number in [0, 1).
     """
     return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
@@ -97,7 +98,7 @@ class FailedMessages:
     """Sends the failed messages of one call of run(). Any thread may call the methods. The Producer is created at the
     first failure.
 
-    takes: returns whether the broker with a given id keeps delayed messages; a broker that keeps them is asked only
+    takes: returns whether the broker with a given id keeps delayed messages. It asks a broker that keeps them only
     once. now: returns the time in Unix seconds.
     """
 
@@ -140,8 +141,8 @@ class FailedMessages:
         """Begin to send a failed message to the delayed topic for its next attempt, or, after the last attempt, to the
         dead letters.
 
-        message: the original message; a partition on the same broker is preferred. avoided: ids of brokers to which a
-        send has just failed. Raises MetaqError.
+        message: the original message; a partition on the broker that stores it is preferred. avoided: ids of brokers
+        that did not accept the message just before. Raises MetaqError.
         """
         pause = None if self.is_last(failure) else self.pause(failure.attempts)
         topic = self.dead_topic if pause is None else self.retry_topic

@@ -25,8 +25,8 @@ class SessionWatch:
     """Determines from the state of its ZooKeeper session whether a member may still deliver messages. holds_its_claims:
     returns whether all owned partitions were claimed on the current session.
 
-    Every time limit here is a share of the session timeout that the ZooKeeper server has granted. This may be less than
-    the requested timeout.
+    Every time limit here is a share of the session timeout that the ZooKeeper server has granted. The granted timeout
+    may be shorter than the requested timeout.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class SessionWatch:
         """Whether ZooKeeper was away for so long that the session may be over and another member may own the
         partitions.
 
-        In this case the member keeps its partitions, but delivers nothing before ZooKeeper answers again and confirms
-        the ownership.
+        While this is true, the member keeps its partitions, but delivers nothing until ZooKeeper answers again and
+        confirms the ownership.
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
@@ -75,13 +75,13 @@ class SessionWatch:
 
 
 class PollWatch:
-    """Watches whether the program calls poll() or run(). This matters because no other member can read a partition that
-    this member owns but does not read.
+    """Watches whether the program calls poll() or run(). If the program calls neither, nobody reads the partitions that
+    this member owns, because no other member may.
 
     Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. The time that a poll waits for
     messages does not count. The time in which the program works on messages counts, also in a handler of run().
 
-    attend() and wait() are called on the thread that polls, and works() and rests() on the threads of handlers.
+    attend() and wait() are called on the thread that polls. works() and rests() are called on the threads of handlers.
 
     An interrupt may end attend() or wait() on the polling thread at any line; the next attend() repairs the state.
     """
@@ -144,8 +144,8 @@ class PollWatch:
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Return the clock time since which the program has not polled, or since which the same call of a handler has
-        been running. Return inf if neither is the case.
+        """Return the clock time when the program stopped polling, or when the handler call that is still running began.
+        Return inf if the program polls and no handler runs.
         """
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 

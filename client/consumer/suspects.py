@@ -1,13 +1,13 @@
 """Take special care with messages that may have killed the process of a partition's former owner.
 
 A member whose run() sends failed messages back to the broker writes a mark in ZooKeeper for each partition that it
-owns. It removes the mark when it gives the partition up. A member that claims a partition and finds a mark knows that
-the last owner died, or lost its session. It does not know which message after the committed offset was being handled.
-So before each of the first SUSPECT_MESSAGES messages, the new owner commits its offset and records in the mark which
-message is next. After these messages it commits at intervals that double each time. If the new owner dies too, the next
-owner begins closer to the cause. If the first message after the commit is the cause, the mark names this message. If a
-process dies while it handles only the message that the mark names, the death counts as a failed attempt of this
-message.
+owns. The member removes the mark when it gives the partition up. So a member that claims a partition and finds a mark
+knows that the last owner died, or lost its session. But the new owner does not know which message after the committed
+offset was being handled. So before each of the first SUSPECT_MESSAGES messages, the new owner commits its offset and
+records in the mark which message is next. After these messages it commits at intervals that double each time. If the
+new owner dies too, the next owner begins closer to the cause. If the first message after the commit is the cause, the
+mark names this message. If a process dies while it handles only the message that the mark names, the death counts as a
+failed attempt of this message.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class WorkerDied(Exception):
 @dataclass(slots=True, eq=False)
 class Care:
     """The state of the careful phase after this member has claimed a partition whose last owner died. begun: the
-    content of the mark. Only the partition's worker thread uses it.
+    content of the mark. The object is used by the partition's worker thread only.
     """
 
     begun: Begun

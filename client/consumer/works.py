@@ -1,5 +1,5 @@
 """Decide which partition the handlers work on next, which messages they get, and what happens after a handler fails.
-This core has no I/O, threads, locks or clocks. The worker threads of listener.py drive it.
+The code here has no I/O, threads, locks or clocks. The worker threads of listener.py call it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class RetryLater(Exception):
 
 @dataclass(slots=True, eq=False)
 class Leaving:
-    """A failed message that is being sent to the delayed topic for its next attempt, or to the dead letters. It is
-    always the first message of a Work.
+    """A failed message that is being sent to the delayed topic for its next attempt, or to the dead letters. A message
+    that is being sent is always the first message of a Work.
     """
 
     original: Message
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """Id of the broker to which the last send has failed; empty if no send has failed."""
+    """Id of the broker that the last failed send went to; empty if no send has failed."""
     complained: bool = False
 
 
@@ -55,7 +55,7 @@ class Work:
 
     cursor: PartitionCursor
     is_of_own_topic: bool
-    """Whether the topic is one of metaq's own. Then its messages may have failed earlier."""
+    """Whether the topic is one of metaq's own topics. The messages of such a topic may have failed earlier."""
     queued: bool = False
     """Whether the work is in the queue, or a worker thread has it."""
     more: bool = False
@@ -82,8 +82,8 @@ class Work:
     complained: bool = False
 
     def is_current(self) -> bool:
-        """Return whether `messages` are still the next messages of the partition. They are not if the partition was
-        lost or its position was moved.
+        """Return whether `messages` are still the next messages of the partition. The result is False if the partition
+        was lost or its position was moved.
         """
         cursor = self.cursor
         return cursor.active and not cursor.revoking and cursor.moves == self.moves
@@ -121,8 +121,8 @@ class Work:
         self.cursor.consumed_to(self.end, self.cursor.last_id, self.moves)
 
     def take_singly(self, unit: Sequence[Message]) -> None:
-        """From now on give these messages to the handler one by one, because the handler failed on them as a batch and
-        it is unknown which message was the cause.
+        """From now on give these messages to the handler one by one. The handler has failed on them as a batch, and it
+        is unknown which message was the cause.
         """
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), self.tries)
         self.single_before, self.tries = unit[-1].next_offset, 0
@@ -130,8 +130,8 @@ class Work:
 
 class Works:
     """All Work objects (one for each partition) of one call of run(). The methods must be called with the driver's lock
-    held. Only `done` and the methods for a failure may be called without the lock, by the worker thread that has the
-    work.
+    held. Exceptions are `done` and the methods for a failure: the worker thread that has the work may call them without
+    the lock.
 
     alone: the only work that may call the handler now; None: all works may. If a method returns works, the driver must
     give them to workers, in their order.
@@ -194,9 +194,9 @@ class Works:
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """Take back a queued work that has ended or pauses. Return the works to begin now: the work of a later claim of
-        the same partition, or the same work if it has messages left. pauses: whether the work waits until `resumed` is
-        called.
+        """Take back a work from its worker, because the work has ended or pauses. Return the works that the driver must
+        begin now: the work of a later claim of the same partition, or the same work if it has messages left. pauses:
+        whether the work waits until `resumed` is called.
         """
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
@@ -214,8 +214,8 @@ class Works:
         return following
 
     def given_up(self, partition: TopicPartition) -> list[PartitionCursor]:
-        """Return those cursors of a partition that this consumer has lost or is handing over. The cursor of a newer
-        claim is not included.
+        """Return the cursors of a partition that this consumer has lost, or that it is handing over. The cursor of a
+        newer claim is not included.
         """
         return [each for each in self._works if each.partition == partition and (each.revoking or not each.active)]
 
@@ -243,9 +243,9 @@ class Works:
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
         """Handle damaged messages: they are fetched and checked again. If the broker has confirmed the damage, and the
-        configuration says so, the damaged range is skipped. Otherwise the consumer fetches the messages again without
-        end, because another broker, or a repaired file, may have the messages intact. Other partitions continue. Return
-        the seconds to pause.
+        configuration says so, the damaged range is skipped. If not, the consumer fetches the messages again without
+        end, because another broker, or a repaired file, may have intact messages. Other partitions continue. Return the
+        seconds to pause.
         """
         cursor = work.cursor
         if chunk.damage is None:
@@ -286,8 +286,9 @@ class Works:
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
         """Handle a failure without a Retry: the partition waits, and the message is tried again in its place. Return
-        the seconds to pause; None: no try is left, so the caller must reject the message. unit: the messages on which
-        the handler has failed, and perhaps expired messages. first: the first message that the handler got.
+        how many seconds the partition waits; None: no try is left, so the caller must reject the message. unit: the
+        messages that the handler has failed on, and perhaps expired messages. first: the first message that the handler
+        got.
         """
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)

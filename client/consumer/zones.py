@@ -1,5 +1,5 @@
-"""Assign partitions by zones: determine the zones of brokers on which a group agrees, and which member reads which
-partition. The code does no I/O; only one thread may use it at a time.
+"""Assign partitions by zones. The members of a group agree on a zone for each broker, and then decide which member
+reads which partition. The code does no I/O; it may be used by only one thread at a time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ log = get_log(__name__)
 class ByZone:
     """Computes the assignment by zones for one member of the group.
 
-    All members must plan with the same zones of brokers. So the group keeps the zones in a znode, which members write
-    by compare-and-set. If the leader of a broker set changes to a node in another zone, the set's partitions stay with
-    their owners until the leader has been in the new zone for `settle_seconds`. So a failover or a restart causes no
-    rebalance.
+    All members must compute the assignment from the same zones of brokers. So the group keeps the zones in a znode,
+    which members write by compare-and-set. A node in another zone may become the leader of a broker set. Then the set's
+    partitions stay with their owners until the leader has been in the new zone for `settle_seconds`. So a failover or a
+    restart causes no rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float) -> None:
@@ -34,13 +34,13 @@ class ByZone:
         self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
     def update(self, me: str, zones: GroupZones, registered: Container[int], now: float) -> dict[int, str] | None:
-        """Return the zones that the group should agree on now; None if they do not differ from the agreed zones.
+        """Return the zones that the group should agree on now; None if the agreed zones need no change.
         registered: ids of brokers with a master. now: monotonic seconds.
 
         If the group has no zone for a broker yet, the broker's zone is included at once. If a broker has moved to
         another zone, its new zone is included only after `settle_seconds`. The first member of the group writes the
-        change to the znode. If the first member does not do so, the other members write the change after 2 ×
-        `settle_seconds`.
+        change to the znode. If the first member has not written the change after 2 × `settle_seconds`, the other
+        members write it.
         """
         seen = {each: zones.brokers.get(each, "") for each in zones.agreed if each in registered}
         moved = {each: zone for each, zone in seen.items() if zone != zones.agreed[each]}

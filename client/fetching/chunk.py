@@ -31,11 +31,11 @@ class Chunk(Records):
     """A sequence of fetched records that are adjacent in the log. The records are checked only when they are delivered.
     `start` and `offset` advance past the delivered records.
 
-    end_offset: the position after the whole chunk. It may be after the end of the last record, because the broker has
-    skipped further records (tag filter). damage: set if the bytes up to end_offset are damaged; the chunk then has no
-    records.
+    end_offset: the position after the whole chunk. This position may be after the end of the last record, because the
+    broker's tag filter has skipped further records. damage: set if the bytes up to end_offset are damaged; the chunk
+    then has no records.
 
-    Only one thread may use a chunk at a time.
+    A chunk may be used by only one thread at a time.
     """
 
     end_offset: int
@@ -89,9 +89,9 @@ class Chunk(Records):
         """Remove at most `limit` messages from the front of the chunk, and return them.
 
         tags: only messages with one of these tags are returned; the broker compares only hashes, so it may also send
-        messages with other tags. where: only messages that match this filter are returned; not every broker applies it.
-        check: whether checksums are compared. An incomplete record at the end of the data is left out. Good records
-        before a damaged record are returned first. When the damaged record is the first one left, this raises
+        messages with other tags. where: only messages that match this filter are returned; some brokers do not apply
+        the filter. check: whether checksums are compared. An incomplete record at the end of the data is left out. Good
+        records before a damaged record are returned first. When the damaged record is the first one left, this raises
         CorruptRecord.
         """
         if self.damage is not None:
@@ -116,8 +116,8 @@ class Chunk(Records):
 
     @property
     def gives_batches(self) -> bool:
-        """Whether `take_batch` may be called. It may if the sizes of the records are known and no message was decoded
-        yet.
+        """Whether `take_batch` may be called: true if the sizes of the records are known and no message of the chunk
+        was decoded yet.
         """
         return self.sizes is not None and self._decoded is None
 
@@ -162,7 +162,7 @@ class Chunk(Records):
         return taken
 
     def pass_unreadable(self) -> None:
-        """Skip the first remaining message, which cannot be decompressed and for which CorruptRecord was raised."""
+        """Skip the first remaining message. The message cannot be decompressed, and CorruptRecord was raised for it."""
         if self._columns is not None:
             self._pass(1)
             return
@@ -187,7 +187,7 @@ class Chunk(Records):
         self._columns, self._batch, self._taken = None, None, 0
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """Put these messages back into the chunk. They are messages that the last `take` has returned."""
+        """Put messages that the last `take` has returned back into the chunk."""
         assert self._decoded is not None
         self._decoded = self._decoded._replace(messages=chain(messages, self._decoded.messages))
         self._taken -= len(messages)

@@ -40,8 +40,8 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """Encodes one consumer's requests for data, and decodes the answers, for the text protocol and the framed protocol.
 
-    The tag filter is not applied to the group's retry topic, because its messages have already passed the filter.
-    is_slave: returns whether the broker at an endpoint is a slave, which may have fewer messages than its master had.
+    The tag filter is not applied to the group's retry topic, because the messages in it have already passed the filter.
+    is_slave: returns whether the broker at an endpoint is a slave; a slave may have fewer messages than its master had.
     reads_in_bulk: whether the consumer processes complete answers at once, so that large answers are faster.
     """
 
@@ -92,8 +92,8 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Return the offset at which an answer ends, from its header; the body has not arrived yet. Return None if the
-        caller does not need the offset.
+        """Read from the header of an answer where the answer's data end, and return this offset. The body has not
+        arrived yet. Return None if the caller does not need the offset.
         """
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None

@@ -28,9 +28,9 @@ simulator with a clock of its own, repeat
     if seconds is not None: call_at(now + seconds, core.want, request.cursor)
 
 **Threads.** Any thread may call any method, with one exception: taking messages. Either one thread takes messages, or
-several handlers do, each from its own partitions. poll() holds `lock` while it takes messages, so that the rebalance
-thread sees all messages of one poll delivered or none. **Interrupts**: as in cursor.py. A cursor is put into the queue
-of `next_wanting` in the same step in which it begins to need a request.
+the threads of several handlers do, each from its own partitions. poll() holds `lock` while it takes messages. So for
+the rebalance thread either all messages of one poll are delivered or none. **Interrupts**: as in cursor.py. When a
+cursor begins to need a request, the same statement also puts it into the queue of `next_wanting`.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ Accept = Callable[[Message], bool]
 
 
 class ConsumerCore:
-    """The state of a consumer and the decisions about it, without I/O; see the module.
+    """Holds the state of a consumer and decides what it does next, without I/O; see the module.
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
-    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. This is an
+    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. under_way is an
     attribute and not a method, because a signal handler may run when a call returns, but not between an assignment and
     a return. nearest: chooses nodes of broker sets other than the leader to read from; the driver sets it.
     """
@@ -139,11 +139,11 @@ class ConsumerCore:
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """Take ownership of these partitions; reading begins at the positions `begins`. The other arguments have an
-        item for each partition. stored: its committed offset. consumed: the offset up to which messages already count
-        as consumed. recorded: false if the offset where the group begins must be committed first; the user is told of
-        the partition only after that. announced: if true, messages are delivered without calling on_assigned for the
-        partitions.
+        """Take ownership of these partitions; reading begins at the positions `begins`. stored, consumed and recorded
+        have an item for each partition. stored: its committed offset. consumed: messages before this offset already
+        count as consumed. recorded: false if the offset where the group begins must be committed first; the user is
+        told of the partition only after that. announced: if true, messages are delivered without calling on_assigned
+        for the partitions.
         """
         unknown = [None] * len(partitions)
         cursors = [
@@ -196,8 +196,8 @@ class ConsumerCore:
         self._wanting.extend(cursors)
 
     def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
-        """Return those of the partitions that were, or will be, reported to the user as assigned. A partition is left
-        out if it was revoked before the offset where the group begins was committed. Call this when partitions are
+        """Return the partitions of `cursors` that were, or will be, reported to the user as assigned. A partition is
+        left out if it was revoked before the offset where the group begins was committed. Call this when partitions are
         revoked or lost.
         """
         with self._telling:
@@ -240,8 +240,8 @@ class ConsumerCore:
             return None
 
     def source(self, request: Request, leader: Endpoint | None, down: Collection[Endpoint], now: float) -> Endpoint:
-        """Return the endpoint of the broker to which the request shall be sent. leader: the partition's leader
-        according to ZooKeeper. down: endpoints of brokers that cannot be reached. Raises BrokerUnavailable.
+        """Return the endpoint of the broker that shall get the request. leader: the partition's leader according to
+        ZooKeeper. down: endpoints of brokers that cannot be reached. Raises BrokerUnavailable.
         """
         partition = request.cursor.partition
         if self.nearest is not None and request.ask is Ask.PULL:
@@ -251,8 +251,8 @@ class ConsumerCore:
         return leader
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Choose again from which nodes the partitions of a broker set are read, because its nodes in the consumer's
-        zone have changed.
+        """Choose the nodes to read a broker set's partitions from again, because the set's nodes in the consumer's zone
+        have changed.
         """
         for partition, cursor in self.owned.items():
             if partition.broker == broker_id:
@@ -266,8 +266,8 @@ class ConsumerCore:
         return wait_ms / 1000 + self.config.connection.request_timeout_seconds
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """Process the header of an answer before the body has arrived; the header tells at which offset the answer
-        ends. Return the next request, or None. The broker can work on this request while the body arrives and the user
+        """Process the header of an answer before the body has arrived; the header tells where the answer's data end.
+        Return the next request, or None. The broker can work on the next request while the body arrives and the user
         consumes the messages.
         """
         end = self.codec.end_of(head)
@@ -333,9 +333,9 @@ class ConsumerCore:
         return self._recovered(request, now, 0.0)
 
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
-        """Process a request whose answer is wrong or did not come. Return the seconds until the partition needs another
-        request; None if it needs none. endpoint: the broker that was asked; it is avoided for a while if another node
-        of its set can answer instead.
+        """Process the failure of a request: its answer is wrong or did not come. Return the seconds until the partition
+        needs another request; None if it needs none. endpoint: the broker that was asked; it is avoided for a while if
+        another node of its set can answer instead.
         """
         cursor = request.cursor
         self._avoid(endpoint, now)
@@ -353,8 +353,8 @@ class ConsumerCore:
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
-        """Do the same as `failed` for a request without an answer, or whose answer was being processed when an
-        interrupt came. Data that has arrived is kept.
+        """Do the same as `failed` for a request without an answer, and for a request whose answer was being processed
+        when an interrupt came. Fetched data that has arrived is kept.
         """
         cursor = request.cursor
         cursor.forget_lead()
@@ -367,12 +367,13 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether messages that were read before are lost at the broker. This is called if, directly before the
-        position `doubt`, the broker now has a different message from the one that this consumer read there.
+        """Log whether the broker has lost messages that this consumer has read. The driver calls this method after it
+        has asked the broker (divergence.py). It asks if the message that the broker now has directly before the
+        position `doubt` is not the message that this consumer read there.
 
-        If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Without this log
-        line nobody would notice. found: the first offset of these new messages; None if nothing is lost; an error if
-        this is unknown.
+        If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Nobody would
+        notice without the log line. found: the first offset of the new messages; None if nothing is lost; an error if
+        it is unknown whether messages are lost.
         """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
@@ -393,8 +394,8 @@ class ConsumerCore:
     # --- whose turn it is -------------------------------------------------------------------------------------------
 
     def make_ready(self, cursor: PartitionCursor) -> None:
-        """Mark a cursor as ready, because it may have messages to deliver. It stays ready until the taking thread finds
-        nothing to deliver. So data that may not be delivered now is found later.
+        """Mark a cursor as ready, because it may have messages to deliver. The cursor stays ready until the thread that
+        takes messages finds nothing to deliver in it. So data that may not be delivered now is found later.
         """
         with self._ready_lock:
             self._ready[cursor] = None
@@ -406,7 +407,7 @@ class ConsumerCore:
 
     def hand_over(self, cursor: PartitionCursor) -> None:
         """Remove a cursor from the ready ones, because a handler will take its messages. The cursor becomes ready again
-        when data comes after this call.
+        when new data for it comes.
         """
         with self._ready_lock:
             self._ready.pop(cursor, None)
@@ -420,7 +421,7 @@ class ConsumerCore:
 
     def _discard_unless_ready(self, cursor: PartitionCursor) -> None:
         """Remove a cursor from the ready ones, because it had nothing to deliver; keep it if data has come meanwhile.
-        An interrupt finds this step done completely or not at all.
+        If an interrupt comes, the removal is done completely or not at all.
         """
         with self._ready_lock:
             if not cursor.has_next:
@@ -457,8 +458,7 @@ class ConsumerCore:
                 self.under_way = False
 
     def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
-        """Return at most `limit` messages that have been fetched. They are taken chunk by chunk, from the partitions in
-        turn.
+        """Return at most `limit` fetched messages. The messages are taken chunk by chunk, from the partitions in turn.
 
         unpacks: whether to decompress the payloads at once; a payload that cannot be decompressed counts as damage.
         Raises CorruptRecord, and exceptions of `accept` and on_damaged.
@@ -485,8 +485,8 @@ class ConsumerCore:
     def take_batch(self, limit: int) -> pyarrow.RecordBatch:
         """Take messages as `take` does, but return them as one record batch (arrow.SCHEMA), which may be empty.
 
-        An answer that contains a table of record sizes becomes one batch. The messages of answers without such a table,
-        and messages to which the consumer must apply a filter, are collected one by one.
+        An answer that contains a table of record sizes becomes one batch. If an answer has no such table, or if the
+        consumer must apply a filter, the messages are collected one by one.
         """
         from ..records.arrow import EMPTY, record_batch  # pyarrow is an extra
 
@@ -535,8 +535,8 @@ class ConsumerCore:
             self._pass_over(cursor)
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
-        """Handle damaged data: fetch them again, to check them again. If the end of the damage is already known, skip
-        the damaged range, or raise the error at each poll until the user seeks.
+        """Handle damaged data. If the end of the damage is not known yet, fetch the data again, to check them again. If
+        the end is known, skip the damaged range, or raise the error at each poll until the user seeks.
 
         report: whether the poll has no other messages to return, so that the error may be raised.
         """
@@ -557,7 +557,7 @@ class ConsumerCore:
     # --- on the thread that takes -----------------------------------------------------------------------------------
 
     def living(self, messages: Sequence[Message]) -> list[Message]:
-        """Return those of the messages whose time to live is not over."""
+        """Return the messages without the messages that have expired."""
         now = self._wall_clock()
         return [message for message in messages if not message.has_expired(now)]
 
@@ -574,13 +574,13 @@ class ConsumerCore:
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the same messages; if the consumer has a deserializer, each gets a `value`."""
+        """Return the same messages. If the consumer has a deserializer, set the `value` of each message."""
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
     def passes_damage(self, cursor: PartitionCursor, damage: CorruptRecord) -> bool:
-        """Return whether reading continues after the damaged range, as the configuration says. This is impossible if
-        the end of the damage is not known.
+        """Return whether reading continues after the damaged range, as the configuration says. Return False if the end
+        of the damage is not known.
 
         The user's on_damaged is called once for each damaged range; its exceptions are raised.
         """

@@ -73,11 +73,11 @@ class Ask(Enum):
 
 
 class Request(NamedTuple):
-    """A request to a broker. The driver that sends it passes it back to the cursor together with the result.
+    """A request to a broker. The driver sends the request, and passes it back to the cursor together with the result.
 
     verify: whether the broker must check the record at `offset`. size: number of bytes to request over the text
-    protocol. last_id: id of the message before `offset`, which the broker compares with its own data;
-    UNKNOWN_MESSAGE_ID: no comparison. asked_at: time at which the request was made; −inf if the time does not matter.
+    protocol. last_id: id of the message before `offset`; the broker compares it with its own data. UNKNOWN_MESSAGE_ID:
+    no comparison. asked_at: time at which the request was made; −inf if the time does not matter.
     """
 
     cursor: PartitionCursor
@@ -109,9 +109,9 @@ class PartitionCursor:
         wanting: deque[PartitionCursor] | None = None,
         random: Callable[[], float] = random,
     ) -> None:
-        """begin: the first position, or a function that finds it. fence: the ZooKeeper session that owns the
-        partition's owner node; a commit is written only on this session. stored: the committed offset. consumed: the
-        offset up to which messages already count as consumed. recorded: if true, data may be read before the group
+        """begin: the first position, or a function that finds it. fence: the ZooKeeper session that created the
+        partition's owner node; a commit is written only on this session. stored: the committed offset. consumed:
+        messages before this offset already count as consumed. recorded: if true, data may be read before the group
         commits `begin`. announced: whether the user was told that the partition is assigned; nothing is delivered
         before that. wanting: the queue to which the cursor is appended whenever it may need a request.
         """
@@ -215,13 +215,13 @@ class PartitionCursor:
             return True
 
     def moved_to(self, offset: int) -> None:
-        """Move to the offset to which the user has called seek. Everything before `offset` now counts as consumed, and
+        """Move to `offset`, because the user has called seek. Everything before `offset` now counts as consumed, and
         nothing from `offset` on does. Damage that was reported before will be reported again.
         """
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch the data from the current position again, so that messages which were taken after this position are
+        """Fetch the data from the current position again. So messages that were already taken after this position are
         delivered again.
         """
         if self.opened and self.active and not self.revoking:
@@ -252,10 +252,10 @@ class PartitionCursor:
             self.again()
 
     def place(self, *, by_commits: bool) -> Reached | None:
-        """Return the position where the next owner of the partition should begin, which is after the consumed messages;
-        None if it is unknown.
+        """Return the position where the next owner of the partition should begin: the position after the consumed
+        messages. Return None if it is unknown.
 
-        by_commits: whether the position is after the committed messages instead. After the partition is lost, the
+        by_commits: if true, return the position after the committed messages instead. After the partition is lost, the
         result may still advance, because the user may still work on delivered messages.
         """
         consumed = None if by_commits else self.consumed
@@ -356,8 +356,8 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """Drop the requests in flight, and request again in `pause` seconds. It is called instead of `failed` if the
-        error is not the fault of the partition. Return False if the answer is no longer needed.
+        """Drop the requests in flight, and request again in `pause` seconds. The caller uses `put_off` instead of
+        `failed` if the error is not the fault of the partition. Return False if the answer is no longer needed.
         """
         with self.lock:
             if not self.awaits(request) or not self.asking:
@@ -370,7 +370,8 @@ class PartitionCursor:
 
     def ask_anew(self) -> None:
         """Make the cursor send its request again at once, and ignore the answer to the request in flight, if there is
-        one. This is needed if the sending was interrupted, or if the partition is read from another broker from now on.
+        one. A new request is needed if the sending was interrupted, or if the partition is read from another broker
+        from now on.
         """
         with self.lock:
             self._wanting.append(self)
@@ -383,7 +384,7 @@ class PartitionCursor:
     # --- what brokers say -------------------------------------------------------------------------------------------
 
     def doubt(self, request: Request) -> None:
-        """Record that, directly before the request's offset, the broker now has a different message from the one that
+        """Record that the message that the broker now has directly before the request's offset is not the message that
         this consumer read there.
         """
         self._doubt = request.offset, request.last_id
@@ -397,8 +398,8 @@ class PartitionCursor:
 
     def was_led_back(self) -> bool:
         """Record that the broker's answer moves the position back, because the position is inside a record, to the
-        start of this record. Return whether the broker has done this at the same position before. Then the caller must
-        not follow it, because the same messages would be delivered endlessly.
+        start of this record. Return whether the broker has moved the position back from the same place before. If it
+        has, the caller must not move the position back, because the same messages would be delivered endlessly.
         """
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
@@ -415,8 +416,8 @@ class PartitionCursor:
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Reset the size of requests and the pauses, because complete records came. It is also called for an answer of
-        the framed protocol that only moves the position.
+        """Reset the size of requests and the pauses, because complete records came. The method is also called for an
+        answer of the framed protocol that only moves the position.
         """
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
@@ -495,8 +496,8 @@ class PartitionCursor:
             self._began = (self.position, self.last_id)
 
     def handed_out(self, position: int, last_id: int | None = None) -> None:
-        """Record that all messages before `position` are delivered or filtered out. They count as consumed after the
-        next `acknowledge`.
+        """Record that all messages before `position` are delivered or filtered out. These messages count as consumed
+        after the next `acknowledge`.
 
         last_id: id of the last message before `position`; None: unchanged.
         """
@@ -514,8 +515,8 @@ class PartitionCursor:
         self._began = self._handed = None
 
     def take_back(self) -> None:
-        """Return to the position before the last delivery, because the messages did not reach the user. They are
-        delivered again.
+        """Return to the position before the last delivery, because the delivered messages did not reach the user. The
+        messages are delivered again.
         """
         began = self._began
         if began is not None and self.active:
@@ -557,9 +558,9 @@ class PartitionCursor:
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
         """Fetch the data at `offset` again, because its checksum is wrong, and let the broker check the data, too.
 
-        After DAMAGE_TRIES tries without success, the next request asks the broker how far the damage goes. The damaged
-        range is then stored as a chunk of its own. moves: as in consumed_to. anew: whether to count the tries from 1
-        again, because the damage was known and may have been repaired meanwhile.
+        After DAMAGE_TRIES tries without success, the next request asks the broker how far the damage goes. The cursor
+        then stores the damaged range as a separate chunk. moves: as in consumed_to. anew: whether to count the tries
+        from 1 again, because the damage was known and may have been repaired meanwhile.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -618,15 +619,15 @@ class PartitionCursor:
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Return whether the offset of this RECORD request may still be committed. It may not if another member will
+        """Return whether the offset of this RECORD request may still be committed. Return False if another member will
         get the partition, because the commit could overwrite that member's first offset.
         """
         return self.awaits(request) and not self.revoking
 
     def begin_recorded(self, request: Request) -> bool:
         """Record that the offset of this RECORD request was committed, and allow reading. Return False if the partition
-        was lost or moved meanwhile, or will be handed over. Then the user is not told that the partition was
-        assigned.
+        was lost, if its position was moved, or if it will be handed over. If the result is False, the user is not told
+        that the partition was assigned.
         """
         with self.lock:
             self.committed = (request.offset, UNKNOWN_MESSAGE_ID)

@@ -1,12 +1,12 @@
 """Send the core's requests (core.py) over connections, and pass the answers to the core.
 
-There is no thread per partition and no request loop. The thread that reads a connection takes the answer to a pull,
-stores the data and sends the next pull at once, as long as the partition's buffer has room. If there is only one
-broker, the thread that waits in poll() reads the connection, and the next answer arrives in the socket's buffer while
-the user's code works. If there are several brokers, a background thread per broker reads its connection. Work that must
-wait for a time (the pause after an error or after an empty answer of the text protocol) runs on the timer thread. Work
-that must wait for a broker (connecting, other questions) runs on a thread of that broker, so that a hung broker blocks
-no other.
+There is no thread per partition and no request loop. Each connection has a thread that reads it. When the answer to a
+pull arrives, this thread stores the data and sends the next pull at once, as long as the partition's buffer has room.
+If there is only one broker, the thread that waits in poll() reads the connection. While the user's code works, the next
+answer arrives in the socket's buffer. If there are several brokers, a background thread per broker reads its
+connection. Work that must wait for a time (the pause after an error or after an empty answer of the text protocol) runs
+on the timer thread. Work that must wait for a broker (connecting, other questions) runs on a thread of that broker, so
+that a hung broker blocks no other.
 
 A user's thread may be interrupted at any line (interrupts.py). If the interrupted thread had marked a request as in
 flight, the timer thread sends a new request for the partition (`_ask_anew`). If the first request had been sent
@@ -46,8 +46,8 @@ class Fetcher:
     """Sends the requests that keep the buffers of a consumer's partitions filled, and wakes the thread that waits for
     data. Any thread may call the methods.
 
-    endpoint_of: returns the broker from which a partition is read. record: commits the offset where the group begins in
-    a partition, and then calls `go_on`.
+    endpoint_of: returns the endpoint of the broker that a partition is read from. record: commits the offset where the
+    group begins in a partition, and then calls `go_on`.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Fetcher:
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread that waits in poll(), so that it looks for data. It wakes at the latest when its current
-        system call ends.
+        """Wake the thread that waits in poll(), so that it looks for data. The thread wakes at the latest when its
+        current system call ends.
         """
         with self._bell_lock:
             if not self._rung:
@@ -86,8 +86,8 @@ class Fetcher:
             waiter.finish()
 
     def listen(self) -> None:
-        """Forget earlier calls of `wake`. The caller must look for data after this call, and then call `wait`. A `wake`
-        that comes after this call ends that `wait`.
+        """Forget earlier calls of `wake`. After `listen` the caller must look for data, and then call `wait`. A `wake`
+        that comes after `listen` ends this `wait`.
         """
         if self._rung:
             with self._bell_lock:
@@ -97,9 +97,9 @@ class Fetcher:
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` until `wake` is called; return at once if it was called since `listen`.
 
-        If the consumer has a single connection and no other thread reads it, this thread reads it meanwhile. Then the
-        data is received by the thread that uses it. This saves the hand-over between two threads and keeps the data in
-        the cache of that processor core.
+        If the consumer has a single connection and no other thread reads it, the waiting thread reads the connection
+        meanwhile. So the thread that uses the data also receives it. No other thread must hand the data over, and the
+        data stays in the cache of the same processor core.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -124,15 +124,15 @@ class Fetcher:
             raise
 
     def _serve_all(self) -> None:
-        """Check for every owned partition whether it needs a request. This is done after an interrupt, because a
-        partition may have been removed from the core's queue before its request was sent.
+        """Check for every owned partition whether it needs a request. Called after an interrupt, because the
+        interrupted thread may have removed a partition from the core's queue before it sent the partition's request.
         """
         for cursor in list(self._core.owned.values()):
             self.ask(cursor)
 
     def serve_soon(self) -> None:
-        """Do the same as `serve` on another thread. This is for callers that hold locks, or that must not wait until a
-        broker receives the request.
+        """Call `serve` on another thread. Callers that hold locks, or that must not wait until a broker receives the
+        request, use this method.
         """
         self._timers.call_later(0, self.serve)
 
@@ -158,8 +158,8 @@ class Fetcher:
         self._timers.call_later(cursor.backoff.next(), ask)
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Choose again from which nodes the partitions of a broker set are read, because its nodes in the consumer's
-        zone have changed. Any thread may call this.
+        """Choose the nodes to read a broker set's partitions from again, because the set's nodes in the consumer's zone
+        have changed. Any thread may call this.
         """
         self._core.nearest_changed(broker_id)
         self.serve_soon()
@@ -187,7 +187,7 @@ class Fetcher:
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
         """Continue with the partitions of these RECORD requests. If their first offsets were committed, reading begins.
-        Otherwise the commit is tried again in `pause` seconds.
+        If not, the commit is tried again in `pause` seconds.
         """
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
@@ -228,8 +228,8 @@ class Fetcher:
             return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
-        """Add a new connection to those in use. The thread in poll() can read only a single connection; if there are
-        several, each gets a reader thread. May be called repeatedly with the same connection.
+        """Add a new connection to the connections in use. The thread in poll() can read only a single connection; if
+        there are several, each gets a reader thread. A repeated call with the same connection does nothing more.
         """
         if connection in self._connections:
             return

@@ -1,5 +1,5 @@
-"""Choose the node of a broker set from which a consumer reads: a live in-sync node in the consumer's zone, otherwise
-the leader.
+"""Choose the node of a broker set that a consumer reads from: a live in-sync node in the consumer's zone, otherwise the
+leader.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..transport.metadata import parse_address
 __all__ = ["Nearby", "NearestNodes"]
 
 AVOIDED_SECONDS = 2.0
-"""If a node refuses a pull or cannot be reached, it gets no requests for this many seconds. Meanwhile requests go to
-the other nodes in the zone, or to the leader.
+"""If a node refuses a pull or cannot be reached, it gets no requests for this many seconds. In this time, requests go
+to other nodes in the consumer's zone, or to the leader.
 """
 
 
 class NearestNodes:
-    """Chooses the nodes from which partitions are read; does no I/O. Any thread may call the methods, because each
+    """Chooses the node that each partition is read from; does no I/O. Any thread may call the methods, because each
     change is a single assignment. now: the present time in monotonic seconds.
     """
 
@@ -61,13 +61,13 @@ class NearestNodes:
 
 
 class Nearby:
-    """Watches the broker sets in ZooKeeper to keep a consumer's NearestNodes up to date. Only one thread may call
-    look(); any thread may call close().
+    """Watches the broker sets in ZooKeeper to keep a consumer's NearestNodes up to date. look() must be called on one
+    thread only; any thread may call close().
     """
 
     def __init__(self, session: ZkSession, zone: str, on_change: Callable[[int], None]) -> None:
-        """on_change: called with the id of a broker set when its nodes in the consumer's zone have changed. It is
-        called on the session's event thread.
+        """on_change: called with the id of a broker set when its nodes in the consumer's zone have changed. The call
+        comes on the session's event thread.
         """
         self.nodes = NearestNodes(zone)
         self._session = session
@@ -75,7 +75,7 @@ class Nearby:
         self._watchers: dict[int, DataWatcher] = {}
 
     def look(self, broker_ids: Collection[int]) -> None:
-        """Watch those of these brokers that are broker sets."""
+        """Find the broker sets among these brokers, and watch them."""
         for each in broker_ids:
             if each not in self._watchers:
                 self._watchers[each] = watch_set(self._session, each, self._seen)

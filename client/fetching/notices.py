@@ -18,8 +18,8 @@ class Notice:
     """A message to the user that partitions were assigned, or are revoked. left: the partitions that were not reported
     to the user yet.
 
-    told: a function that is called with the partitions after the user's callback, on the same thread. It may be called
-    twice for the same partitions.
+    told: a function that is called with the partitions after the user's callback, on the same thread. The function may
+    be called twice for the same partitions.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class Notices:
         self.waiting.append(notice)
 
     def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
-        """Call the user's callbacks for the waiting notices; notices of the same partition keep their order. Exceptions
-        of the callbacks are raised.
+        """Call the user's callbacks for the waiting notices. Notices of the same partition are reported in their order.
+        Exceptions of the callbacks are raised.
 
-        is_busy: returns whether a handler still works on a partition that is revoked. While it does, the notice of this
-        partition and later notices of the same partition wait. Other notices do not wait.
+        is_busy: returns whether a handler still works on a partition that is revoked. While a handler works on the
+        partition, the notice of its revocation and later notices of the same partition wait. Other notices do not wait.
         """
         busy: set[TopicPartition] = set()
         for notice in list(self.waiting):

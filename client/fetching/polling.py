@@ -31,8 +31,8 @@ Taken = TypeVar("Taken", bound=Sized)
 
 
 class Poller(Closing):
-    """Base class of clients with poll(). The thread that calls poll() takes the messages from a core. Only one thread
-    may use the client at a time, but another thread may call close(). In a forked process every call raises
+    """Base class of clients with poll(). The thread that calls poll() takes the messages from a core. The client may be
+    used by only one thread at a time, but another thread may call close(). In a forked process every call raises
     ClientError, except close(), which does not affect the parent's client.
     """
 
@@ -114,8 +114,8 @@ class Poller(Closing):
         self._fetcher.wait(seconds)
 
     def _settle(self) -> None:
-        """If an exception ended the last poll, set the positions back to those after the last messages that the user
-        has got.
+        """If an exception ended the last poll, set each position back to the end of the last message that the user has
+        got.
         """
         self._guard.check()
         if not self._polling:  # otherwise the call comes from a filter or a handler

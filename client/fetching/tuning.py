@@ -31,12 +31,12 @@ __all__ = [
 
 BEGINNINGS_GATHER_SECONDS = 0.01
 """Seconds that a partition without a committed offset waits for other such partitions, so that their first offsets are
-committed together. Such partitions do not become ready at the same moment, because brokers report the ends of
-partitions one by one.
+committed together. The first offsets are not known at the same moment, because brokers report the ends of partitions
+one by one.
 """
 ALONE_LOOK_SECONDS = 0.05
-"""Seconds between two checks of a worker whether other messages are still being handled. The worker waits for their end
-before it handles a message at which a process has died.
+"""Seconds between two checks of a worker whether other messages are still being handled. If a process has died while it
+handled a message, the worker that has this message waits until no other message is being handled.
 """
 SUSPECT_MESSAGES = 64
 """After a process has died, the next owner of a partition records each of this many messages in ZooKeeper before it
@@ -50,8 +50,8 @@ this number.
 CLOSE_SECONDS = 10.0
 """Default time limit of close() in seconds: a person who ends a program waits this long without suspecting a fault."""
 CONNECT_SECONDS = 3.0
-"""Time limit in seconds for connecting to a broker. It can be this long because a thread of that broker connects, so a
-frozen broker blocks only its own partitions.
+"""Time limit in seconds for connecting to a broker. The limit can be this long because each broker has its own thread
+that connects, so a frozen broker blocks only its own partitions.
 """
 DOUBT_LOOK_SECONDS = 0.1
 """Seconds between two checks of poll() whether the member's ownership is proved again. poll() must check, because
@@ -66,17 +66,18 @@ HELD_LOOK_SECONDS = 5.0
 earlier that the partition is free.
 """
 HANDLER_MESSAGES = 500
-"""Maximum number of messages that a worker takes from a partition before it continues with the next partition. It
-equals the default of poll().
+"""Maximum number of messages that a worker takes from a partition before it continues with the next partition. The
+value equals the default of poll().
 """
 ZONE_SETTLE_SECONDS = 120.0
-"""Seconds for which a broker must be in another zone before a group with strategy="zone" moves its partitions there.
-This is longer than a restart of the preferred leader, which leads again 60 s after it has joined.
+"""When a broker's leader is in another zone than before, a group with strategy="zone" waits this many seconds before it
+reassigns the broker's partitions. The time is longer than a restart of the preferred leader, which leads again 60 s
+after it has joined.
 """
 SENDING_LOOK_SECONDS = 0.25
-"""Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions; after
-that, the seconds between two checks whether the message is stored. Storing takes milliseconds while the broker is
-reachable.
+"""Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions. Later
+checks whether the message is stored come at intervals of the same length. Storing takes milliseconds while the broker
+is reachable.
 """
 RECOVERED_PAGE = 100
 """Number of messages that a LocalRecoverStore reads at once."""
@@ -88,13 +89,13 @@ Fetching again may help, because the record may have been damaged only during it
 EMPTY_GETS = 60
 """Number of empty answers in a row after which the client asks the broker for the end of the partition (text protocol).
 The client must ask, because requests with a position after the end get only empty answers. With the longest pauses this
-takes half a minute. It must not be much shorter, because a Java broker may deliver bytes before its flushed end has
-reached them.
+takes half a minute. The time must not be much shorter, because a Java broker may deliver bytes before it counts them as
+flushed and as part of the partition.
 """
 WAITED_SHARE = 0.5
 """A share of the time that a request asks the broker to wait for data (framed protocol). If the broker sends an empty
-answer before this share of the time has passed, it does not wait, for whatever reason. Then the client pauses between
-its requests.
+answer before this share of the time has passed, the client concludes that this broker does not wait, for whatever
+reason. From then on the client pauses between its requests.
 """
 LARGEST_GET_BYTES = 32 << 20
 """Maximum number of bytes that a request of the text protocol asks for. No message is larger."""
@@ -113,6 +114,6 @@ before the session is doubted.
 """
 RETURN_SECONDS = 5.0
 """If ZooKeeper was set back to an older state, a member leaves partitions that it did not own to their former owners
-for the session timeout plus this many seconds. All former owners lost their connections at the same moment, and they
-come back within this time.
+for the session timeout plus this many seconds. The former owners all lost their connections to ZooKeeper at the same
+moment, and come back within this time.
 """

@@ -102,8 +102,8 @@ def build_message(
 ) -> Outgoing:
     """Build one message from its payload and options. packer: compresses the payload; None: no compression.
 
-    Raises TypeError (if the payload is not bytes, an attribute is not a string, or an option is unknown) and
-    LocalProtocolError (if the message is too large, or a key has blanks).
+    Raises TypeError if the payload is not bytes, if an attribute is not a string, or if an option is unknown. Raises
+    LocalProtocolError if the message is too large, or if a key has blanks.
     """
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
@@ -176,8 +176,8 @@ def build_batch(
     Message keeps its own attributes. If this producer does not compress, the payload of a Message is decompressed,
     because the topic may not allow compression.
 
-    items: a list that this call may change; it replaces payloads that are not bytes by their bytes. Raises the same
-    errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
+    items: this function may change the list: it converts payloads that are not `bytes` objects to `bytes`. Raises the
+    same errors as `build_message`, and LocalProtocolError if a frame cannot hold the messages.
     """
     flag, text = _encode(**options)
     if flag & DELAYED_FLAG and any(isinstance(item, Message) for item in items):
@@ -322,8 +322,8 @@ def _own_properties(
     reserved: Mapping[str, str] | None = None,
     **unknown: object,
 ) -> Mapping[str, str]:
-    """Return those properties of a message that metaq itself defines, from the options given. Raises TypeError,
-    ConfigError, LocalProtocolError.
+    """Return, for the given options, the message properties that metaq itself defines. Raises TypeError, ConfigError,
+    LocalProtocolError.
     """
     for name in unknown:
         raise _no_option(name)
@@ -364,8 +364,8 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """Return the words of `key`, by which the message can be looked up. Return [] if `key` is not a text that a record
-    can store as keys.
+    """Return the words of `key`; the message can later be looked up by each word. Return [] if a record cannot store
+    `key` as its keys.
     """
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
@@ -406,7 +406,7 @@ def _no_partition_of_a_topic(value: object) -> TypeError:
 
 def _check_size(flag: int, body: bytes, topic: str = "") -> None:
     """Check whether a body with more than MAX_BODY_BYTES is allowed, and raise LocalProtocolError if it is not.
-    Properties that metaq has added do not count for this limit, but the whole body must not exceed
+    Properties that metaq has added do not count for the limit MAX_BODY_BYTES, but the whole body must not exceed
     MAX_RECORD_BODY_BYTES.
 
     topic: the topic if it is one of metaq's own; "" for a user's topic. A message to a topic of metaq's own was

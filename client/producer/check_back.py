@@ -2,12 +2,12 @@
 broker. If the outcome does not come, the broker asks for it.
 
 If the caller waits for the transaction, its thread sends the half message, does the work and sends the outcome itself.
-Otherwise the half message is sent like every asynchronous message. The thread that reads the broker's answer to the
-half message hands the transaction to the threads of LocalWork. These threads do the work and send the outcome
-(ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
+If the caller does not wait, the half message is sent like every asynchronous message. The thread that reads the
+broker's answer to the half message hands the transaction to the threads of LocalWork. The LocalWork threads do the work
+and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
 
-The local work is not begun if the broker may already have asked another producer of the group (`check_age`). That
-producer would have answered that nothing is committed.
+The local work is not begun if the broker may already have asked another producer of the group about the transaction
+(`check_age`). The other producer would have answered that nothing is committed.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ at different speeds.
 """
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
-"""The type of the user's function execute(message), which does the local work. It returns True to commit, False to roll
-back, None if the outcome is not known yet.
+"""The type of the user's function execute(message), which does the local work. The function returns True to commit,
+False to roll back, and None if it does not know the outcome yet.
 """
 
 
 class TransactionResult(NamedTuple):
     """The result of a transaction with check-back.
 
-    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN (`execute` did not know the outcome, or it could not be sent to the
-    broker); after UNKNOWN the broker asks later. half: the result of the half message. sent: the result of the message
-    that consumers see; None unless committed. cause: why the outcome could not be sent to the broker; None if it was
-    sent, or if there was none to send.
+    outcome: COMMITTED, ROLLED_BACK, or UNKNOWN. UNKNOWN means that `execute` did not know the outcome, or that the
+    outcome could not be sent to the broker; then the broker asks later. half: the result of the half message. sent: the
+    result of the message that consumers see; None unless committed. cause: why the outcome could not be sent to the
+    broker; None if it was sent, or if there was no outcome to send.
     """
 
     outcome: HalfOutcome
@@ -91,7 +91,7 @@ class HalfSends(Protocol):
         on_delivery: OnDelivery,
         options: SendOptions,
     ) -> object:
-        """Accept a message for which no thread blocks; see Driver.take_over."""
+        """Accept a message that no thread waits for; see Driver.take_over."""
 
     def half_check_seconds(self, broker: int) -> float | None:
         """Return the seconds until a broker's first check of a half message; see Driver.half_check_seconds."""
@@ -116,10 +116,10 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """A transaction for which no thread waits. end: the Outcome of its future. check, check_after: the arguments of the
-    call. began: clock time of the call. seconds: time limit for sending the outcome. number: the number of the half
-    message in OwnHalves. too_late: the error because of which the local work is not begun; None if it may begin.
-    has_caller: false if the call has raised an exception.
+    """A transaction of send_in_transaction_async, so no thread waits for it. end: the Outcome of its future. check,
+    check_after: the arguments of the call. began: clock time of the call. seconds: time limit for sending the outcome.
+    number: the number of the half message in OwnHalves. too_late: the error that forbids the local work; None if the
+    work may begin. has_caller: false if the call of send_in_transaction_async has raised an exception.
     """
 
     __slots__ = (
@@ -199,8 +199,8 @@ class _Transaction(Telling):
 
 
 class _Asynchronous:
-    """A producer's transactions for which no thread waits. Any thread may call the methods. This object holds no
-    reference to the producer, so a dropped producer can be collected.
+    """All transactions of a producer that no thread waits for. Any thread may call the methods. The object holds no
+    reference to the producer, so the garbage collector can free a producer that the program has dropped.
     """
 
     def __init__(
@@ -354,8 +354,8 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> TransactionResult:
-        """Run a transaction; see Producer.send_in_transaction. seconds: time limit for sending the half message, and
-        the same limit again for sending its outcome.
+        """Run a transaction; see Producer.send_in_transaction. seconds: time limit for sending the half message.
+        Sending the outcome has a separate limit of the same length.
         """
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
@@ -411,7 +411,7 @@ class HalfTransactions:
         seconds: float,
         options: SendOptions,
     ) -> SendFuture[TransactionResult]:
-        """Begin a transaction; see Producer.send_in_transaction_async. The arguments are those of `run`."""
+        """Begin a transaction; see Producer.send_in_transaction_async. `run` has the same arguments."""
         began = self._clock()
         after = None if check_after is None else _check_after(check_after)
         call = "send_in_transaction_async()"
@@ -471,7 +471,7 @@ class HalfTransactions:
 
 
 def _message(half: SendResult, flag: int, body: bytes) -> Message:
-    """Return the Message with which `execute` is called."""
+    """Return the Message that is passed to `execute`."""
     return Message(half.partition, -1, half.message_id, flag & ~DELAYED_FLAG, body)
 
 

@@ -13,9 +13,9 @@ __all__ = ["CheckPace"]
 
 
 class CheckPace:
-    """The pace of one thread's requests. limit: the maximum number of half messages per request. It is 1 until the
-    duration of a check is known: with more messages the thread might ask too rarely, and a broker treats a producer
-    that asks too rarely as gone.
+    """The pace of one thread's requests. limit: the maximum number of half messages per request. The limit is 1 until
+    the duration of a check is known. With more messages per request the thread might ask too rarely, and a broker
+    treats a producer that asks too rarely as gone.
     """
 
     def __init__(self, random: Callable[[], float] = random) -> None:

@@ -1,8 +1,8 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-For each group and broker one thread waits for the broker's questions. It uses connections that no send uses, so no send
-waits for the questions. These threads call the producer's check functions, one call at a time. The producer knows more
-about its own half messages than a check can find out (own_halves.py).
+For each group and broker one thread waits for the broker's questions. These threads use connections that no send uses,
+so no send waits for the questions. They also call the producer's check functions, one call at a time. The producer
+knows more about its own half messages than a check can find out (own_halves.py).
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Checker:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Stop answering. Wait at most `seconds` for a running check. The result of this check is not reported to the
-        broker, which asks another producer. Idempotent.
+        """Stop answering. Wait at most `seconds` for a running check. The result of the running check is not reported
+        to the broker; the broker asks another producer. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -164,7 +164,7 @@ class Checker:
             self._pool.forget(endpoint)
 
     def topics(self, group: str) -> frozenset[str]:
-        """Return the topics for which this producer has a check function in the given group."""
+        """Return the topics that have a check function of this producer in the given group."""
         return frozenset(topic for each, topic in list(self._checks) if each == group)
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
@@ -272,8 +272,8 @@ class _Asker:
         return 0.0
 
     def ask_now(self) -> None:
-        """Send a new request to the broker now. It ends the request that waits at the broker, whose list of topics is
-        out of date. Runs on the watching thread.
+        """Send a new request to the broker now. The new request ends the request that waits at the broker, because the
+        waiting request has an outdated list of topics. Runs on the watching thread.
         """
         connection = self._connection
         if connection is not None and not connection.closed:

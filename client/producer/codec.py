@@ -1,9 +1,10 @@
 """Encode a flight's requests, and decode the answers about its messages, in both protocols. No I/O.
 
 A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
-requests of a flight, sends each request with one opaque for each answer that the broker will send to it (`answers`),
-and passes every answer to `read`. When the outcome of the request's turns is known, `read` returns a Landing. The
-driver reports it to the core first; then the Landing's `give` gives the messages their results.
+requests of a flight and sends them. Each request has one opaque for each answer that the broker will send to it
+(`answers`). The driver passes every answer to `read`. A turn is the messages of one partition in a request. When the
+outcome of the request's turns is known, `read` returns a Landing. The driver reports it to the core first; then the
+Landing's `give` gives the messages their results.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ __all__ = [
 
 
 class Landing(NamedTuple):
-    """The outcome of a request's turns. stored, failed: the turns that the broker has stored, and those that have
-    failed. give: a function that gives the messages of stored turns their results. It returns the messages whose
-    threads are parked, so that the caller can wake these threads together.
+    """The outcome of a request's turns. A turn is the messages of one partition in a request. stored, failed: the turns
+    that the broker has stored, and the turns that have failed. give: a function that gives the messages of stored turns
+    their results. The function returns the messages that a parked thread waits for, so that the caller can wake these
+    threads together.
     """
 
     stored: Sequence[Turn]
@@ -77,7 +79,7 @@ class FlightRequest(Protocol):
 
     @property
     def answers(self) -> int:
-        """The number of answers that the broker sends to this request. The request needs the same number of opaques."""
+        """The number of answers that the broker sends to this request. The request needs as many opaques as answers."""
 
     def encode(self, opaques: Sequence[int]) -> Sequence[Buffer]:
         """Encode the request."""
@@ -89,12 +91,13 @@ class FlightRequest(Protocol):
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
         """Decode the answer to the opaque with number `index`, or take the error instead of an answer. Return the
-        outcome of the request's turns; None if further answers will come. May be called again with the same answer.
+        outcome of the request's turns; None if further answers will come. The caller may call `read` again with the
+        same answer.
         """
 
 
 class Speaks(Protocol):
-    """The attributes of a Connection that determine in which form requests are sent to its broker."""
+    """The attributes of a Connection that tell in which form its broker takes requests."""
 
     endpoint: Endpoint
     speaks_frames: bool
@@ -103,7 +106,7 @@ class Speaks(Protocol):
 
 
 class Able(Protocol):
-    """The attributes of a Connection that determine which messages its broker accepts."""
+    """The attributes of a Connection that tell which messages its broker accepts."""
 
     endpoint: Endpoint
     peer_version: str
@@ -145,9 +148,9 @@ class FlightCodec:
         return refused
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
-        """Return the requests for these turns. There are several requests if the broker cannot take several turns in
-        one frame, or if only some turns can have sequence numbers. A turn can have a sequence number only if its
-        partition is known.
+        """Return the requests for these turns. A turn is the messages of one partition. The result has several requests
+        if the broker cannot take several turns in one frame, or if only some turns can have sequence numbers. A turn
+        can have a sequence number only if its partition is known.
         now: the present time in monotonic seconds.
         """
         if len(turns) > 1 and not broker.takes_many:
@@ -223,8 +226,8 @@ class FrameRequest:
         """Return two lists with an entry for each part (turn) of the request: its outcome, and the number of replicas
         that have it (0: unknown).
 
-        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. In the latter case the
-        frame must never be sent again.
+        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. A frame whose answer
+        cannot be decoded must never be sent again.
         """
         turns = self.turns
         if type(reply) is SentReply and len(turns) == 1:
@@ -367,8 +370,8 @@ def _no_delays(broker: Able) -> RequestRefused:
 
 
 def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
-    """Return the error for an answer that cannot be decoded. It is not retriable, because the message may be stored,
-    and each further try might store it again.
+    """Return the error for an answer that cannot be decoded. The error is not retriable, because the broker may have
+    stored the message, and each further try might store it again.
     """
     return RemoteProtocolError(
         f"{endpoint} answered a send with something else ({why}): it may or may not be stored, and is not sent again"
@@ -483,7 +486,7 @@ def give_results(
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
-    """Return the partition in which the messages are stored. If the client had left the choice to the broker, this is
-    partition `number`, which the broker has chosen.
+    """Return the partition that stores the messages. partition: the partition in the request. number: the partition
+    number in the answer, which is used if the client had left the choice to the broker.
     """
     return partition if partition.partition >= 0 else partition._replace(partition=number)

@@ -1,4 +1,4 @@
-"""The state of all messages that a producer has accepted, until they have their outcomes. This core has no threads,
+"""The state of all messages that a producer has accepted, until they have their outcomes. The code here has no threads,
 sockets or timers.
 
 **Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
@@ -8,17 +8,17 @@ with few messages each. So requests become only as large as the broker's speed r
 low rates. Messages of a partition keep their order, even if requests are retried.
 
 **Numbers.** A partition's requests are numbered. While it is unknown whether the broker has stored a request, the
-request is repeated unchanged with its number, so the broker stores it only once. Only messages that are certainly not
-stored may be sent to another partition or in another batch.
+request is repeated unchanged with its number, so the broker stores it only once. A message may be sent to another
+partition or in another batch only if it is certainly not stored.
 
 **A driver** reports events to the core and executes the returned actions:
 
 1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends each flight (messages that go to one broker together) to its broker (codec.py makes the bytes), and ends the
-   reported messages; it confirms the messages in `ended` with `forget`.
+3. it sends each flight (messages that go to one broker together) to its broker; codec.py makes the bytes. It ends the
+   reported messages, and confirms the messages in `ended` with `forget`.
 
-The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too: it keeps a clock, checks
+The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too. It keeps a clock, checks
 `wake_at` and `expire_at` after each event, and makes all calls in one thread. If the buffer has no room, `add` returns
 None, and such a driver tries again after the next `release` or `forget`.
 
@@ -58,8 +58,8 @@ __all__ = ["Actions", "ProducerCore"]
 
 class Actions(NamedTuple):
     """The next actions of the driver. flights: the flights to send. ended: messages whose callers must be told the
-    error, and which must then be passed to `forget`. late: messages whose callers must be told the error, but which
-    still occupy their place in the buffer until their request ends.
+    error, and which must then be passed to `forget`. late: messages whose callers must be told the error, too; these
+    messages still count as buffered until their request ends.
     """
 
     flights: Sequence[Flight] = ()
@@ -113,7 +113,7 @@ class ProducerCore:
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
-        """The time (monotonic seconds) at which the driver must call `expire`; infinity if it need not."""
+        """The driver must call `expire` at this time (monotonic seconds); infinity if no call is needed."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -125,14 +125,14 @@ class ProducerCore:
 
     @property
     def wake_at(self) -> float:
-        """The time (monotonic seconds) at which the driver must call `wake`; infinity if it need not."""
+        """The driver must call `wake` at this time (monotonic seconds); infinity if no call is needed."""
         due = self.due
         return due[0][0] if due else math.inf
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. Then `release` may have to
-        queue such messages, and does more than subtract from the buffer's counts.
+        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` may have to
+        queue held back messages, and does more than subtract from the buffer's counts.
         """
         return bool(self._keys.moving)
 
@@ -142,8 +142,9 @@ class ProducerCore:
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
         """Add a message to the open batch of `where`, which names a topic or a partition. Return the batch's Outcome
-        and the message's index in it, from which the message's future gets its result. Return None if there is no open
-        batch or it cannot accept this message. Then the caller must create a GatheredBatch and pass it to `add`.
+        and the message's index in it; the message's future gets its result from there. Return None if there is no open
+        batch, or if the batch cannot accept this message. If the result is None, the caller must create a GatheredBatch
+        and pass it to `add`.
 
         The speed of this function determines the cost of sending a message, and so the results of the benchmarks
         `produce-128` and `futures-128`.
@@ -185,8 +186,8 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """Return the partition for which the first message of the topic was accepted; None if no message of the topic
-        was accepted yet.
+        """Return the partition of the first message that was accepted for the topic; None if no message was accepted
+        for the topic yet.
         """
         return self._all.first.get(topic)
 
@@ -216,8 +217,8 @@ class ProducerCore:
         one or none. If an interrupt ends the call, the caller finds these flights in `outgoing.flights`. Return None if
         the buffer has no room for the message now.
 
-        partition: None means the current partition of the message's key. In this case the returned queue is None if the
-        message must wait for earlier messages of its key. Raises ClientError (closed), NoPartition.
+        partition: None means the current partition of the message's key. If it is None, the returned queue may be None,
+        too: then the message must wait for earlier messages of its key. Raises ClientError (closed), NoPartition.
         """
         with self._lock:
             if self._closed:
@@ -262,8 +263,8 @@ class ProducerCore:
         or some partition is avoided, do nothing and return None; then call `landed`.
 
         If a thread waits for the message, this does the work of `release` as well, because nobody else waits for the
-        result. An interrupt finds all of these changes made or none. On a thread that can be interrupted, this method
-        also returns None if other messages were gathered.
+        result. An interrupt finds all of these changes made or none. If the calling thread can be interrupted and other
+        messages were gathered, the method also returns None.
         """
         if self._places.avoids_any:
             return None
@@ -336,7 +337,7 @@ class ProducerCore:
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
         """Remove the messages of these turns from the buffer, because they have their results. Return the flights that
-        can be sent now. May be called repeatedly for the same turns.
+        can be sent now. A repeated call for the same turns does no harm.
         """
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
@@ -350,8 +351,8 @@ class ProducerCore:
             return self._freed(ended) if self._keys.moving else ()
 
     def keep(self, size: int) -> None:
-        """Count a message of `size` bytes as buffered, although it was released, until `let_go`. This is for a half
-        message, whose transaction is not finished when the message is stored.
+        """Count a message of `size` bytes as buffered, although it was released, until `let_go`. The caller uses `keep`
+        for half messages, because the transaction is not finished when its half message is stored.
         """
         with self._lock:
             self._buffered += size
@@ -375,8 +376,9 @@ class ProducerCore:
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Send messages whose linger time is over, and retry the messages of partitions whose pause is over. This
-        chooses partitions again for the messages of paused partitions, so it may call a user's selector.
+        """Send messages whose linger time is over, and retry the messages of partitions whose pause is over. The core
+        chooses new partitions for the messages of these paused partitions, and may call a user's selector for this
+        choice.
         """
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
@@ -413,9 +415,9 @@ class ProducerCore:
         return self._try_again(paused, [])
 
     def expire(self, now: float) -> Actions:
-        """End the messages whose deadline has passed and for which no thread waits. Queued messages leave their queues.
-        Messages in flight keep their place in the buffer until their request ends. This takes O(messages) time, and is
-        done at most once in LOOK_SECONDS.
+        """End all messages that have passed their deadline and that no thread waits for. Queued messages leave their
+        queues. Messages in flight count as buffered until their request ends. One call takes O(messages) time; the
+        driver calls this method at most once in LOOK_SECONDS.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
@@ -453,12 +455,12 @@ class ProducerCore:
         return Actions(ended=[(each, Closed()) for each in queued], late=[(each, Closed()) for each in under_way])
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """Return the error with which a message ends at its deadline."""
+        """Return the error that the caller of a message gets when the message's deadline passes."""
         return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
-        """Choose partitions again for all queued messages of these paused queues. Return the flights to send, including
-        `flights`, and the messages that end.
+        """Choose new partitions for all queued messages of these paused queues. Return the flights that must be sent,
+        which include `flights`, and the messages that have ended.
         """
         ended: list[GivenUp] = []
         following = list(flights)

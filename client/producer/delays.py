@@ -48,8 +48,8 @@ class Timing(IntEnum):
     """
     CHECKED_HALF = 4
     """The message waits for the outcome of its transaction, and the record states when the broker asks for the outcome
-    for the first time. A batch must not mix this kind with HALF, because then the ids of its messages could not be
-    computed.
+    for the first time. A batch must not contain CHECKED_HALF and HALF messages together, because the ids of its
+    messages could then not be computed.
     """
 
     @property
@@ -132,7 +132,7 @@ def timing_of(flag: int, body: Buffer) -> Timing:
 
 
 def due_at(pending_id: int) -> datetime:
-    """Return the time at which the delayed message with this id is due."""
+    """Return the time when the delayed message with this id is due."""
     return _EPOCH + timedelta(milliseconds=due_ms(pending_id))
 
 

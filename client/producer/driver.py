@@ -59,8 +59,8 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: whether a message without a key may go to the same partition as the previous message. If not, a
-        selector chooses the partition of each message.
+        """gathers: whether a message without a key may go to the same partition as the previous message. If it may not,
+        a selector chooses the partition of each message.
         """
         self._config = config
         self._metadata = metadata
@@ -89,8 +89,8 @@ class Driver:
             packs=config.compression is not None,
         )
         self._telling: list[Actions] = []
-        """One entry for each thread that is just reporting to callers how their messages have ended. While an entry
-        exists, the driver counts as busy, because the core may already have removed a message whose caller is not told
+        """One entry for each thread that is currently telling callers how their messages have ended. While there is an
+        entry, the driver counts as busy. The core may already have removed a message although its caller is not told
         yet.
         """
         self._changed_topics: set[str] = set()
@@ -127,8 +127,8 @@ class Driver:
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:
-        """Accept a message for which no thread waits, and send it. If the producer has a store, a message that cannot
-        be sent now for a temporary reason is saved.
+        """Accept a message that no thread waits for, and send it. If the producer has a store, a message that cannot be
+        sent now for a temporary reason is saved.
         """
         try:
             try:
@@ -158,8 +158,9 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message for which no thread waits. Return the Outcome of the message's future and the
-        message's index in it (None: the future has the whole outcome); the caller needs them if on_delivery is ASKED.
+        """Accept a single message that no thread waits for. Return the Outcome of the message's future, and the
+        message's index in the Outcome (None: the Outcome belongs to this message alone). The caller needs both if
+        on_delivery is ASKED.
         flag, body, timing: the values of the message's record.
         """
         partition = options.get("partition")
@@ -231,10 +232,11 @@ class Driver:
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
         """Choose the partition in whose queue a message is put, as Router.route does. Return None if the message has a
-        key: then the core chooses, so that messages with the same key keep their order.
+        key, because the core chooses the partition of such a message, so that messages with the same key keep their
+        order.
 
-        A topic to which messages were sent before may be unpublished now, because its only broker restarts or the
-        broker's ZooKeeper session has just ended. Its messages are queued, at most until their deadlines.
+        A topic that was published before may be unpublished now, because its only broker restarts, or because the
+        broker's ZooKeeper session has just ended. Messages for such a topic are queued, at most until their deadlines.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -296,8 +298,8 @@ class Driver:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for all messages, end the remaining ones, and accept no more messages. This
-        method and the methods after it are called only on threads that cannot be interrupted.
+        """Wait at most `timeout` seconds for all messages, end the remaining ones, and accept no more messages. `end`
+        and the methods that follow it in this class are called only on threads that cannot be interrupted.
         """
         deadline = self._clock() + timeout
         try:
@@ -312,7 +314,7 @@ class Driver:
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Do the same as `end` when the process ends. Return the number of lost messages by topic and reason."""
+        """Do the same as `end`, because the process ends. Return the number of lost messages by topic and reason."""
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -357,7 +359,9 @@ class Driver:
             log.exception("telling what a message ended with failed")
 
     def _arm(self) -> None:
-        """Set the timers to the times at which the core wants `wake` and `expire` to be called."""
+        """Set the timers that call `wake` and `expire` to the times that the core has requested (`wake_at`,
+        `expire_at`).
+        """
         with self._arming:
             when = self.core.wake_at
             if when < self._wake_armed:
@@ -431,8 +435,8 @@ class Driver:
         self._answers.call_later(0.0, action)
 
     def _give_up(self, outgoing: Outgoing, error: Exception) -> None:
-        """End a message that will not be sent any more: save it in the store for undelivered messages if that is
-        possible, otherwise report the error to its caller.
+        """End a message that will not be sent any more. If possible, save it in the store for undelivered messages;
+        otherwise report the error to its caller.
         """
         keeps = self._keeps(outgoing) and not outgoing.done
         if self._undelivered is not None and keeps and isinstance(error, MetaqError) and error.retriable:

@@ -30,8 +30,8 @@ __all__ = ["Closed", "Failures"]
 
 
 class Failures:
-    """Decides what happens after failed requests. This depends on the error, on whether the request may be stored, and
-    on the deadlines of its messages.
+    """Decides what happens after failed requests. The decision depends on the error, on whether the broker may have
+    stored the request, and on the deadlines of its messages.
 
     closing: whether the producer is closing, so that nothing is retried any more.
     """
@@ -55,7 +55,7 @@ class Failures:
         """Handle a failed turn: pause the queue of its partition until `retry_at`. Return the messages that are not
         retried, each with its error.
 
-        unknown: whether the request, with its sequence number, may have reached the broker although no answer came.
+        unknown: whether the request had a sequence number and may have reached the broker, although no answer came.
         sent_at: when the request was sent, in monotonic seconds.
         """
         queue, batch = turn
@@ -66,7 +66,9 @@ class Failures:
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """Return the error with which a message ends at its deadline. Any thread may call this."""
+        """Return the error that the caller of a message gets when the message's deadline passes. Any thread may call
+        this.
+        """
         cause = outgoing.cause
         if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
             return NoPartition(
@@ -78,8 +80,8 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Return whether the failed request that this queue keeps may be sent again. It may until `repeat_until`, as
-        long as one of its messages has no outcome and has not passed its deadline.
+        """Return whether the failed request that this queue keeps may be sent again. The request may be repeated until
+        `repeat_until`, as long as at least one of its messages has no outcome and has not passed its deadline.
         """
         now = self._clock()
         assert queue.repeat is not None
@@ -106,8 +108,8 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """Put the messages that may be retried back at the front of the queue, because the broker has not stored the
-        request. Return the other messages with their errors.
+        """The broker has not stored the request: put its messages that may be retried back at the front of the queue.
+        Return the messages that are not retried, with their errors.
         """
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
@@ -133,8 +135,8 @@ class Failures:
 
     def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
         """Store the error as the cause in the messages. If the request failed only because another node of the broker
-        set leads, return the pause in seconds before it is sent to that node; this does not count as a try. Otherwise
-        return None.
+        set leads, return the pause in seconds before the request is sent to that node; the failed request does not
+        count as a try. Otherwise return None.
         """
         follows = self._follow(error)
         for outgoing in batch:

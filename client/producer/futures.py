@@ -4,19 +4,19 @@ A plain Future creates a Condition and an RLock for every message, and each futu
 is only an index into an Outcome. An Outcome is set once for all messages of a batch, and only futures with a waiting
 thread or callbacks are notified. Results are created when they are accessed.
 
-This module relies on CPython's own attributes of a Future: `_state`, `_result`, `_exception`, `_waiters`,
-`_done_callbacks` and `_condition` (unchanged since 3.2, used in the same way by distributed executors); the tests run
-the standard library's wait, as_completed and asyncio.wrap_future against it.
+The module relies on private attributes of CPython's Future: `_state`, `_result`, `_exception`, `_waiters`,
+`_done_callbacks` and `_condition`. They are unchanged since 3.2, and distributed executors use them in the same way.
+The tests run the standard library's wait, as_completed and asyncio.wrap_future with SendFutures.
 
 The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
 `result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the lock of a condition, or a
 lock of the standard library's `wait` and `as_completed`, locked permanently. The thread that settles the Outcome waits
 for such a lock at most half a second, and then leaves the remaining work to another thread.
 
-Why no wake-up is lost or duplicated: a future for which a thread waits, or that has callbacks, is in its Outcome's
-`watched`. The lock that guards `watched` is also held while the Outcome is settled. A future with a condition has its
-own state, which changes only with the condition held, as in a plain Future. So a waiting thread, which takes the
-condition first, either finds the state final, or is notified of its change.
+Why no wake-up is lost or duplicated: if a thread waits for a future, or if the future has callbacks, the future is in
+its Outcome's `watched`. The lock that guards `watched` is also held while the Outcome is settled. A future with a
+condition has its own state, which changes only with the condition held, as in a plain Future. So a waiting thread,
+which takes the condition first, either finds the state final, or is notified of its change.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _thread = _Thread()
 
 
 def refuse_in_callback(what: str) -> None:
-    """Raise ClientError if this thread is running callbacks of a send. This thread also reads the brokers' answers, so
-    a callback that waited for an answer would wait forever.
+    """Raise ClientError if this thread is running callbacks of a send. The thread that runs callbacks also reads the
+    brokers' answers, so a callback that waited for an answer would wait forever.
     """
     if _thread.runs_callbacks:
         raise ClientError(
@@ -133,7 +133,7 @@ def refuse_in_handler(what: str, producer: object) -> None:
 
 
 class Callbacks:
-    """Context manager for the time in which this thread runs callbacks of a send. Inside the `with` block
+    """Context manager: the `with` block runs callbacks of a send on the current thread. Inside the block
     `refuse_in_callback` raises ClientError.
     """
 
@@ -150,8 +150,8 @@ class Outcome:
     """The common outcome of the messages of one send, or of several sends that went in one batch. Any thread may use
     it.
 
-    state: RUNNING, later FINISHED. result: a sequence of results if the futures have a place in it; otherwise the
-    result of the only future.
+    state: RUNNING, later FINISHED. result: if the outcome has several futures, the sequence of their results, each
+    future with its own index; otherwise the result of the only future.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -163,8 +163,8 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Set the result or the error, and notify the futures. Only the first call has an effect; a later one, for
-        example for an answer after the deadline, changes nothing.
+        """Set the result or the error, and notify the futures. The first call takes effect. A later call, for example
+        for an answer after the deadline, changes nothing.
         """
         with _making:
             if self.state == FINISHED:
@@ -274,8 +274,8 @@ class SendFuture(Future[T]):
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Add this future to those that the Outcome notifies when it is settled, unless it is settled already. May be
-        called repeatedly.
+        """Unless the Outcome is settled already, add this future to the futures that the Outcome notifies when it is
+        settled. A repeated call does no harm.
         """
         outcome = self.outcome
         with _making:
@@ -287,8 +287,8 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Wait until the Outcome is settled. Raises TimeoutError. This does not use the future's condition, because an
-        interrupt of the waiting thread may leave it locked.
+        """Wait until the Outcome is settled. Raises TimeoutError. The future's condition is not used for waiting,
+        because an interrupt of the waiting thread may leave the condition locked.
         """
         outcome = self.outcome
         if timeout is None or timeout > 0:
@@ -331,7 +331,7 @@ class SendFuture(Future[T]):
     def _end_late(self, condition: threading.Condition) -> None:
         """Set the final state of a future whose condition was locked when its Outcome was settled. The standard
         library's `wait` on very many futures holds the conditions of all of them while it counts the unfinished ones.
-        If a future ended in this time without its condition, it would not be counted, and `wait` would return too
+        If a future ended during this counting without locking its condition, `wait` would miscount, and return too
         early.
         """
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
@@ -354,8 +354,8 @@ class SendFuture(Future[T]):
                 waiter.add_result(self)
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
-        """Run the future's callbacks. Each callback is removed before it runs, so it runs only once. It runs on the
-        thread that sets the result, or on the thread that adds the callback.
+        """Run the future's callbacks. Each callback is removed before it runs, so it runs only once. A callback runs on
+        the thread that sets the result, or on the thread that adds the callback.
         """
         callbacks = self._made_callbacks
         while callbacks:

@@ -2,7 +2,7 @@
 
 The list of a topic's partitions determines the partition of a key. When a broker goes or comes, the list changes, and
 earlier messages of a key may still wait, or be in flight, for its previous partition. Later messages of that key are
-held back until each earlier message has its outcome. Then they go to the key's current partition. So a message is sent
+held back until each earlier message has its outcome, and then go to the key's current partition. So a message is sent
 only after all earlier messages of its key that went to another partition have their outcomes. Messages whose key keeps
 its partition are not held back.
 
@@ -23,9 +23,9 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""A function that returns the partitions among which the keys of a topic are distributed now; empty if no broker
-publishes the topic. If the topic was asked for before, the function does not block. Raises NoPartition if the list
-cannot be known.
+"""A function that returns the partitions that the keys of a topic are distributed to now; the result is empty if no
+broker publishes the topic. If the function was called for this topic before, it does not block. Raises NoPartition if
+the list cannot be known.
 """
 
 
@@ -53,8 +53,8 @@ class KeyOrder:
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
         self.moving: Collection[object] = self._moves
-        """The key moves that are not finished. It is empty unless messages wait for earlier messages of the same key.
-        It is a plain attribute, because each send reads it.
+        """The key moves that are not finished. `moving` is empty if no messages wait for earlier messages of the same
+        key. It is a plain attribute and not a property, because each send reads it.
         """
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
@@ -71,10 +71,10 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """If the topic's partitions have changed, find the messages whose keys have moved. At this time each message
-        with a key must be in its queue, or in flight from its queue; a message that a caller still holds would not be
-        found. The call takes O(1) time if nothing has changed, and O(messages of the topic) after a change. Raises
-        NoPartition.
+        """If the topic's partitions have changed, find the messages whose keys have moved. When `look` is called, each
+        message with a key must be in its queue, or in flight from its queue. A message that is not in a queue yet would
+        not be found. The call takes O(1) time if nothing has changed, and O(messages of the topic) after a change.
+        Raises NoPartition.
         """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
@@ -84,14 +84,16 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return the same as `place`, but choose among the partitions that were known at the last `look`."""
+        """Return the partition of a message's key among the partitions that were known at the last `look`; `place` uses
+        the current partitions instead.
+        """
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """Return the list of held back messages to which a new message must be appended, to keep the order of its key.
-        Return None if the message need not wait.
+        """If earlier messages of the same key are held back, return the list of these messages; the new message must be
+        appended to it to keep the order. Return None if the message need not wait.
         """
         if not self._moves or outgoing.key is None:
             return None

@@ -1,4 +1,4 @@
-"""Threads that do the local work of transactions for which the caller does not wait (send_in_transaction_async)."""
+"""Threads that do the local work of transactions when the caller does not wait (send_in_transaction_async)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class LocalWork(Generic[T]):
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """most: maximum number of threads. do: does one piece of work. rest: called when the queue has no more work to
-        begin. Neither function raises an exception.
+        """most: maximum number of threads. do: called with each item of work, and does the work. rest: called when the
+        queue has no more work to begin. `do` and `rest` must not raise exceptions.
         """
         self._most = most
         self._do = do

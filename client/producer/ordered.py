@@ -69,12 +69,12 @@ class OrderedProducer(Closing):
         **moved: Unpack[MovedProtocol],
     ) -> None:
         """partitions: for each topic, the number of partitions on each broker, {"trades": {0: 4, 1: 4}}; all producers
-        that ever write to the topic must have the same numbers. store: the store for saved messages; only this producer
-        may use it, and the producer closes it. selector: chooses among the configured partitions for messages without a
-        key (default: each in turn). save_failed: if a broker did not accept a message for another reason and the error
-        allows a retry, save the message instead of raising the error. If the broker had stored the message and only its
-        answer was lost, the message is then stored twice. The other arguments are those of Producer. Raises
-        ConfigError; CoordinationUnavailable.
+        that ever write to the topic must be configured with the same numbers. store: the store for saved messages; only
+        this producer may use it, and the producer closes it. selector: chooses among the configured partitions for
+        messages without a key (default: each in turn). save_failed: if a broker did not accept a message for another
+        reason and the error allows a retry, save the message instead of raising the error. If the broker had stored the
+        message and only its answer was lost, the message is then stored twice. The other arguments are the same as for
+        Producer. Raises ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")
@@ -117,11 +117,12 @@ class OrderedProducer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. The arguments
-        are those of Producer.send.
+        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. Producer.send
+        has the same arguments.
 
         Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; and the
-        errors of Producer.send, if the broker is registered but could not be reached in time, or refused the message.
+        errors of Producer.send. Errors of Producer.send mean that the broker is registered but could not be reached in
+        time, or that it refused the message.
         """
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -169,8 +170,8 @@ class OrderedProducer(Closing):
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
     def flush(self, timeout: Duration | None = None) -> bool:
-        """Try to send all saved messages now; return whether none was left within `timeout` seconds. Raises ClientError
-        in the same cases as close().
+        """Try to send all saved messages now. Return whether all of them were sent within `timeout` seconds. Raises
+        ClientError in the same cases as close().
         """
         self._guard.check()
         refuse_in_handler("flush()", self)

@@ -47,8 +47,8 @@ _pack = HEADER.pack
 ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
-"""The type of a user's callback. It is called with (None, result) for a stored message, and with (error, None) for a
-failed one. confluent-kafka has the same order of arguments.
+"""The type of a user's callback. The producer calls it with (None, result) for a stored message, and with (error, None)
+for a failed message. confluent-kafka has the same order of arguments.
 """
 OnSent = Callable[[Exception | None, Any], object]
 """The type of a callback that is called once for all messages of one send call, with (None, result) or (error,
@@ -81,8 +81,8 @@ _Report = TypeVar("_Report", bound="OnDelivery | Losses")
 
 
 def check_on_delivery(given: _Report) -> _Report:
-    """Return the given on_delivery if it is callable or a Losses object, otherwise raise TypeError. It is called once
-    for each run of messages with the same on_delivery.
+    """Return the given on_delivery if it is callable or a Losses object, otherwise raise TypeError. The check runs once
+    for each sequence of messages with the same on_delivery.
     """
     if not (callable(given) or isinstance(given, Losses)):
         raise TypeError(f"on_delivery={given!r} is no function but {type(given).__name__}: name one, or leave it out")
@@ -96,12 +96,12 @@ def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa
 
 
 class Outgoing(Waiter):
-    """One message that is being sent. The calling thread owns this object until the message is queued. After that, the
-    thread that sends the messages of its partition owns it.
+    """A message that is being sent. The thread that called send owns this object until the message is queued. After
+    that, the thread that sends the messages of its partition owns it.
 
     size: bytes of the record (header and body). report: the function that is called with the outcome; None if a thread
-    is blocked until the message has its outcome. A blocked thread sets `driver` to the connection from which it will
-    read the answer. result, error: set once, before `done`. once: whether the message is tried only once. timing: the
+    is blocked until the message has its outcome. A blocked thread sets `driver` to the connection that it will read the
+    answer from. result, error: set once, before `done`. once: whether the message is tried only once. timing: the
     timing that all records of this object have.
     """
 
@@ -128,7 +128,7 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """The number by which this object counts for max_buffered_messages. A batch of send_batch() counts as 1, regardless
+    """This object counts as so many messages for max_buffered_messages. A batch of send_batch() counts as 1, regardless
     of its size.
     """
     is_single = True
@@ -224,12 +224,12 @@ class Outgoing(Waiter):
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
-        """Set the results of all messages; `results` has the order in which `records` returned the messages."""
+        """Set the results of all messages. `results` has the same order as the messages in the result of `records`."""
         self.succeed(results[0])
 
     def keep(self, results: list[SendResult | None]) -> None:
         """Keep the results of the messages that the broker has stored, so that only the messages without a result
-        (None) are sent again. `results` has the order in which `records` returned the messages.
+        (None) are sent again. `results` has the same order as the messages in the result of `records`.
         """
 
 
@@ -268,15 +268,15 @@ class OutgoingBatch(Outgoing):
         self._encoded: list[Buffer] | None = None
 
     def pieces(self, count: int) -> Iterator[OutgoingBatch]:
-        """Yield the same messages in batches of at most `count` messages."""
+        """Divide this batch, and yield its messages in batches of at most `count` messages."""
         for start in range(0, self.count, count):
             stop = start + count
             flags = self.flags if isinstance(self.flags, int) else self.flags[start:stop]
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Build the bytes that `encoded` will return. The caller's thread calls this method, so that the bytes are
-        ready when the partition can send its next request.
+        """Build the bytes that `encoded` will return. Called before the batch can be sent, so that the bytes are ready
+        when the partition can send its next request.
         """
         self._encoded = self.encoded()
 
@@ -349,10 +349,10 @@ class GatheredBatch(OutgoingBatch):
     """A batch of single messages without a key that go to one partition. The messages are gathered while the partition
     has a request in flight.
 
-    A message is only an index into these columns: `bodies`; `flags`, one flag for all messages or a list of flags; and
-    `runs`, the indexes at which the messages of another on_delivery begin. `ProducerCore.join` appends to the columns,
-    with the core's lock held, as long as this is the open batch of its queue. The futures of all messages share
-    `outcome`.
+    There is no object for each message; a message is an index into these columns. `bodies` has one item for each
+    message. `flags` is one flag for all messages, or a list of flags. `runs` contains the indexes where the messages of
+    another on_delivery begin. `ProducerCore.join` appends to the columns, with the core's lock held, as long as this is
+    the open batch of its queue. The futures of all messages share `outcome`.
 
     where: see `ProducerCore.join`. most: the maximum number of messages. latest: a message with a later deadline may
     not join. All messages end at the batch's deadline, which is the deadline of the first message.
@@ -399,8 +399,8 @@ class GatheredBatch(OutgoingBatch):
         return len(self.bodies) == 1
 
     def put_flag(self, flag: int) -> None:
-        """Add the flag of the next message. This is called only if not all messages have the same flag. Repeated calls
-        for the same message are allowed.
+        """Add the flag of the next message. `put_flag` need not be called while all messages of the batch have the same
+        flag. A repeated call for the same message does no harm.
         """
         count = len(self.bodies)
         if isinstance(self.flags, int):
@@ -408,8 +408,8 @@ class GatheredBatch(OutgoingBatch):
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Begin a new run of messages with this callback. It is called if the next message has another callback than
-        the message before. Repeated calls for the same message are allowed. Raises TypeError.
+        """Begin a new run of messages with this callback. The caller must call `put_report` if the next message has
+        another callback than the message before. A repeated call for the same message does no harm. Raises TypeError.
         """
         run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):

@@ -3,13 +3,14 @@
 The producer knows more about its own half messages than any check can find out. The producer gives no answer while a
 half message is in flight, while it waits for a thread, or while its local work runs. In these cases a check would
 truthfully say that nothing is committed, although the local work may commit something a moment later. If the send has
-failed, no local work follows, so the answer is "rolled back", without a check. If the transaction was left open, the
-check of its own call answers. For any other half message (its broker may have lost the outcome) the check of its topic
-answers.
+failed, no local work follows, so the answer is "rolled back", without a check. If a transaction was left open, the
+check function that was passed to its own call answers. For any other half message (its broker may have lost the
+outcome) the check of its topic answers.
 
 A half message in flight is identified by a number of the producer's own, because its id is known only from the broker's
-answer. If a broker asks about an unknown id, the message may be any of the half messages in flight at that time. Once
-all of these sends have ended and the id is still unknown, no local work will follow for the message.
+answer. If a broker asks about an id that the producer does not know, the id may belong to any half message that is in
+flight at that time. If the producer still does not know the id after all these sends have ended, no local work will
+follow for the message.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class OwnHalves:
         """Record that a transaction is left open. Its local work has ended or will never begin, and its broker may ask
         for the outcome.
 
-        answer: the answer to the broker's question, or a check function that gives it; None: use the check of the
-        topic.
+        answer: the answer to the broker's question, or a check function that returns this answer. None: call the check
+        function of the topic.
         """
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)

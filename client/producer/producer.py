@@ -64,11 +64,13 @@ T = TypeVar("T")
 
 class Producer(Closing):
     """A client that sends messages. Safe to share between threads. A forked process must create its own producer. In
-    the forked process every call of a producer that the parent has made raises ClientError. Only close() is allowed; it
-    does not affect the parent.
+    the forked process, all methods of the parent's producer except close() raise ClientError. close() is allowed there
+    and does not affect the parent.
 
-    Messages are stored at least once: a message whose answer is lost (because its broker died, or the request timed
-    out) is sent again and may then be stored twice. Messages of one thread with the same key or partition keep their
+    If the answer to a send is lost (because the broker died, or the request timed out), the producer sends the message
+    again. With `idempotent` (the default), a metaq broker recognizes the repetition and stores the message once.
+    Otherwise, and on a Java broker, the message may be stored twice; docs/client.md, "Exactly once stored", names all
+    cases. If one thread sends several messages with the same key or to the same partition, these messages keep their
     order.
     """
 
@@ -92,12 +94,13 @@ class Producer(Closing):
         """connect: the addresses of the ZooKeeper servers, `host:port,host:port/chroot`. root: the path of metaq's
         nodes below the chroot.
 
-        selector: chooses the partition of messages without a key (default: each in turn). linger_ms: how long an
-        asynchronous message waits for other messages to share its batch. default_topic: a topic whose partitions
-        receive a message while no broker publishes the message's own topic. The message keeps its own topic, and
-        brokers with a pattern in server.ini publish a topic with its first message. undelivered: a store for
-        asynchronous messages that could not be delivered in time; they are sent again every recover_interval_seconds.
-        Only this producer may use the store, and it closes the store.
+        selector: chooses the partition for each message without a key (default: all partitions in turn). linger_ms: how
+        long an asynchronous message waits for other messages to share its batch. default_topic: while no broker
+        publishes a message's own topic, the producer chooses among the brokers and partition numbers of this default
+        topic. The message keeps its own topic. A broker with a matching pattern in server.ini publishes the message's
+        topic when the first message arrives. undelivered: a store for asynchronous messages that could not be delivered
+        in time; they are sent again every recover_interval_seconds. No other producer may use the store. This producer
+        closes the store.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -166,10 +169,10 @@ class Producer(Closing):
         """Return a producer for one broker, without ZooKeeper (1.x's serverUrl).
 
         address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions of each topic. For
-        a topic that is not listed, the broker chooses a partition for each message, and `key`, `partition` and
-        transactions are not possible.
+        a topic that is not listed, the broker chooses a partition for each message. The options `key` and `partition`
+        and transactions cannot be used with such a topic.
         broker_id: the broker's id that appears in the names of partitions; only your own code uses it. The other
-        arguments are those of Producer. Raises ConfigError.
+        arguments have the same meaning as in Producer. Raises ConfigError.
         """
         return cls(
             selector=selector,
@@ -191,23 +194,25 @@ class Producer(Closing):
     ) -> SendResult:
         """Send one message and wait until it is acknowledged.
 
-        Options, for every kind of send: `tag`: a text by which consumers can filter. `keys`: texts without blanks, by
-        which the message can be looked up. `attribute` is the attribute of metaq 1.x. `properties` are your own values
-        by name: str, int (64 bits), float (finite), bool or bytes. Messages with the same `key` go to the same
-        partition; if the key is a text (or bytes in UTF-8), its words also become keys for lookups. `partition`: the
-        partition to which the message goes. `deliver_at` (a datetime with a time zone) or `delay` (seconds after the
-        broker accepts the message): the message is not delivered before that time, which is at most 366 days ahead. The
-        result is then `pending`, and `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock, after
-        which no consumer gets the message; it must be longer than a delay. `content_type`: the type of the payload, by
-        which consumers can choose a deserializer; the view that Producer.typed returns sets this option itself.
+        Every kind of send has the following options. `tag`: a text; consumers can filter messages by their tags.
+        `keys`: texts without blanks; users can look up the message by each of these texts. `attribute`: the attribute
+        of metaq 1.x. `properties`: your own values by name: str, int (64 bits), float (finite), bool or bytes. `key`:
+        messages with the same key go to the same partition. If the key is a text (or bytes in UTF-8), users can also
+        look up the message by each word of the key. `partition`: send the message to this partition. `deliver_at` (a
+        datetime with a time zone) or `delay` (seconds after the broker accepts the message): the broker does not
+        deliver the message before this time, which is at most 366 days ahead. The result is then `pending`, and
+        `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock, after which no consumer gets the
+        message; `ttl` must be longer than a delay. `content_type`: the type of the payload. Consumers can choose a
+        deserializer by this type. The object that Producer.typed returns sets this option itself.
         timeout: seconds for all steps, including tries on other brokers (default delivery_timeout_seconds).
 
-        Raises NoPartition (no broker publishes the topic; if messages were sent to it before, the send waits for it),
-        RequestTimedOut (not acknowledged in time; it may or may not be stored), RequestRefused (the broker refuses it),
-        InvalidName, LocalProtocolError (too large, bad keys), ConfigError (a timeout below 0, a ttl of 0), TypeError
-        (another argument of a wrong type: a payload that is not bytes, attributes that are not strings, a partition
-        that is a number), RemoteProtocolError (the answer cannot be decoded: the message may or may not be stored, and
-        is not sent again).
+        Raises NoPartition if no broker publishes the topic; if messages were sent to the topic before, the send first
+        waits for a broker. Raises RequestTimedOut if the message was not acknowledged in time; the message may or may
+        not be stored. Raises RequestRefused if the broker refuses the message. Raises InvalidName; LocalProtocolError
+        (the message is too large, or has bad keys); ConfigError (a timeout below 0, a ttl of 0). Raises TypeError for
+        other arguments of a wrong type: a payload that is not bytes, attributes that are not strings, a partition that
+        is a number. Raises RemoteProtocolError if the answer cannot be decoded; the message may or may not be stored,
+        and is not sent again.
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -221,16 +226,17 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[SendResult]:
-        """Send as `send` does, but return a future at once. It ends with the result or error of `send`, at most 0.25 s
-        after the deadline.
+        """Send as `send` does, but return a future at once. The future ends with the result or error of `send`, at most
+        0.25 s after the deadline.
 
-        The call blocks only for the first connection to a broker, for the first look at a topic in ZooKeeper, and while
-        max_buffered_bytes are waiting (then it raises RequestTimedOut). If no broker publishes the topic, the call also
-        asks ZooKeeper for data that explain this in the text of the error. While a broker set has no leader, the first
-        look at the topic takes up to 3 s. The call does not block for a topic that no broker publishes now if this
-        producer has sent messages to it before; such messages are queued. Callbacks of the future run on the thread
-        that reads the answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a
-        transaction) raise ClientError.
+        The call blocks only in three cases: for the first connection to a broker, for the first look at a topic in
+        ZooKeeper, and while max_buffered_bytes are waiting to be sent. In the last case the call raises RequestTimedOut
+        if the buffer stays full until the deadline. If no broker publishes the topic, the call also asks ZooKeeper for
+        data that explain this in the text of the error. While a broker set has no leader, the first look at the topic
+        takes up to 3 s. If no broker publishes the topic now, but this producer has sent messages to the topic before,
+        the call does not block, and the message is queued. Callbacks of the future run on the thread that reads the
+        answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a transaction) raise
+        ClientError.
 
         If the producer has a store for `undelivered` messages, a temporary error is not raised and does not end the
         future with an error. Instead the message is saved and the future's result is `pending`, without an id. The
@@ -253,12 +259,14 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send as `send_async` does, but create no future. This is the cheapest way to send single messages in a loop.
+        """Send as `send_async` does, but create no future. `produce` is the cheapest way to send single messages in a
+        loop.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
-        `send`; the arguments are in the order of confluent-kafka's on_delivery. It runs on the same thread as the
-        callbacks of futures, so the caller need not poll. Without on_delivery, undelivered messages are counted, and
-        the next flush() or close() raises DeliveryFailed with their number and reasons.
+        `send`; the arguments are in the order of confluent-kafka's on_delivery. on_delivery runs on the thread that
+        reads the broker's answer, like the callbacks of futures, so the caller need not poll. If on_delivery is None,
+        undelivered messages are counted. The next flush() or close() then raises DeliveryFailed with their number and
+        the reasons.
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
@@ -277,9 +285,10 @@ class Producer(Closing):
         """Send many messages to one partition in one frame (over the text protocol: as pipelined puts), and wait until
         all are acknowledged.
 
-        tag, keys, attribute, properties, ttl and key apply to every payload; a Message keeps its own. The results have
-        the order of the payloads and are computed when they are accessed. An empty batch returns []. Raises the same
-        errors as `send`; LocalProtocolError if the batch is larger than one frame: send it in parts.
+        The options tag, keys, attribute, properties, ttl and key apply to every payload, but a payload of type Message
+        keeps its own values. The results have the order of the payloads and are computed when they are accessed. An
+        empty batch returns []. Raises the same errors as `send`. Also raises LocalProtocolError if the batch does not
+        fit into one frame; then send the batch in parts.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -296,11 +305,12 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Sequence[SendResult]]:
-        """Send as `send_batch` does, but return a future at once; it ends with the result or error of `send_batch`.
+        """Send as `send_batch` does, but return a future at once. The future ends with the result or error of
+        `send_batch`.
 
-        Use this method for large amounts of messages, because the next batch can be built while the broker stores the
-        previous one. Batches of one thread to one partition keep their order. Blocks as `send_async` does; does not use
-        a store for `undelivered` messages.
+        Use this method to send very many messages: you can build the next batch while the broker stores the previous
+        batch. Batches that one thread sends to one partition keep their order. This method blocks in the same cases as
+        `send_async`. It does not use the store for `undelivered` messages.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -325,11 +335,12 @@ class Producer(Closing):
     ) -> Future[Message]:
         """Send a message that asks for a reply, and return a future of the reply at once.
 
-        A consumer of the topic answers with `reply`. The options are those of `send`; if `ttl` is given, no consumer
-        gets the request after that time. timeout: seconds to wait for the reply (default delivery_timeout_seconds). If
-        no reply has come by then, the future ends with RequestTimedOut, at most 0.25 s later. A reply that comes even
-        later is dropped and counted (`late_replies`). If the request cannot be stored, the future ends with the error
-        of `send`; when the producer is closed, with ClientError.
+        A consumer of the topic answers with `reply`. The options are the same as for `send`. If `ttl` is given, no
+        consumer gets the request after this number of seconds. timeout: seconds to wait for the reply (default
+        delivery_timeout_seconds). If no reply has come by then, the future ends with RequestTimedOut, at most 0.25 s
+        later. A reply that comes even later is dropped and counted (`late_replies`). If the request cannot be stored,
+        the future ends with the error that `send` would raise. When the producer is closed, the future ends with
+        ClientError.
         deserializer: decodes the reply's `value`, as the deserializer of a Consumer does.
 
         The replies are stored in one partition of ProducerConfig.reply_topic. The first call of `request` starts a
@@ -353,10 +364,10 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Answer a request, and wait until the reply is stored. The options are those of `send`, except tag, key and
-        partition.
+        """Answer a request, and wait until the reply is stored. The options are the same as for `send`, but without
+        tag, key and partition.
 
-        Raises ClientError (the message is no request), ConfigError (one of these three options), and the errors of
+        Raises ClientError (the message is no request), ConfigError (tag, key or partition is given), and the errors of
         `send`.
         """
         self._guard.check()
@@ -402,7 +413,7 @@ class Producer(Closing):
         return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
-        """Return a transaction on one broker, for use in a `with` block. Sends no request yet.
+        """Return a transaction on one broker, for use in a `with` block. This call itself sends no request.
 
         timeout_seconds: the broker rolls the transaction back after this time (default transaction_timeout_seconds; 0 =
         never). Raises ConfigError.
@@ -426,28 +437,29 @@ class Producer(Closing):
     ) -> TransactionResult:
         """Send one message that consumers see only if local work is committed.
 
-        The broker keeps a half message, which no consumer sees. Then `execute(message)` does the local work, on this
-        thread: True commits the message, False rolls it back, HalfOutcome.UNKNOWN leaves it open. An exception of
-        `execute` also leaves the message open, because an exception does not tell whether the work was committed; the
-        caller gets the exception. While the outcome is open (also because this process has ended), the broker asks
-        producers of the same group for it. It asks for the first time `check_after` seconds from now (by default the
-        broker's value, 6), and 15 times in all, after growing pauses. After the last question without an outcome, an
-        operator must commit or roll back the message (`metaq halves`). So `execute` must store the outcome together
-        with the work, so that `check` can find it.
+        The broker keeps a half message, which no consumer sees. Then this thread calls `execute(message)`, which does
+        the local work. If `execute` returns True, the message is committed; if False, it is rolled back; if
+        HalfOutcome.UNKNOWN, it stays open. An exception of `execute` also leaves the message open, because an exception
+        does not tell whether the work was committed; the caller gets the exception. As long as the broker does not know
+        the outcome (also if this process has ended), the broker asks producers of the same group for the outcome. The
+        broker asks for the first time `check_after` seconds from now (by default the broker's value, 6). It asks 15
+        times in all, after growing pauses. After the last question without an outcome, an operator must commit or roll
+        back the message (`metaq halves`). Therefore `execute` must store the outcome together with the work, so that
+        `check` can find the outcome.
 
-        check: a function that answers the broker's questions from now on, as with `check_transactions`; None: keep the
-        function of an earlier call. `check(message)` returns True, False, or HalfOutcome.UNKNOWN if it cannot tell yet,
-        because another process may still be doing the local work. group: the producer group, by default
-        ProducerConfig.producer_group.
+        check: a function that answers the broker's questions from now on, as with `check_transactions`. None: keep the
+        function of an earlier call. `check(message)` returns True, False or HalfOutcome.UNKNOWN. UNKNOWN means that
+        `check` cannot tell yet, because another process may still be doing the local work. group: the producer group,
+        by default ProducerConfig.producer_group.
         timeout: seconds for sending the half message, and the same time again for sending its outcome. The options are
-        those of `send`, except deliver_at and delay.
+        the same as for `send`, but without deliver_at and delay.
 
         The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
-        warning. It is also UNKNOWN if the outcome could not be sent to the broker in time: `cause` says why, and the
-        broker asks later. Raises HalfDecided (an earlier check of another process has decided otherwise: choose a
-        longer `check_after`), TypeError (`execute` returned a value of another type), ConfigError (no group).
-        TransactionTooLate (`check_after` has passed before the work could begin; the message is rolled back) and errors
-        of `send` mean that `execute` was not called.
+        warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. Then the
+        result's `cause` says why, and the broker asks for the outcome later. Raises HalfDecided (an earlier check of
+        another process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned a value of
+        another type), ConfigError (no group). TransactionTooLate (`check_after` has passed before the work could begin;
+        the message is rolled back) and errors of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -466,32 +478,34 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[TransactionResult]:
-        """Send as `send_in_transaction` does, but return a future at once; it ends with the same result or error.
+        """Send as `send_in_transaction` does, but return a future at once. The future ends with the result or error of
+        `send_in_transaction`.
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
-        this producer (by default 4). So several calls run at the same time, in any order, and may block. If `execute`
-        raises an exception, the future ends with it. If `execute` waits for the future of another transaction, it
-        occupies a thread that other transactions need.
+        this producer (by default 4). So several calls of `execute` may run at the same time and in any order, and each
+        call may block. If `execute` raises an exception, the future ends with it. If `execute` waits for the future of
+        another transaction, it occupies a thread that other transactions need.
 
         Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
         timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet, the future
-        ends with ClientError and `execute` will never be called. Otherwise the future ends with an UNKNOWN outcome, and
-        the broker asks later. The call blocks, raises errors and calls the future's callbacks as `send_async` does.
-        `cancel()` of the future always returns False.
+        ends with ClientError and `execute` will never be called. If `execute` was called already, the future ends with
+        an UNKNOWN outcome, and the broker asks for the outcome later. The call blocks, raises errors and calls the
+        future's callbacks as `send_async` does. `cancel()` of the future always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
         return self._transacting().halves.begin(topic, payload, execute, check, group, check_after, seconds, options)
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
-        """Answer, from now on, the questions of all brokers of these topics about transactions of this group, including
-        those of its other producers. A process that sends no messages may call this, too.
+        """From now on, answer the questions of all brokers of these topics about transactions of this producer group,
+        including transactions that other producers of the group have begun. A process that sends no messages may call
+        this method, too.
 
         check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If
-        `check` raises an exception, the error is logged, and the broker asks again. A further call for the same group
-        and topic replaces the check. If the call that began a transaction had a check of its own, that check answers
-        for this transaction. group: the producer group, by default ProducerConfig.producer_group. Raises ConfigError,
-        InvalidName.
+        `check` raises an exception, the error is logged, and the broker asks again. A later call for the same group and
+        topic replaces the check function. If a transaction was begun with a check function of its own, that function
+        answers for the transaction. group: the producer group, by default ProducerConfig.producer_group. Raises
+        ConfigError, InvalidName.
         """
         self._guard.check()
         halves = self._transacting().halves
@@ -509,11 +523,11 @@ class Producer(Closing):
         """Return an object with the operations of XA (start, end, prepare, commit, rollback, recover), for your own
         transaction coordinator.
 
-        topics: all topics that you will send to; a transaction goes to a broker that publishes every one of them.
-        qualifier: the name by which brokers know this resource, so that `recover` finds its transactions after a
-        restart. It must be unique among all programs and the same after a restart (default `XAMessageProducer-<host
-        name>`, as 1.x). timeout_seconds: as for `transaction`; a prepared transaction has no timeout. Raises
-        ConfigError, InvalidName.
+        topics: all topics that you will send to. A transaction goes to a broker that publishes all these topics.
+        qualifier: the name that identifies this resource at the brokers, so that `recover` finds its transactions after
+        a restart. No other program may have the same qualifier, and it must stay the same after a restart (default
+        `XAMessageProducer-<host name>`, as 1.x). timeout_seconds: as for `transaction`; a prepared transaction has no
+        timeout. Raises ConfigError, InvalidName.
         """
         self._guard.check()
         from .xa import XaResource
@@ -523,7 +537,8 @@ class Producer(Closing):
 
     def _transacting(self) -> Transacting:
         """Return the producer's object for transactions, and create it at the first call. Any thread may call this, and
-        the call may be interrupted. If two threads create the object at the same time, one of the two is dropped.
+        the call may be interrupted. If two threads create an object at the same time, one of the two objects is
+        dropped.
         """
         if self._made is None:
             from .transacting import Transacting
@@ -544,11 +559,11 @@ class Producer(Closing):
 
     def cancel(self, result: SendResult, *, timeout: Duration | None = None) -> bool:
         """Cancel a message that was sent with `deliver_at` or `delay`. Return True once the cancellation is stored as
-        safely as the message was. Return False if the message was already due; it is delivered then.
+        safely as the message was. Return False if the message was already due; then the message is delivered.
 
-        result: the result of the message's send; the message may have been sent by another producer. timeout: time
-        limit in seconds, by default delivery_timeout_seconds; until then a broker that cannot be reached is asked
-        again. Raises MessageNotFound (the broker does not know the
+        result: the result of sending the message; another producer may have sent it. timeout: time limit in seconds, by
+        default delivery_timeout_seconds. Until this limit, a broker that cannot be reached is asked again. Raises
+        MessageNotFound (the broker does not know the
         message: it is of another cluster, or was cancelled long ago), ConfigError (the message was not delayed),
         RequestTimedOut, RequestRefused, BrokerUnavailable.
         """
@@ -568,9 +583,9 @@ class Producer(Closing):
     def flush(self, timeout: Duration | None = None) -> None:
         """Wait until all messages sent so far are answered.
 
-        Raises RequestTimedOut after `timeout` seconds; ClientError in a callback of a send, and in a signal handler
-        that has interrupted a call of this producer; DeliveryFailed if messages of `produce` without an on_delivery
-        could not be delivered since the last call.
+        Raises RequestTimedOut after `timeout` seconds. Raises ClientError if it is called in a callback of a send, or
+        in a signal handler that has interrupted a call of this producer. Raises DeliveryFailed if messages of `produce`
+        without an on_delivery could not be delivered since the last call.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -588,7 +603,7 @@ class Producer(Closing):
     def close(self, timeout: Duration = 10.0) -> None:
         """Flush for at most `timeout` seconds, and close the producer. The remaining messages fail with ClientError, or
         go to the store for undelivered messages. Closing takes at most END_SECONDS more, unless a callback hangs. After
-        everything is closed, DeliveryFailed is raised in the same cases as by `flush`.
+        everything is closed, this method raises DeliveryFailed in the same cases as `flush`.
 
         When close() returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
         for the callbacks of the messages that it ends, one after another, even if one of them blocks long. Idempotent.
@@ -608,16 +623,17 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Close a producer that the program has dropped without calling close(). This is called when all accepted
-        messages are delivered, or have failed at their own deadlines. Lost messages are reported when the program ends.
+        """Close a producer that the program has dropped without calling close(). This method is called when all
+        accepted messages are delivered, or have failed at their own deadlines. Lost messages are reported when the
+        program ends.
         """
         self._driver.flush(math.inf)
         if not self._unreported:
             self.close()
 
     def _close(self, timeout: float) -> None:
-        """Close the producer. This runs on a thread that cannot be interrupted, because a step that is left out would
-        leave futures, threads or a ZooKeeper session open.
+        """Close the producer. This method runs on a thread that cannot be interrupted, because an interrupted close
+        would leave futures, threads or a ZooKeeper session open.
         """
         if self._closing:
             return
@@ -656,8 +672,8 @@ class Producer(Closing):
     def _take_over(
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
-        """Accept a single message for which no thread waits. If on_delivery is ASKED, the returned future gets the
-        outcome.
+        """Accept a single message. No thread waits for its outcome. If on_delivery is ASKED, the returned future gets
+        the outcome.
         """
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)

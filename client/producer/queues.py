@@ -23,19 +23,20 @@ __all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "T
 
 
 class PartitionQueue:
-    """The queue of one partition. Its state is one of these: idle; lingering or ready (in its broker's list); busy (a
-    request is in flight, or its sender is preparing it); paused until `retry_at`, because its last request failed.
+    """The queue of one partition. The queue has one of these states: idle; lingering or ready (the queue is in its
+    broker's list); busy (a request is in flight, or the sender is preparing a request); paused until `retry_at`,
+    because the last request failed.
     under_way: the messages of the request in flight, or the messages whose partition is being chosen again.
 
     open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records include this
     batch only after it is closed. gathers_for: the `where` (see ProducerCore.join) of the last opened batch. sticks:
-    whether messages without a key go to this queue. This ends when the queue is full, its messages are sent, or a
-    request fails.
+    whether messages without a key go to this queue. They go to another queue once this queue is full, its messages are
+    sent, or a request fails.
 
     sequence: the sequence number of the last request. repeat: the messages of the last request, if it is unknown
-    whether the broker has stored them. They are sent again before all other messages, unchanged and with the same
-    number, until `repeat_until` (monotonic seconds). Meanwhile they count as in flight. sent_at: the time when these
-    messages were first sent (monotonic seconds).
+    whether the broker has stored them. These messages are sent again before all other messages, unchanged and with the
+    same sequence number, until `repeat_until` (monotonic seconds). Meanwhile they count as in flight. sent_at: the time
+    when these messages were first sent (monotonic seconds).
     """
 
     __slots__ = (
@@ -158,9 +159,9 @@ class PartitionQueue:
     def _for_later(self) -> int:
         """Return the number of queued messages that the current request leaves for the next request.
 
-        A sender with a limited number of messages in flight reaches that number again during a request. If nearly all
-        of them were in one request, sender and broker would wait for each other in turn. Requests with half of the
-        messages keep both busy.
+        Some senders allow only a limited number of messages in flight. During a request, such a sender reaches the
+        limit again. If one request contained nearly all these messages, sender and broker would wait for each other in
+        turn. Requests with half of the messages keep both sender and broker busy.
         """
         return max(0, self.queued_records - self.answered) // 2
 
@@ -194,13 +195,14 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that are sent to one broker together. missing: the number of turns without an outcome. taken: whether the
-    sender has begun to send the flight; it began at `sent_at` (monotonic seconds). request: the request of the last
-    turn, or the common request; set just before the request is sent. counted: whether the flight may have been sent
-    with the sequence numbers of its turns. failed: whether the flight could not be sent. landed, settled: the turns
-    that were already reported to the core as landed or released; an interrupted handler is called again and must not
-    report them twice. elsewhere: whether the answer and all later steps are processed on the thread that no signal
-    reaches.
+    """Turns that are sent to one broker together. A turn is the messages of one partition in a request. missing: the
+    number of turns without an outcome. taken: whether the sender has begun to send the flight. sent_at: the time when
+    the sender began (monotonic seconds). request: the request of the last turn, or the one request that contains all
+    turns; set just before the request is sent. counted: whether the flight may have been sent with the sequence numbers
+    of its turns. failed: whether the flight could not be sent. landed: the turns that were already reported to the core
+    as landed. settled: the turns that were already reported to the core as released. An interrupted handler is called
+    again and must not report a turn twice. elsewhere: whether the answer and all later steps are processed on the
+    thread that no signal reaches.
     """
 
     __slots__ = (
@@ -242,8 +244,8 @@ class Flight:
         return min(now + request_seconds, last)
 
     def needs_reader(self, connection: Connection) -> bool:
-        """Whether a background thread must read this connection. This is so if for some message of the flight no
-        blocked thread reads the connection.
+        """Whether a background thread must read this connection. A background thread must read it if the flight
+        contains a message for which no blocked thread reads the connection.
         """
         for _, batch in self.turns:
             for outgoing in batch:
@@ -262,8 +264,8 @@ class Flight:
 class BrokerQueue:
     """The queues of all partitions of one broker.
 
-    gathers: whether the broker accepts the messages of several partitions in one frame. Only then is the number of
-    flights limited, and the queues that become ready meanwhile are sent together.
+    gathers: whether the broker accepts the messages of several partitions in one frame. If it does, the number of
+    flights is limited. The queues that become ready while no further flight is allowed are sent together.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
@@ -309,8 +311,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Choose the partitions of the next flight in the order in which they became ready, until the request is full,
-        and return their turns. Without `gathers`, choose only one partition.
+        """Choose partitions for the next flight until the request is full, and return the turns of these partitions.
+        The partition that became ready first is chosen first. If `gathers` is false, choose only one partition.
         """
         turns: list[Turn] = []
         size = records = 0
@@ -343,7 +345,7 @@ class BrokerQueue:
 
 
 class Queues:
-    """All queues of one producer. first: by topic, the first partition for which a message was accepted."""
+    """All queues of one producer. first: for each topic, the partition of the first message that was accepted."""
 
     def __init__(self, max_flights: int, max_bytes: int, max_records: int) -> None:
         """max_flights: maximum number of flights to one broker at a time. max_bytes, max_records: limits of one
@@ -366,7 +368,7 @@ class Queues:
         return queue
 
     def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Mark those of these queues that have messages as ready. Return the flights that may be sent now."""
+        """Mark each of the given queues as ready if it has messages. Return the flights that may be sent now."""
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
             if each.queue or each.repeat:
@@ -393,7 +395,9 @@ def expired(outgoing: Outgoing, now: float) -> bool:
 
 
 def take_expired(queue: deque[Outgoing], now: float) -> list[Outgoing]:
-    """Remove the expired messages from `queue` and return them; the other messages keep their order."""
+    """Remove the expired messages from `queue` and return them. The messages that stay in the queue keep their
+    order.
+    """
     due = [outgoing for outgoing in queue if expired(outgoing, now)]
     if due:
         left = [outgoing for outgoing in queue if not expired(outgoing, now)]

@@ -1,11 +1,12 @@
 """Send requests (messages that ask for a reply), and read the replies.
 
-The property `metaq.reply-to` of a request states where its reply goes, in the form `topic broker-partition inbox`. It
-names one partition of the reply topic and the tag of the reply, the inbox, which only this producer uses. The property
-`metaq.correlation` is the number of the request within its inbox, and the reply repeats it. Before the first request is
-sent, the requester begins to read the reply partition from its end. It uses a tag filter and long polling, as a
-Consumer does (fetching/core.py, fetching/fetcher.py). It goes on reading after the broker restarts or another node
-leads the partition. It joins no group and leaves no trace in ZooKeeper.
+The property `metaq.reply-to` of a request states where its reply goes, in the form `topic broker-partition inbox`. The
+property names one partition of the reply topic and the inbox. The inbox is the tag of the reply, and only this producer
+uses it. The property `metaq.correlation` is the number of the request within its inbox, and the reply repeats it.
+Before the first request is sent, the requester begins to read the reply partition from its end. The requester reads
+with a tag filter and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py). The requester goes on
+reading after the broker restarts or another node becomes the leader of the partition. The requester joins no group and
+stores nothing in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ log = get_log(__name__)
 _TAKEN = 1000
 """Maximum number of replies that the background thread takes from the fetched data in one step."""
 _RETRY_SECONDS = 1.0
-"""Longest pause in seconds before a partition whose broker is absent is read again. It is short because requests have
-deadlines.
+"""Longest pause in seconds before the requester tries again to read a partition whose broker is absent. The pause is
+short because requests have deadlines.
 """
 _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
@@ -117,8 +118,9 @@ class Requester:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """begin: sends a message for which no thread blocks (Driver.begin). random: chooses among the partitions of the
-        reply topic."""
+        """begin: a function that sends a message without a thread that waits for the outcome (Driver.begin). random:
+        chooses among the partitions of the reply topic.
+        """
         from ..fetching.core import ConsumerCore  # not imported by a producer without requests
         from ..fetching.fetcher import Fetcher
         from ..settings.consumer_config import ConsumerConfig
@@ -185,7 +187,7 @@ class Requester:
 
     def _opened(self, deadline: float) -> TopicPartition:
         """Return the partition for replies to the next request. The producer begins to read this partition before the
-        request is sent. One thread at a time runs this, on a thread that cannot be interrupted.
+        request is sent. Only one thread at a time runs this method, and this thread cannot be interrupted.
         """
         from ..questions.partition_bounds import max_offset
 

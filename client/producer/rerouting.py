@@ -1,9 +1,9 @@
 """Choose partitions again for the queued messages of a paused partition (its last request has failed), without changing
 their order.
 
-There are three steps. `drain` and `resume` run with `ProducerCore._lock` held. `choose` runs between them without the
-lock, because it may call a user's selector. Meanwhile the messages count as in flight in their partition, where
-KeyOrder finds them.
+The choice is made by three methods, one after the other: `drain`, `choose` and `resume`. `drain` and `resume` run with
+`ProducerCore._lock` held. `choose` runs without the lock, because it may call a user's selector. Meanwhile the messages
+count as in flight in their partition, where KeyOrder finds them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Rerouted = tuple[Outgoing, TopicPartition | None]
 
 
 class Rerouting:
-    """Chooses new partitions for the messages of paused partitions, one partition at a time. Only one thread may use
-    it.
+    """Chooses new partitions for the messages of paused partitions, one partition at a time. Only one thread may use an
+    object of this class.
     """
 
     def __init__(
@@ -55,8 +55,9 @@ class Rerouting:
         return drained, overdue
 
     def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
-        """Return the messages of `drained` with their new partitions, and the messages that end with an error.
-        `drained` was taken out of `queue`.
+        """Choose a new partition for each message in `drained`; these messages were taken out of `queue`. Return the
+        messages with their new partitions, and the messages that end with an error because no partition could be
+        chosen.
         """
         placed: list[Rerouted] = []
         ended: list[GivenUp] = []

@@ -32,10 +32,11 @@ text, because the text contains a blank.
 
 
 class Resender:
-    """Sends the messages of those queues of a store for which `owns` returns true. Any thread may call the methods.
+    """Sends the messages of a store's queues, but only of the queues for which `owns` returns true. Any thread may call
+    the methods.
 
     send: sends one message, or raises MetaqError; the error stops the sending of this queue for now. The message stays
-    the first of its queue. It is tried again at the next `trigger`, or after the interval.
+    the first of its queue. The resender tries to send this message again at the next `trigger`, or after the interval.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Resender:
     def begin(self) -> None:
         """Start sending the queues' messages. The constructor does not start this work: if an interrupt (interrupts.py)
         came when the constructor returns, no caller would have the object to stop the work. If an interrupt ends this
-        method, the work is stopped.
+        method, the sending is stopped, too.
         """
         try:
             self._timers.call_later(0.0, self._round)
@@ -174,7 +175,8 @@ class Resender:
 
 class Undelivered:
     """Saves undelivered messages in the store and sends them again. Any thread may call the methods; `keep` never
-    blocks. Each topic has a queue, which holds its messages in the order in which the producer gave them up.
+    blocks. Each topic has one queue. The queue holds the topic's messages in the order in which the producer gave up
+    sending them.
 
     send: see Resender.
     """
@@ -200,9 +202,9 @@ class Undelivered:
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """Save a message; `error` says why it was given up. Its future ends once the message is in the store. If the
-        same message is passed again before it is written, it is saved only once. After `close` the future ends with
-        LocalStoreError.
+        """Save a message; `error` says why it was given up. The message's future ends once the message is in the store.
+        If `keep` is called twice with the same message before the message is written, the message is saved only once.
+        After `close` the future ends with LocalStoreError.
         """
         self._given_up.setdefault(outgoing, error)
         if self._closed:

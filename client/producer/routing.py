@@ -1,5 +1,5 @@
-"""Choose the partition to which a message is sent now: the partition that the caller has fixed, or a choice by key, by
-the user's selector, or in turn.
+"""Choose the partition that a message is sent to now. If the caller has fixed a partition, it is used. Otherwise the
+partition is chosen by the message's key, by the user's selector, or in turn.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 
 
 class RoundRobinSelector:
-    """Selector that uses every partition in turn, counted per topic. (1.x counts all topics together, so two topics
-    used alternately use only every second partition.) Each topic begins at a random partition, so that programs that
-    send a single message use all partitions. (1.x always begins at the second.) Any thread may use it.
+    """Selector that uses every partition in turn. Each topic has its own counter. (1.x has one counter for all topics.
+    So if a program sends to two topics alternately, each topic uses only every second partition.) Each topic begins at
+    a random partition. So programs that each send a single message together use all partitions. (1.x always begins at
+    the second partition.) Any thread may use the selector.
 
-    random: returns a number in [0, 1), called once per topic to choose the partition at which the topic begins; 0 means
-    the first partition.
+    random: a function that returns a number in [0, 1). It is called once per topic to choose the partition where the
+    topic begins; 0 means the first partition.
     """
 
     def __init__(self, random: Callable[[], float] = random.random) -> None:
@@ -98,8 +99,8 @@ class Routes(Protocol):
 
 
 class Router:
-    """Chooses among the partitions that are registered now, and leaves out the partitions to which a send has just
-    failed. Any thread may use it.
+    """Chooses among the partitions that are registered now. The router leaves out a partition if a send to this
+    partition has just failed. Any thread may use it.
     """
 
     def __init__(
@@ -143,9 +144,9 @@ class Router:
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
         """Return the `error` of a message, with a hint if the name of the topic may be misspelt.
 
-        The hint names the most similar existing topic. It is added if the caller of the send will get the error and no
-        broker publishes the topic. The list of topics is read from ZooKeeper once per missing topic. Raises InvalidName
-        if no broker could create a topic of this name.
+        The hint names the most similar existing topic. The hint is added only if the caller of the send will get the
+        error and no broker publishes the topic. The list of topics is read from ZooKeeper once per missing topic.
+        Raises InvalidName if no broker could create a topic of this name.
         """
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
@@ -283,8 +284,8 @@ class Router:
         return partitions
 
     def _usable(self, view: TopicView) -> tuple[TopicPartition, ...]:
-        """Return the partitions of the view to which no send has just failed. If sends to all of them have failed,
-        return all partitions.
+        """Return the topic's partitions without the partitions to which a send has just failed. If sends to all
+        partitions have just failed, return all partitions.
         """
         now = self._clock()
         for what, until in list(self._avoided.items()):
@@ -306,15 +307,16 @@ def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) ->
     """Return the partition of a key: the index in the ordered list is CRC-32 (IEEE) of the key's UTF-8 bytes modulo the
     number of partitions.
 
-    A key keeps its partition while the list of partitions is the same. When brokers come or go, the list changes and a
-    key may get another partition.
+    As long as the list of partitions does not change, a key always has the same partition. When brokers come or go, the
+    list changes and a key may get another partition.
     """
     return partitions[crc32(key_bytes(key)) % len(partitions)]
 
 
 def key_bytes(key: str | bytes) -> bytes:
-    """Return the bytes of a key for comparing and hashing: a text and its UTF-8 bytes are the same key. Raises
-    LocalProtocolError."""
+    """Return the bytes of a key, for comparing and hashing keys. A text and its UTF-8 bytes count as the same key.
+    Raises LocalProtocolError.
+    """
     try:
         return key.encode("utf-8") if isinstance(key, str) else key
     except UnicodeEncodeError:

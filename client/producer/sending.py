@@ -33,8 +33,8 @@ class Sender:
     """Sends flights to brokers. Any thread may call the methods.
 
     When the answer to a turn (the messages of one partition in a request) has come, the sender reports it to the core.
-    This runs on the thread that reads the connection, or on the caller's own thread. Next the messages get their
-    results, while the broker already has the next flight. Finally the core releases the messages.
+    The sender makes this report on the thread that reads the connection, or on the caller's own thread. Next the
+    messages get their results, while the broker already has the next flight. Finally the core releases the messages.
 
     do: executes the core's actions after failures. on_released: called when the buffer has room for messages again.
     elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id; 0 if
@@ -65,13 +65,14 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """By broker id: the seconds until the broker asks for the first time about a half message that states no time
-        itself. It is the lowest value that the broker has announced; None if the broker does not announce it.
+        """By broker id: the number of seconds after which the broker first asks about a half message that states no
+        such time itself. The number is the lowest that the broker has announced; None if the broker does not announce a
+        number.
         """
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message for which the current thread waits. This thread will read the answers on
-        the chosen connection, which becomes the message's `driver`.
+        """Send `flight`. caller: the message whose outcome the current thread waits for. The current thread will read
+        the answers from the chosen connection, and this connection becomes the message's `driver`.
         """
         try:
             flight.taken = True
@@ -135,8 +136,8 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """Retry the messages of those flights that were not begun, because the sending thread was interrupted. Runs on
-        another thread than the interrupted one.
+        """Retry the messages of the flights that the sending thread has not begun to send, because it was interrupted.
+        This method runs on another thread than the interrupted thread.
         """
         for flight in flights:
             if not flight.taken:
@@ -165,8 +166,8 @@ class Sender:
     def _answered(
         self, flight: Flight, request: FlightRequest, index: int, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """Process the answer to a request. It is called a second time if an interrupt (such as KeyboardInterrupt) has
-        ended the first call.
+        """Process the answer to a request. This method is called a second time if an interrupt (such as
+        KeyboardInterrupt) has ended the first call.
         """
         if (result := request.result_alone(reply)) is None or not self._settle_alone(flight, result):
             self._take(flight, partial(self._land, flight, request, index, reply, error))
@@ -175,9 +176,10 @@ class Sender:
         self._take(flight, partial(self._landed, flight, (), [(turn, error) for turn in flight.turns], False))
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
-        """Run `action`, which processes an answer or a failure. On a thread that cannot be interrupted it runs at once.
-        Otherwise it is queued for a thread that no signal reaches, which runs such actions one after the other. The
-        threads that wait for these messages wait until the action is done.
+        """Run `action`, which processes an answer or a failure. If the current thread cannot be interrupted, it runs
+        the action at once. If it can, the action is queued for a thread that no signal reaches; that thread runs the
+        queued actions one after the other. Threads that wait for the messages of `flight` wait until the action is
+        done.
         """
         if not (flight.elsewhere or may_be_interrupted()):
             action()
@@ -214,8 +216,9 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Give the only message of `flight` its result in few steps. This is the usual case for producers that wait for
-        each send. Return False if this is impossible; then the caller must process the answer with `_take`.
+        """Give the only message of `flight` its result in few steps. Producers that wait for each send usually have one
+        message per flight. Return False if this short way is impossible; then the caller must process the answer with
+        `_take`.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
@@ -237,9 +240,9 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """Give each stored message its result, or `error` if its result is not available. This is needed if the handler
-        of the answer was interrupted after it had reported the stored messages to the core. Runs on a thread that
-        cannot be interrupted.
+        """Give each stored message its result, or `error` if its result is not available. This method is needed if the
+        handler of the answer was interrupted after it had reported the stored messages to the core. Runs on a thread
+        that cannot be interrupted.
         """
         for _, batch in flight.landed:
             for outgoing in batch:

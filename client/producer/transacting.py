@@ -1,6 +1,6 @@
 """The part of a producer that handles its transactions: transactions on one broker, XA transactions, and transactions
-with check-back. It is created when the first transaction needs it, because most producers use no transactions, and its
-imports would take a sixth of a producer's import time.
+with check-back. A producer creates this part for its first transaction. Most producers use no transactions, and the
+imports of this part would take a sixth of a producer's import time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: a function that creates the connection pool on which brokers ask for the outcomes of
-        transactions.
+        """check_pool: a function that creates a connection pool. Over the connections of this pool, brokers ask for the
+        outcomes of transactions.
         """
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(

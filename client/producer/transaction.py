@@ -77,8 +77,8 @@ class Transactional:
     """The state and the requests that a producer's transactions share. Any thread may call the methods. A method blocks
     for one round trip per request that it sends.
 
-    session: the name by which brokers know this producer. It has the same format as in 1.x: `<address>-<start in
-    ms>-<process id>.<number>`.
+    session: the name that identifies this producer at the brokers. The name has the same format as in 1.x:
+    `<address>-<start in ms>-<process id>.<number>`.
     """
 
     def __init__(
@@ -102,15 +102,15 @@ class Transactional:
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Names of the topics for which a transaction has found a partition."""
+        """Names of the topics for which a transaction of this producer has found a partition."""
         self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Return whether messages were sent to the topic before. In this case, if a broker of the topic is missing now,
-        this broker may only be restarting.
+        """Return whether messages were sent to the topic before. If messages were sent before, and a broker of the
+        topic is missing now, this broker may only be restarting.
         """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
@@ -133,7 +133,9 @@ class Transactional:
         return self._pool.connection(endpoint, timeout)
 
     def deadline(self, timeout: Duration | None) -> float:
-        """Return the clock time at which a send with this `timeout` in seconds ends."""
+        """Return the deadline, in clock time, of a send that begins now. timeout: the time limit of the send in
+        seconds.
+        """
         return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
     # --- verbs ------------------------------------------------------------------------------------------------------
@@ -190,7 +192,7 @@ class Transactional:
         message.
 
         Raises NotLeader, RequestTimedOut, BrokerUnavailable. Raises TransactionRefused if the broker does not know the
-        transaction any more, XaRefused with XAER_RMFAIL if this leader does not know the transaction, and
+        transaction any more. Raises XaRefused with XAER_RMFAIL if this leader does not know the transaction. Raises
         RequestRefused if the broker's version is too old for this question.
         """
         ext = TransactionOutcomeRequest(tx_key, first_id).to_ext()
@@ -271,7 +273,7 @@ class Transactional:
 
 
 class TransactionSends(ABC):
-    """The methods by which messages are sent in a transaction."""
+    """The methods that send messages in a transaction."""
 
     def __init__(self, calls: Transactional) -> None:
         self._calls = calls
@@ -284,7 +286,9 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Put one message into the transaction. The arguments are those of Producer.send. The result's offset is -1."""
+        """Put one message into the transaction. The arguments have the same meaning as in Producer.send. The result's
+        offset is -1.
+        """
         refuse_delay(options)
         return self._put(build_message(topic, payload, self._calls.deadline(timeout), options, self._calls.packer))[0]
 
@@ -299,7 +303,7 @@ class TransactionSends(ABC):
         """Put many messages of one partition into the transaction. One frame contains up to 1,024 messages; over the
         text protocol, the messages are sent one by one.
 
-        The arguments are those of Producer.send_batch.
+        The arguments have the same meaning as in Producer.send_batch.
         """
         items = list_of(payloads)
         if not items:
@@ -335,7 +339,8 @@ class Transaction(TransactionSends):
 
     The partition of the first message is chosen as for any send, and its broker becomes the broker of the transaction.
     The other messages can be sent only to partitions of that broker. The transaction belongs to one connection: if the
-    connection ends, the transaction is lost. Sends of several threads are executed one after the other.
+    connection ends, the transaction is lost. If several threads send messages in the transaction, the sends are
+    executed one after the other.
 
     If `send` or `send_batch` raises NoPartition (the topic has no partition on this transaction's broker),
     LocalProtocolError or TypeError, nothing was sent, and the transaction continues. After TransactionLost (the
@@ -373,9 +378,9 @@ class Transaction(TransactionSends):
         not know the outcome. Raises CommitIncomplete if the transaction is committed, but not all messages are visible
         yet. Raises ClientError if the transaction is already over.
 
-        If the answer of a broker set's leader is lost, this method asks the set for the outcome of the transaction, for
-        at most 10 s. The set knows the outcome, unless so many transactions were committed afterwards that the outcome
-        was removed from its log.
+        If the answer of a broker set's leader is lost, this method asks the broker set for the outcome of the
+        transaction, and gives up after 10 s. The broker set knows the outcome, unless so many transactions were
+        committed afterwards that the outcome was removed from its log.
         """
         with self._lock:
             if self._state is _State.FAILED:
@@ -487,11 +492,12 @@ class Transaction(TransactionSends):
                 time.sleep(pause)
 
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
-        """Wait after a refused commit until the same node leads the broker set again, with the transaction still open.
+        """After a refused commit, wait until the same node leads the broker set again. The transaction is still open
+        then.
 
-        This method asks the node for its role. If the answer to this question is lost, nothing is in doubt, unlike
-        after a lost answer to a commit. Raises TransactionLost if the node no longer leads, because then it has
-        discarded the transaction.
+        This method asks the node for its role. If the answer to this question is lost, the transaction's outcome is not
+        in doubt, unlike after a lost answer to a commit. Raises TransactionLost if the node no longer leads, because
+        then it has discarded the transaction.
         """
         from ..questions.admin import set_status
 
@@ -538,8 +544,8 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Return whether the transaction can begin again at the new leader, after waiting if necessary. It can do so as
-        long as time is left, because no message was put into the transaction yet.
+        """Return whether the transaction can begin again at the new leader, after waiting if necessary. The transaction
+        can begin again as long as time is left, because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:

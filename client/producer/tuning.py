@@ -14,8 +14,9 @@ that were queued before it. So one request leaves half of a large queue to the n
 """
 
 UNDIVIDED = 64
-"""Up to this number, queued messages are sent in one request, because dividing them into several requests would cost
-more than it gains. A batch of send_batch is never divided, because its caller determines how much data is in flight.
+"""If at most this number of messages are queued, they are sent in one request, because dividing them into several
+requests would cost more than it gains. A batch of send_batch is never divided, because its caller determines how much
+data is in flight.
 """
 
 TOGETHER_SECONDS = 0.05
@@ -30,15 +31,15 @@ thread more than it saves. The benchmark is `blocking-64`.
 """
 
 FEW = 16
-"""Up to this number, gathered messages are encoded one by one and get their results one by one, because a numpy call
-would cost more. The benchmark is `partitions-1024`.
+"""If a request gathers at most this number of messages, they are encoded one by one and get their results one by one,
+because a numpy call would cost more. The benchmark is `partitions-1024`.
 """
 
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
 
 TABLE_BYTES = 512
-"""Largest size in bytes at which numpy copies message bodies of equal length into a request. numpy passes over the
-bodies twice, so for larger bodies it costs less to join the headers and bodies one after the other.
+"""If message bodies have equal lengths of at most this number of bytes, numpy copies them into the request. numpy
+passes over the bodies twice. So for larger bodies it costs less to join the headers and bodies one after the other.
 """
 
 JOIN_BELOW_BYTES = 32 * 1024
@@ -49,13 +50,13 @@ Larger buffers are sent without a copy.
 # --- waits and tries: none is on the way of a message ----------------------------------------------------------------
 
 LOOK_SECONDS = 0.25
-"""Interval in seconds at which the producer looks for messages whose deadline has passed. So a future ends at most this
+"""The producer looks for messages with a passed deadline at this interval in seconds. So a future ends at most this
 number of seconds after its deadline.
 """
 
 VIEW_RETRIES = 3
-"""Number of attempts to send a message that brokers refuse although ZooKeeper shows that they accept its topic. In this
-case the data in ZooKeeper is either out of date for a moment, or permanently wrong.
+"""Number of attempts to send a message that brokers refuse although ZooKeeper shows that they accept its topic. If
+brokers refuse a message like this, the data in ZooKeeper is either out of date for a moment, or permanently wrong.
 """
 
 CONDITION_SECONDS = 0.5
@@ -75,15 +76,15 @@ sent. If the process is killed by kill -9, at most this number of messages are s
 """
 
 LAST_WAIT_SECONDS = 1.0
-"""Longest time in seconds for which close() of the store of undelivered messages waits for the threads that write and
-send the messages.
+"""close() of the store of undelivered messages waits at most this number of seconds for the threads that write and send
+the messages.
 """
 
 # --- numbered requests: no benchmark --------------------------------------------------------------------------------
 
 REPEAT_SECONDS = 12 * 3600.0
-"""Longest time in seconds for which a request with unknown outcome is repeated. It is below one day, because brokers
-forget a request's number after a day.
+"""A request with unknown outcome is repeated for at most this number of seconds. The limit is below one day, because
+brokers forget a request's sequence number after a day.
 """
 
 IDLE_SECONDS = 60.0
@@ -93,9 +94,10 @@ thread.
 # --- answers to brokers that ask for transactions: no benchmark -------------------------------------------------------
 
 CHECK_WAIT_SECONDS = 4.0
-"""Number of seconds for which one request of a producer waits at the broker for half messages whose outcome the broker
-wants to know. If a producer has sent no such request for 10 s (`HALVES_SILENT_SECONDS`), the broker regards the
-producer as gone. If the producer begins to use a further topic, the broker learns of it with the next request.
+"""A producer's request for half messages waits at the broker for this number of seconds. The broker answers with half
+messages if it wants to know their outcomes. If a producer has sent no such request for 10 s (`HALVES_SILENT_SECONDS`),
+the broker regards the producer as gone. If the producer begins to use a further topic, the broker learns of it with the
+next request.
 """
 
 CHECK_HALVES = 16
@@ -107,20 +109,20 @@ number of seconds.
 """
 
 LEFT_OPEN = 1 << 16
-"""Largest number of undecided transactions for which the producer remembers a check function of the single transaction.
-For further transactions, the topic's check function is called.
+"""Largest number of undecided transactions with their own check function that the producer remembers. For further
+transactions, the producer calls the topic's check function.
 """
 
 CHECK_PAUSE_SECONDS = (0.1, 5.0)
 """Shortest and longest pause in seconds before a broker that did not answer is asked again."""
 
 CHECK_LOOK_SECONDS = 5.0
-"""Interval in seconds at which the producer looks for brokers that have begun to offer a topic."""
+"""The producer looks for brokers that have begun to offer a topic at this interval in seconds."""
 
 # --- transactions whose thread does not wait: `transactions-pipelined` ------------------------------------------------
 
 OUTCOMES_SECONDS = 0.001
-"""Longest time in seconds for which the outcome of a transaction waits for the outcomes of queued local work, so that
-they are reported in one request. This wait is needed only if no request is in flight; while a request is in flight,
-outcomes gather for the next request in any case.
+"""The outcome of a transaction waits at most this number of seconds for the outcomes of queued local work, so that one
+request reports all of them. The outcome waits only if no request is in flight. While a request is in flight, outcomes
+gather for the next request in any case.
 """

@@ -123,8 +123,8 @@ class TypedProducer(TypedSends[T]):
         deserializer: Deserializer | None = None,
         **options: Unpack[SendOptions],
     ) -> Future[Message]:
-        """Send a value as a request, as Producer.request does for a payload. deserializer: decodes the payload of the
-        reply for the reply's `value`; by default this is the serializer of this wrapper.
+        """Send a value as a request, as Producer.request does for a payload. deserializer: decodes the reply's payload
+        into the reply's `value`. The default is the serializer of this wrapper.
         """
         payload = self._serializer.dumps(value)
         reads = self._serializer if deserializer is None else deserializer

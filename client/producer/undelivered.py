@@ -2,11 +2,12 @@
 
 If the program has not closed a producer, the producer delivers its accepted messages when the program ends, and reports
 the messages that it could not deliver. The threads that send and read are daemon threads, which the interpreter ends
-without notice. At the end of a program, the interpreter first waits for all other threads. Then it runs the exit
-functions that are registered at `atexit`, the last registered first. Only after that it stops daemon threads. So when
-an exit function of `atexit` runs, no other thread of the program sends any more. (The exit functions of `threading`
-would run before the other threads have ended.) The producer's exit function is registered after the start of the
-ZooKeeper session. So it runs before kazoo's exit function, which ends the session.
+without notice. At the end of a program, the interpreter first waits for all other threads. Then the interpreter runs
+the exit functions that are registered at `atexit`; the function that was registered last runs first. Last, the
+interpreter stops the daemon threads. So when an exit function of `atexit` runs, no other thread of the program sends
+any more. (The exit functions of `threading` would run before the other threads have ended.) The producer registers its
+exit function after it has started the ZooKeeper session. So the producer's exit function runs before kazoo's exit
+function, which ends the session.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""The clock time at which the first producer began to deliver its messages at the program's end; None before. All
-producers share one time limit that begins at this time, so that many producers together do not take longer than one.
+"""The clock time when the first producer began to deliver its messages at the program's end; None before the program's
+end. One time limit begins at this time and applies to all producers, so that many producers do not take longer than one
+producer.
 """
 
 
@@ -45,7 +47,9 @@ class Losses:
             self._counts[topic, str(reason)] += count
 
     def report(self, topic: str, error: Exception | None, _result: object) -> None:
-        """Count one message as lost if `error` is not None. This method can be used as the callback for a delivery."""
+        """Count one message as lost if `error` is not None. With a bound `topic`, this method can be used as an
+        on_delivery callback.
+        """
         if error is not None:
             self.note(topic, error, 1)
 
@@ -112,8 +116,8 @@ class AtExit:
         atexit.unregister(self.run)
 
     def run(self) -> None:
-        """Deliver the producer's accepted messages, and report lost messages on stderr. This method is the exit
-        function.
+        """Deliver the producer's accepted messages, and report lost messages on stderr. This method is registered as
+        the exit function.
         """
         global _began
         if self._is_over or self._guard.is_elsewhere:
@@ -127,7 +131,7 @@ class AtExit:
 
     def _dropped(self, _: object) -> None:
         """Unregister the exit function when nobody refers to the producer any more: at once, or when the producer's
-        messages are delivered. The garbage collector may call this method on any thread, while that thread holds any
+        messages are delivered. The garbage collector may call this method on any thread, even on a thread that holds a
         lock.
         """
         if self._is_over:

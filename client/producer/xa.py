@@ -57,7 +57,9 @@ class Xid(NamedTuple):
     bqual: bytes
 
     def key(self, qualifier: str) -> str:
-        """Return the key by which brokers know the transaction. Raises ValueError if this object is no valid xid."""
+        """Return the key that identifies the transaction at brokers. Raises ValueError if this object is no valid
+        xid.
+        """
         if type(self.format_id) is not int or not INT32_MIN <= self.format_id <= INT32_MAX:
             raise ValueError(f"format_id={self.format_id!r} is no int32: choose a whole number")
         if not isinstance(self.gtrid, bytes) or not isinstance(self.bqual, bytes):
@@ -79,8 +81,8 @@ class Recovered(NamedTuple):
     """Transactions in doubt: they are prepared, but neither committed nor rolled back. Transactions that an operator
     has completed are also included, until `forget` is called for them.
 
-    xids: the ids of the transactions, in the order of their brokers. failures: the error of each broker that did not
-    answer, by broker id; such a broker may have further transactions in doubt.
+    xids: the ids of the transactions, in the order of their brokers. failures: the errors of the brokers that did not
+    answer, by broker id. These brokers may have further transactions in doubt.
     """
 
     xids: tuple[Xid, ...]
@@ -88,15 +90,15 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Records the failed attempts to send one XA verb: the nodes at which requests were lost, and the last refusal of a
-    node that does not lead the broker set.
+    """Records the failed attempts to send one XA verb (such as prepare or commit). The record contains the nodes that
+    may have received the verb without answering, and the last refusal by a node that does not lead the broker set.
     """
 
     def __init__(self) -> None:
         self.lost: set[Endpoint] = set()
         self.refusal: NotLeader | None = None
         self.asked = Endpoint("", 0)
-        """The address of the node to which the verb was sent last."""
+        """The address of the node that got the last attempt to send the verb."""
 
     @property
     def happened(self) -> bool:
@@ -123,8 +125,8 @@ class XaResource:
 
     If the broker is a broker set, a verb is repeated at the next leader for at most 10 s, even after a lost answer. The
     new leader has the transaction log, so it knows the outcome of a prepared transaction. The code XA_RBROLLBACK means
-    that the transaction was not prepared, and was lost with the former leader. Only the outcome of a one-phase commit
-    whose answer is lost stays unknown.
+    that the transaction was not prepared, and was lost with the former leader. The outcome stays unknown in one case:
+    if the answer to a one-phase commit is lost.
     """
 
     def __init__(
@@ -159,8 +161,8 @@ class XaResource:
         """Begin a transaction on the broker with the id `broker`. If `broker` is None, begin it on one of the brokers
         that accept messages of all topics of this object.
 
-        If there is no such broker now, but messages were sent to all of the topics before, this method waits for a
-        broker as long as a send would wait.
+        If no broker accepts messages of all these topics now, but messages were sent to all of them before, this method
+        waits for such a broker. It waits as long as a send would wait.
 
         Raises XaError, with the code XAER_DUPID if this object has begun the transaction already.
         """
@@ -209,7 +211,9 @@ class XaResource:
         self._forget_broker(xid)
 
     def rollback(self, xid: Xid) -> None:
-        """Discard the transaction's messages. This method searches for the transaction as `commit` does."""
+        """Discard the transaction's messages. If this object has not begun the transaction, this method first searches
+        all brokers for it, as `commit` does.
+        """
         self._verb(TransactionType.ROLLBACK, xid)
         self._forget_broker(xid)
 
@@ -351,8 +355,8 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """Interpret a refusal that follows lost requests for the same verb. Return the text of the answer if the
-        refusal shows that a lost request has succeeded.
+        """Interpret the refusal of a verb after earlier attempts to send the same verb got no answer. Return the text
+        of the answer if the refusal shows that an earlier attempt has succeeded.
 
         The leader of a set has every prepared transaction, but no unprepared transaction of an earlier leader. If the
         leader no longer has a prepared transaction, the transaction is completed on every in-sync node.
@@ -458,7 +462,7 @@ class XaBranch(TransactionSends):
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
     """Turn errors of the broker or the connection in the `with` block into XaError. decides: whether the verb in the
-    block decides the transaction, so that the transaction's state is unknown after a lost answer.
+    block decides the transaction. If it does, the transaction's state is unknown after a lost answer.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

@@ -1,8 +1,8 @@
 """Send operators' requests to brokers (docs/protocol.md): reload the configuration, close and open partitions, decide
 transactions, look at replication.
 
-All functions block and raise errors as asking.py describes. They also raise RequestRefused if the broker does not
-accept the request. A Java broker accepts none of these requests.
+All functions block and raise errors as asking.py describes. All functions also raise RequestRefused if the broker does
+not accept the request. A Java broker accepts none of these requests.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Number of seconds to wait for the answer to a hand-over request. The time is longer than the time for which a leader
-tries to hand over.
+"""Number of seconds to wait for the answer to a hand-over request. A leader gives up its attempt to hand over earlier
+than this.
 """
 
 
@@ -69,8 +69,8 @@ def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
     """Return the XA transactions that are prepared and wait for their coordinator, the oldest first. active: if true,
-    the result also contains open transactions that are not prepared; if there are many, only those with the most bytes.
-    Older brokers omit the unprepared transactions.
+    the result also contains open transactions that are not prepared. If very many transactions are not prepared, the
+    result contains only the largest of them, by number of bytes. Older brokers omit the unprepared transactions.
     """
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))
@@ -102,7 +102,7 @@ def restart_replication(connection: Asked, timeout: float | None = None) -> dict
 
 
 def set_status(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Return the role of a node in a broker set; a leader also reports its view of the other nodes
+    """Return the role of a node in a broker set; a leader also reports what it knows about the other nodes
     (docs/replication.md). Brokers accept this request from any address.
 
     Raises RequestRefused if the broker is no node of a set.

@@ -1,9 +1,9 @@
 """Send one question to one broker, on an open connection, in the framed or the text protocol.
 
 Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
-request timeout). It raises BrokerUnavailable, RequestTimedOut; RemoteProtocolError for an invalid answer;
-RequestRefused if a Java broker does not support the question; or the error in refusals.py that belongs to the broker's
-refusal.
+request timeout). Every function raises BrokerUnavailable, RequestTimedOut, and RemoteProtocolError for an invalid
+answer. It raises RequestRefused if a Java broker does not support the question. If another broker refuses the question,
+it raises the error in refusals.py that belongs to the refusal.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""A function that gets the error of a request. It returns the number of seconds to wait before the request is sent
-again, or None, as ConnectionPool.follow does.
+"""A function that gets the error of a request, such as ConnectionPool.follow. The function returns the number of
+seconds to wait before the request is sent again, or None if the request is not to be sent again.
 """
 
 LEADER_SECONDS = 10.0
-"""Number of seconds for which a request waits if its broker set has no leader. After this time the request ends with
-NotLeader.
+"""If a broker set has no leader, a request to the set waits this number of seconds for a leader. Then the request ends
+with NotLeader.
 """
 
 READER_GROUP = "Just_for_Browser"
@@ -113,8 +113,8 @@ def ask(
 
 
 def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
-    """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. Otherwise raise the error
-    that the reply stands for.
+    """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. If the reply is anything
+    else, raise the error that the reply stands for.
     """
     frame = as_frame(reply, connection)
     if not is_success(frame) and frame.code not in fine:

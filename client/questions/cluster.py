@@ -89,8 +89,8 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the ZooKeeper session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if
-        a step hangs. Further calls do nothing.
+        """End the ZooKeeper session and all connections. Closing takes at most `timeout` seconds plus END_SECONDS, even
+        if a step hangs. Further calls do nothing.
         """
         self._ending.do(self._close, check_wait("timeout", timeout))
 
@@ -205,12 +205,14 @@ class Cluster:
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
-        """Return the moves of partitions between brokers: those in progress, and earlier ones with their outcomes."""
+        """Return the moves of partitions between brokers. The result contains the moves in progress, and earlier moves
+        with their outcomes.
+        """
         return [each.move for each in Moves(self._session).read_all()]
 
     def sources(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the broker from which each partition is read now, by partition. This is the partition's master, or a
-        slave if there is no master. Partitions that have neither are left out.
+        """Return, by partition, the broker that clients read the partition from now: the partition's master, or a slave
+        if there is no master. Partitions without a master and without a slave are left out.
         """
         return self.survey().sources(partitions)
 
@@ -219,8 +221,8 @@ class Cluster:
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Return a Survey object. It asks the brokers of many partitions, and continues if some brokers do not
-        answer.
+        """Return a Survey object. The object asks the brokers of many partitions, and continues even if some brokers do
+        not answer.
         """
         return Survey(self.view, self.connect, self._pool.follow)
 
@@ -264,7 +266,9 @@ class Cluster:
         return sorted(self.view.consumers(group))
 
     def group_topics(self, group: str) -> list[str]:
-        """Return the topics to which a live member subscribes, or for which the group has offsets, sorted."""
+        """Return, sorted, the topics that a live member of the group subscribes to, and the topics that the group has
+        offsets for.
+        """
         subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
         return sorted(subscribed.union(self.view.committed_topics(group)))
 
@@ -275,8 +279,8 @@ class Cluster:
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Return the partitions of a broker for which the group has an offset, or a mark of a message that a handler
-        has begun; sorted.
+        """Return, sorted, the partitions of a broker that the group has begun: the group has an offset for the
+        partition, or a mark that says that a handler has begun a message of the partition.
         """
         found = self.view.partitions_of_groups(lambda _: True)
         named = {place for place, groups in found.items() if group in groups}

@@ -39,9 +39,9 @@ class WaitingMessage(NamedTuple):
 
 class DelayedPage(NamedTuple):
     """One page of the list of delayed messages of a broker. total: number of waiting messages of the topic, or of all
-    topics. topics: number of waiting messages of each topic. late: the partitions that do not take their due messages.
-    The key is `<topic>-<partition>`; the value is the number of these messages and the reason. next: the argument
-    `after` for the next page, 0 if this is the last page.
+    topics. topics: number of waiting messages of each topic. late: the partitions that do not accept their due
+    messages. Each key is `<topic>-<partition>`. Each value is the number of messages that the partition has not
+    accepted, and the reason. next: the argument `after` for the next page, 0 if this is the last page.
     """
 
     total: int
@@ -82,8 +82,8 @@ def list_delayed(
 def each_delayed(
     connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
 ) -> Iterator[WaitingMessage]:
-    """Yield at most `most` delayed messages one after the other. A page is requested from the broker when it is needed.
-    Raises the errors of `list_delayed`.
+    """Yield delayed messages one after the other, at most `most` in all. A page is requested from the broker when it is
+    needed. Raises the errors of `list_delayed`.
     """
     after = 0
     while most is None or most > 0:

@@ -1,10 +1,10 @@
 """Find out whether a partition still has the messages that a consumer group has read.
 
 Messages may be lost after a group has read them: by `metaq brokers elect --unclean`, by a power cut with asynchronous
-flush, or by a restored data directory. Then other messages are stored at the offsets of the lost messages. The group
-continues at its old offset, among or after these new messages, so that it skips some of them. This can be detected,
-because a committed offset is stored with the id of the last message before the offset: if messages were lost, the
-message with this id is not in the partition any more.
+flush, or by a restored data directory. After the loss, other messages are stored at the offsets of the lost messages.
+The group continues at its old offset, among or after these new messages, so that it skips some of them. The loss can be
+detected, because a committed offset is stored with the id of the last message before the offset. If messages were lost,
+the message with this id is not in the partition any more.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ __all__ = ["common_offset", "diverged_at"]
 def diverged_at(connection: Asked, partition: TopicPartition, offset: int, message_id: int) -> int | None:
     """Return the offset of the first message that a group with this committed offset may have missed.
 
-    Return None if the group has missed no message, or if this is unknown. It is unknown if the offset was stored
-    without a message id that metaq has made, if the broker is a Java broker, or if retention has deleted the message. A
-    group that continues at the returned offset reads all messages, and at most a few of them twice. Raises the errors
-    of all questions (asking.py).
+    Return None if the group has missed no message, or if this is unknown. The answer is unknown in three cases: the
+    offset was stored without a message id that metaq has made, the broker is a Java broker, or retention has deleted
+    the message with this id. A group that continues at the returned offset reads all messages, and at most a few of
+    them twice. Raises the errors of all questions (asking.py).
     """
     if message_id <= 0 or not connection.speaks_frames:
         return None
@@ -41,9 +41,9 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """If the partition never had the message with this id, return the offset of the first message that was stored at
-    the same time or later. Return None if the partition has or had the message, or if this is unknown now. first: the
-    first readable offset of the partition. Raises the errors of all questions (asking.py).
+    """If the partition never had the message with this id, return the offset of the partition's first message that was
+    stored at the same time as that message or later. Return None if the partition has or had the message, or if this is
+    unknown now. first: the first readable offset of the partition. Raises the errors of all questions (asking.py).
     """
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:

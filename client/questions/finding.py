@@ -56,9 +56,9 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if only an
-    upper limit of the time is known, so that the message was stored at this time or earlier. This is the case for a
-    message of a Java broker.
+    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if the
+    message was stored at this time or earlier, because the exact time is unknown. The exact time is unknown for
+    messages of a Java broker.
     """
 
     message: Message
@@ -70,9 +70,10 @@ class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
-    limit was reached; another search continues there. more: whether there are further messages with the key. silent:
-    the reason why a broker with the topic did not answer, by broker id; filled only if the search allows brokers that
-    do not answer. damaged: the errors of matching messages that are missing in the result because they are damaged.
+    limit was reached; another search continues with these data. more: whether there are further messages with the key.
+    silent: by broker id, the reason why a broker with the topic did not answer; empty unless the search allows brokers
+    that do not answer. damaged: the errors of matching messages that are missing in the result because they are
+    damaged.
     absent: ids of brokers that are not registered now, so that their messages were not searched.
     """
 
@@ -89,7 +90,7 @@ class FoundMessages(NamedTuple):
 
 
 class MessageFinder:
-    """Searches one topic on all brokers that have the topic, one broker after the other."""
+    """Searches one topic on all brokers that have the topic. The brokers are asked one after the other."""
 
     def __init__(
         self, view: ClusterView, connect: Callable[[Endpoint], Connection], follow: Follow = lambda _: None
@@ -99,13 +100,13 @@ class MessageFinder:
         self._follow = follow
 
     def view_message(self, topic: str, message_id: int) -> FoundMessage:
-        """Return the message with this id (SendResult.message_id, Message.id). If Java brokers gave several messages
-        the same id, return the oldest.
+        """Return the message with this id (SendResult.message_id, Message.id). If several messages have this id (Java
+        brokers may give the same id to several messages), return the oldest of them.
 
-        A broker that does not answer leads to an error only if no other broker has the message. Raises MessageNotFound,
-        SearchIncomplete if the message may be in data that was not searched, CorruptRecord if the message is damaged,
-        NoPartition, and RequestRefused if a broker cannot search (a Java broker). Also raises BrokerUnavailable,
-        RequestTimedOut, and the errors of refusals.py.
+        A broker that does not answer leads to an error only if no other broker has the message. Raises MessageNotFound
+        and NoPartition. Raises SearchIncomplete if the message may be in data that was not searched. Raises
+        CorruptRecord if the message is damaged. Raises RequestRefused if a broker cannot search (a Java broker). Also
+        raises BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -173,7 +174,7 @@ class MessageFinder:
         self, endpoint: Endpoint, broker_id: int, topic: str, code: RequestCode, ext: Mapping[str, str | int]
     ) -> FoundMessages:
         """Send one search to one broker, and return the broker's answer. The answer to a search by id contains several
-        messages only if Java brokers gave them the same id.
+        messages only if Java brokers gave these messages the same id.
         """
         from .stored_records import decode_records  # imports NumPy: only commands that decode records need it
 

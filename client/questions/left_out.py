@@ -29,7 +29,7 @@ class LeftOut(NamedTuple):
     """A partition that a znode mentions, but that no live broker offers.
 
     known_from: the kind of znode that mentions the partition. why: the reason why the partition is not offered, as a
-    text for users. exists: false if the partition's broker is registered and does not offer the partition. Then the
+    text for users. exists: false if the partition's broker is registered and does not offer the partition. Such a
     partition may not exist any more, because perhaps only an old offset mentions it.
     """
 
@@ -49,8 +49,8 @@ def left_out(
     """Return the partitions of the wanted topics that a znode mentions, but that are not in `offered`. The result is
     sorted. This function reads the znodes of all groups. wanted: returns whether a topic is wanted.
 
-    registered: ids of the brokers that were live before `offered` was read. A broker that registers between these two
-    reads counts as absent.
+    registered: ids of the brokers that were live before `offered` was read. A broker that registers after `registered`
+    was read, but before `offered` is read, counts as absent.
     """
     named: dict[TopicPartition, str] = {}
     for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):

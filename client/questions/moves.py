@@ -42,8 +42,8 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move that is to be begun, or a requested move that is in progress already. former: if the move is to be begun,
-    the earlier move that its znode contains now; None if there is none.
+    """A move that is to be begun, or a requested move that is in progress already. former: the earlier move that the
+    znode of this move contains now, if this move is to be begun; None if there is no earlier move.
     """
 
     move: Move
@@ -57,7 +57,7 @@ class MovesOfCluster:
     """
 
     def __init__(self, session: ZkSession) -> None:
-        """session: a ZooKeeper session that was started. It belongs to the caller, who closes it."""
+        """session: a ZooKeeper session that was started. The caller must close the session."""
         self._moves = Moves(session)
         self._view = ClusterView(session)
 
@@ -71,9 +71,9 @@ class MovesOfCluster:
         """Return a planned move, which `begin` can begin. If the requested move is in progress already, return that
         move. first, last: the range of partitions to move, by default all partitions.
 
-        rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError if the rate is out of range, if
-        the partitions cannot leave the source broker, if another move of this topic and source broker is in progress,
-        or if the target broker is not registered.
+        rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError in four cases: the rate is out
+        of range; the partitions cannot leave the source broker; another move of this topic and source broker is in
+        progress; the target broker is not registered.
         """
         if not 0 < rate <= INT64_MAX:
             raise ConfigError("--rate", rate, "choose a number of bytes per second from 1 on")
@@ -130,7 +130,7 @@ class MovesOfCluster:
         return count
 
     def topics_of(self, broker: int) -> list[str]:
-        """Return the names of the topics of which the broker offers partitions now, sorted."""
+        """Return, sorted, the names of the topics that the broker offers now."""
         names = self._view.topics()
         offers = [self._view.replicas_many(names), self._view.replicas_many(names, publish=False)]
         return sorted(
@@ -172,7 +172,8 @@ class MovesOfCluster:
         """Cancel a move and tell both brokers. If the move was already cancelled, the brokers are told again.
 
         Raises ConfigError if the target already has all data, because then the move can only be completed. Raises
-        CoordinationError if the move is cancelled, but the source broker was not told: then call this method again.
+        CoordinationError if the move is cancelled, but the source broker could not be told. After this error, call this
+        method again.
         """
         for _ in range(_TRIES):
             found = self._found(move)

@@ -1,5 +1,5 @@
-"""Ask a broker for the readable byte range of a partition, for numbers of messages, and for the offset that belongs to
-a time or to a number of messages.
+"""Ask a broker about a partition: the readable byte range, numbers of messages, and the offset that belongs to a time
+or to a number of messages.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def partition_bounds(connection: Asked, partition: TopicPartition, timeout: floa
 def bounds_at(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None]:
-    """Return the partition's readable byte range, and the number of messages in it that end at or before byte `offset`.
-    The number is None if the broker cannot count messages.
+    """Return the partition's readable byte range. Also return the number of messages in this range that end at or
+    before byte `offset`; this number is None if the broker cannot count messages.
     """
     return bounds_behind(connection, partition, offset, UNKNOWN_ID, timeout)[:2]
 
@@ -75,8 +75,8 @@ def bounds_behind(
     """Return the two results of `bounds_at`, and as a third result the id of the message directly before `offset`, or
     UNKNOWN_ID.
 
-    The third result is UNKNOWN_ID if the id equals `last_id`, if there is no message before the offset, or if the
-    broker does not report the id (a Java broker, or an earlier version).
+    The third result is UNKNOWN_ID in three cases: the id equals `last_id`, there is no message before the offset, or
+    the broker does not report the id (a Java broker, or an earlier version).
     """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
@@ -166,8 +166,9 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
-    """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the frame
-    request for this bound. beyond: an offset for which the text protocol's `offset` command returns this bound.
+    """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the framed
+    protocol's request for this bound. beyond: an offset; if the text protocol's `offset` command gets this offset, it
+    returns this bound.
     """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)

@@ -1,4 +1,6 @@
-"""Define the values by which users can state a position in a topic, and convert each to an offset in a partition."""
+"""Define the values that users can pass to state a position in a topic, and convert each value to an offset in a
+partition.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ __all__ = [
 ]
 
 Locate = Callable[[Connection, TopicPartition], int]
-"""A function that asks a partition's broker for a byte offset and returns it. It raises BrokerUnavailable,
-RequestTimedOut, RequestRefused.
+"""A function that asks a partition's broker for a byte offset and returns it. The function raises BrokerUnavailable,
+RequestTimedOut and RequestRefused.
 """
 
 
@@ -43,16 +45,16 @@ class Last(NamedTuple):
 
 
 class AtMessage(NamedTuple):
-    """The position of the message with this id. In the topic's other partitions it is the position of the first message
-    that was stored at the same time or later.
+    """The position of the message with this id. In each of the topic's other partitions, the position is the first
+    message that was stored at the same time as the message with this id, or later.
     """
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The position of the oldest message with this key. In the topic's other partitions it is the position of the first
-    message that was stored at the same time or later.
+    """The position of the oldest message with this key. In each of the topic's other partitions, the position is the
+    first message that was stored at the same time as this oldest message, or later.
     """
 
     key: str
@@ -65,9 +67,9 @@ AtKey.
 """
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
-"""A function that returns a byte offset in a partition, within the given bounds of the partition's readable bytes. It
-may ask the partition's broker. It raises ClientError if the user's byte offset is outside of the bounds, and the errors
-of Locate.
+"""A function that returns a byte offset in a partition, within the given bounds of the partition's readable bytes. The
+function may ask the partition's broker. The function raises ClientError if the user's byte offset is outside of the
+bounds. It also raises the errors of Locate.
 """
 
 

@@ -26,8 +26,8 @@ class SharedPartition(NamedTuple):
     number of released messages that wait for the time of their next attempt. most_attempts: the highest number of
     attempts that any leased or released message has had. oldest_ms: number of milliseconds since the first
     unacknowledged message was stored; None if there is no such message, or if the broker does not know the time.
-    ordered: whether messages with the same key are leased one at a time. members: the number of leased messages of each
-    member that has sent a request within a minute or has leased messages.
+    ordered: whether messages with the same key are leased one at a time. members: for each member, the number of its
+    leased messages. A member is included if it has sent a request within a minute or has leased messages.
     """
 
     group: str

@@ -1,5 +1,5 @@
-"""Find the broker from which a partition or a whole topic is read, and send a question about many partitions to the
-broker of each.
+"""Find the brokers that clients read a partition or a whole topic from. Send a question about many partitions to the
+broker of each partition.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return the address of the broker from which a partition is read. The partition is read from its master. If there
-    is no master, it is read from a slave, always from the same one. Return None if there is no slave either.
+    """Return the address of the broker that clients read a partition from. This broker is the partition's master. If
+    there is no master, it is a slave, always the same slave. Return None if there is neither a master nor a slave.
     """
     nodes = brokers.get(partition.broker)
     if nodes is None:
@@ -42,8 +42,8 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """The addresses of the brokers from which a topic can be read, by broker id. absent: ids of brokers that were
-    registered earlier but are not registered now; they may have the topic, too.
+    """The addresses of the brokers that have a topic for readers, by broker id. absent: ids of brokers that were
+    registered earlier but are not registered now; these brokers may have the topic, too.
     """
 
     endpoints: dict[int, Endpoint]
@@ -51,8 +51,7 @@ class Sources(NamedTuple):
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Return the brokers from which a topic can be read. Raises NoPartition if no broker offers the topic to
-    readers.
+    """Return the brokers that have a topic for readers. Raises NoPartition if no broker offers the topic to readers.
     """
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
@@ -83,7 +82,7 @@ class Survey:
     """Sends the same kind of question about many partitions to their brokers, and collects the answers. For each
     partition, the survey asks the partition's master, or a slave if there is no master. If some brokers do not answer,
     the answers of the other brokers can still be used, and the survey records which answers are missing. Only one
-    thread may use it.
+    thread may use a survey.
 
     A broker that did not answer is not asked again. So if a broker with many partitions hangs, the caller waits for it
     only once.
@@ -106,15 +105,17 @@ class Survey:
         """The broker's reason for refusing a question that `attempt` has sent, by partition."""
 
     def source(self, partition: TopicPartition) -> Source | None:
-        """Return the broker from which the partition is read now; None if no such broker is registered in ZooKeeper."""
+        """Return the broker that clients read the partition from now; None if no broker with the partition is
+        registered in ZooKeeper.
+        """
         if self._brokers is None:
             self._brokers = self._view.brokers()
         endpoint = source_of(self._brokers, partition)
         return None if endpoint is None else Source(endpoint, self._brokers[partition.broker].master is not None)
 
     def sources(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Source]:
-        """Return the broker from which each partition is read now, by partition. Partitions without such a broker are
-        left out.
+        """Return, by partition, the broker that clients read the partition from now. Partitions without such a broker
+        are left out.
         """
         return {each: source for each in partitions if (source := self.source(each)) is not None}
 
@@ -177,8 +178,8 @@ class Survey:
         return {each: answer for each, answer in answers.items() if answer is not None}
 
     def leave_out(self, broker_id: int, why: str) -> None:
-        """Do not ask this broker from now on, because it cannot answer. why: the reason, as a text that continues a
-        sentence which begins with the broker's name.
+        """Do not ask this broker from now on, because it cannot answer. why: the reason, worded as the rest of a
+        sentence that begins with the broker's name.
         """
         self.silent[broker_id] = why
 

@@ -21,8 +21,9 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """A ClusterView that waits if a broker set has nodes, but no leader that has registered its topics. Without the
-    wait, the set's partitions would be missing for a moment, and a query that is planned at that time would omit them.
+    """A ClusterView that waits if a broker set has nodes, but no leader that has registered its topics. If the view did
+    not wait, the set's partitions would be missing for a moment, and a query that is planned at that moment would omit
+    these partitions.
 
     If the set has no such leader after `patience_seconds`, the view returns the present state. From then on the view
     does not wait for this set, until it has seen the set with a leader again.

@@ -48,9 +48,10 @@ _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
 
 
 class Pulled(NamedTuple):
-    """The answer to a pull. runs: groups of adjacent stored records, each with its byte offset. next_offset: the byte
-    offset at which the next pull continues; None if the text protocol has returned records. sizes: the sizes of the
-    records in bytes, headers included, if there is only one run and the broker has sent the sizes.
+    """The answer to a pull. runs: groups of adjacent stored records, each group with its byte offset in the partition.
+    next_offset: the byte offset at which the next pull continues; None if the text protocol has returned records.
+    sizes: the sizes of the records in bytes, headers included, if there is only one run and the broker has sent the
+    sizes.
     """
 
     runs: list[tuple[int, memoryview]]
@@ -171,8 +172,8 @@ class Waiting(NamedTuple):
 
     bytes: number of bytes of the messages. messages: number of messages, None if the broker cannot count messages (a
     Java broker). seconds: number of seconds since the oldest of these messages was stored; 0.0 if there is no message,
-    None if the message is damaged or its id has no time (a Java broker). id_before: the id of the message before the
-    position, as in `bounds_behind`.
+    None if the oldest message is damaged or its id has no time (a Java broker). id_before: the id of the message before
+    the position, as in `bounds_behind`.
     """
 
     bounds: Bounds

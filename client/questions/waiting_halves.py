@@ -110,9 +110,9 @@ def check_halves(
 class WaitingHalf(NamedTuple):
     """A half message that waits at a broker. id: the half message's id, as in SendResult.message_id. taken: the time at
     which the broker accepted the half message. first_check: the time at which the broker first asks a producer for the
-    outcome. next_check: the time at which it asks the next time, None if it does not ask again. asked: number of times
-    that a producer was asked. size: number of bytes of the body. preview: the half message's keys and the beginning of
-    its payload. record: the half message's flag and body, if they were requested.
+    outcome. next_check: the time of the broker's next question, None if the broker does not ask again. asked: the
+    number of times that the broker has asked a producer. size: number of bytes of the body. preview: the half message's
+    keys and the beginning of its payload. record: the half message's flag and body, if they were requested.
     """
 
     id: int
@@ -197,8 +197,8 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """Yield at most `most` half messages one after the other. A page is requested from the broker when it is needed.
-    Raises the errors of `list_halves`.
+    """Yield half messages one after the other, at most `most` in all. A page is requested from the broker when it is
+    needed. Raises the errors of `list_halves`.
     """
     after = 0
     while most is None or most > 0:

@@ -2,8 +2,8 @@
 
 Consumers and Spark share this decoder. `decode_columns` turns a whole answer into Columns by numpy and Arrow. Consumers
 and Spark each make their own tables from the Columns. Python code is executed for single records only if they have
-attributes, and equal attributes are decoded once. `columns_of` makes the same Columns message by message, which is
-slower, as bench/decoding.py measures.
+attributes, and equal attributes are decoded once. `columns_of` makes the same Columns one message after the other. It
+is slower than `decode_columns`, as bench/decoding.py measures.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Columns(NamedTuple):
 
     def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
         """Apply `value` to each message's attributes, and return the results as a column. Pass the same function object
-        at each call, because it is a key of a cache.
+        at each call, because this object is a key of a cache.
         """
         if self.attributes is None:
             count = len(self.ids)
@@ -136,8 +136,8 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 class DecodedColumns(NamedTuple):
     """The result of decoding records, like decoding.Decoded, but with columns in place of messages.
 
-    expires: the time at which each message expires in milliseconds since 1970, INT64_MAX for a message that never
-    expires; None if no message expires. packed: true for each message with a compressed payload; None if no payload is
+    expires: for each message, the time when it expires, in milliseconds since 1970, or INT64_MAX if it never expires;
+    None if no message expires. packed: true for each message with a compressed payload; None if no payload is
     compressed.
     """
 
@@ -149,8 +149,8 @@ class DecodedColumns(NamedTuple):
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
         """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
-        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The result has the same
-        value of `end` as this object: the offset where all messages of this object end.
+        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The result's `end` is the
+        same as the `end` of this object: the offset where the last message of this object ends.
 
         Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
         message cannot be decompressed, the result ends before it.
@@ -184,7 +184,7 @@ def _slice(numbers: npt.NDArray[np.int64] | None, start: int, count: int) -> npt
 
 
 def _expiries(attributes: list[Attributes], flags: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return the time at which each message expires, in the form of DecodedColumns.expires."""
+    """Return, for each message, the time when it expires, in the form of DecodedColumns.expires."""
     expires = np.full(len(attributes), INT64_MAX, np.int64)
     for index in np.flatnonzero(flags & EXPIRES_FLAG).tolist():
         milliseconds = attributes[index].expires_ms
@@ -264,9 +264,9 @@ def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.in
     """Copy the slices data[start : start + size], which are in ascending order, into a binary column. The bytes are
     copied once, and no Python object is made for each slice.
 
-    If all slices have the same size and distance, numpy copies them in one strided copy. Otherwise the function builds
-    an array whose elements are alternately a slice and the bytes up to the next slice, and lets Arrow take the elements
-    with even indexes.
+    If all slices have the same size and the same distance from each other, numpy copies them in one strided copy. In
+    all other cases the function builds an array of slices and gaps: the elements with even indexes are the slices, and
+    the elements with odd indexes are the bytes up to the next slice. Arrow then takes the elements with even indexes.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():
@@ -289,7 +289,9 @@ def _power_of_two(count: int) -> int:
 
 @lru_cache(maxsize=64)
 def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Return the columns for topic, broker and partition number, each with the same value `count` times."""
+    """Return three columns: the topic, the broker and the number of the partition. Each column contains its value
+    `count` times.
+    """
     topic, broker, number = partition
     return (
         pa.repeat(pa.scalar(topic, pa.string()), count),
@@ -300,13 +302,13 @@ def _constants(partition: TopicPartition, count: int) -> tuple[pa.Array, pa.Arra
 
 @lru_cache(maxsize=64)
 def _without_attributes(value: Callable[[Attributes], Any], kind: pa.DataType, count: int) -> pa.Array:
-    """Return a column with `count` rows, each of which is the result of `value` for a message without attributes."""
+    """Return a column with `count` rows. Each row is the result of `value` for a message without attributes."""
     return pa.repeat(pa.scalar(value(_NO_ATTRIBUTES), kind), count)
 
 
 def _attributes(data: bytes, good: Good, bits: int) -> tuple[list[Attributes] | None, npt.NDArray[np.int64]]:
     """Return the decoded attributes of each record (None if no record has attributes), and the positions where the
-    payloads begin. bits: the bits that are set in any record's flag.
+    payloads begin. bits: the bits that are set in the flag of at least one record.
     """
     payloads = good.starts + HEADER_BYTES
     flags = good.headers["flag"]

@@ -1,4 +1,4 @@
-"""Split many payloads into batches, each of which fits into one request."""
+"""Split many payloads into batches. Each batch fits into one request."""
 
 from __future__ import annotations
 

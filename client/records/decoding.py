@@ -2,8 +2,9 @@
 
 If the broker has sent a table of record sizes, no Python loop over the records is needed. A running sum of the sizes
 gives the positions where the records begin, and numpy reads all headers as one array. Chains of C functions (struct,
-map, zip) make bodies and messages without executing Python bytecode for each message. Without a table (few records, a
-filtered answer, the text protocol), a Python loop goes from record to record. Both ways give the same result.
+map, zip) make bodies and messages without executing Python bytecode for each message. If there is no table (few
+records, a filtered answer, the text protocol), a Python loop goes from record to record. The result is the same with
+and without a table.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Records:
     data[start:end] of the received `data`.
 
     sizes: the sizes of all records in bytes, headers included; together they fill [start, end). None if the sizes are
-    unknown; then the last record may be incomplete. runs: describes where the records come from if they are adjacent
-    only in `data`; None if they are adjacent in the partition, too.
+    unknown; in this case the last record may be incomplete. runs: if the records are adjacent only in `data`, describes
+    where in the partition they come from; None if they are adjacent in the partition, too.
     """
 
     data: bytes
@@ -80,7 +81,7 @@ class Records:
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the byte offsets in the partition that belong to these positions in `data`. A position where two runs
-        meet gets the offset at which the later run begins.
+        meet gets the offset where the later run begins.
         """
         if self.runs is None:
             return places + (self.offset - self.start)
@@ -243,7 +244,9 @@ class Good(NamedTuple):
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
-        """Return only the records for which `wanted` is true. `end_offset` must not be called on the result."""
+        """Return a copy that contains only the records for which `wanted` is true. `end_offset` must not be called on
+        the result.
+        """
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
@@ -276,8 +279,8 @@ def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64]
     """Return the sizes of the complete records that begin before the position `stop`, up to the first record with a
     wrong length. Also return a description of the error in that record ("" if there is none).
 
-    The first record and the following records of the same size are found without executing Python bytecode for each
-    record (bench/decoding.py).
+    The first records, as long as they have the same size, are found without executing Python bytecode for each record
+    (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end
     sizes = np.empty(0, np.int64)

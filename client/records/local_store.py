@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalMessageStore", "StoredMessage"]
 
 _LAYOUT = 1
-"""Version number of the layout of the tables. It is stored as the SQLite file's `user_version`."""
+"""Version number of the layout of the tables. The number is stored as the SQLite file's `user_version`."""
 
 _TABLES = """
 CREATE TABLE messages (
@@ -78,8 +78,8 @@ class StoredMessage(NamedTuple):
         return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
 
     def to_message(self) -> Message:
-        """Return the message in the form in which a consumer gets it. Raises ValueError if the message has no
-        partition, because it was not sent yet.
+        """Return the message as a Message, as a consumer gets it. Raises ValueError if the message has no partition,
+        because it was not sent yet.
         """
         if self.partition is None:
             raise ValueError(f"a message to topic {self.topic!r} that was not sent yet has no partition")
@@ -103,11 +103,11 @@ class LocalMessageStore:
     file is one transaction.
 
     After `append` or `remove` has returned, its effect survives the end of the process and of the machine: the
-    write-ahead log is synced at every commit (`synchronous=FULL`). This costs one fsync per call, so append many
-    messages in one call. Only one process at a time can use the file. The file is locked until `close` or the end of
-    that process, because two processes that empty the same queue would send its messages twice. The file does not
-    shrink, but the space of removed messages is reused. A forked process can neither use nor close its parent's store:
-    every method except close() raises ClientError there.
+    write-ahead log is synced at every commit (`synchronous=FULL`). Each call costs one fsync, so append many messages
+    in one call. Only one process at a time can use the file: the process keeps the file locked until it calls `close`
+    or ends. Two processes that empty the same queue would send the queue's messages twice. The file does not shrink,
+    but the space of removed messages is reused. A forked process can neither use nor close its parent's store: every
+    method except close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
@@ -301,8 +301,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Do nothing. This function is queued as an action: when it has run, all earlier actions of the same queue have
-    ended.
+    """Do nothing. This function is put into a queue of actions: when it has run, all actions that were put into the
+    queue before it have ended.
     """
 
 

@@ -124,8 +124,8 @@ class Message(NamedTuple):
 
     @property
     def properties(self) -> Mapping[str, PropertyValue]:
-        """The properties that the user has set on the message. The values have the types with which they were sent:
-        str, int, float, bool or bytes.
+        """The properties that the user has set on the message. Each value has the same type as when it was sent: str,
+        int, float, bool or bytes.
         """
         return self.attributes.properties
 
@@ -146,7 +146,7 @@ class Message(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """The payload, decoded by the consumer's deserializer. It is decoded again at each access.
+        """The payload, decoded by the consumer's deserializer. The payload is decoded again at each access.
 
         Raises ValueUnreadable if the deserializer is for other content types, or cannot decode the payload. Raises
         ClientError if the consumer has no deserializer.
@@ -165,8 +165,8 @@ class Message(NamedTuple):
 
     @property
     def expires_at(self) -> datetime | None:
-        """The time from which on no consumer gets the message, by the producer's clock, as an aware datetime in UTC.
-        None if the message never expires.
+        """The expiry time of the message, by the producer's clock, as an aware datetime in UTC. From this time on, no
+        consumer gets the message. None if the message never expires.
         """
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
         return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
@@ -188,8 +188,8 @@ class Message(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """The place where the message was first stored: `topic`, `partition`, `offset`, `id`. This differs from the
-        message's own place only for a dead letter.
+        """The place where the message was first stored: `topic`, `partition`, `offset`, `id`. For a dead letter, the
+        origin is the place of the original message. For every other message, it is the message's own place.
         """
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
@@ -222,8 +222,9 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message that a consumer with a deserializer delivers. It is made from a Message at delivery, and is equal to a
-    Message with the same fields. When it is pickled, it becomes a Message without the deserializer.
+    """A message that a consumer with a deserializer delivers. The consumer makes it from a Message at delivery. A
+    ValueMessage is equal to a Message with the same fields. When a ValueMessage is pickled, it becomes a Message
+    without the deserializer.
     """
 
     _reader: ValueReader
@@ -244,7 +245,7 @@ class ValueMessage(Message):
 
 class PlainMessage(Message):
     """A message that has no attribute and no compression. Its payload is its body, so reading the payload needs no
-    Python call. It is equal to a Message with the same fields, and is pickled as a Message.
+    Python call. A PlainMessage is equal to a Message with the same fields, and is pickled as a Message.
     """
 
     __slots__ = ()
@@ -256,7 +257,8 @@ class PlainMessage(Message):
 
 
 class RetriedMessage(Message):
-    """A message that a handler gets again. Its partition, offset, id, flag and body are those of the original message.
+    """A message that a handler gets again. Its partition, offset, id, flag and body are the same as in the original
+    message.
 
     copy: the stored copy of the message that the consumer has read. tries: number of times that the handler has failed
     on this copy.

@@ -26,8 +26,9 @@ class SendResult(NamedTuple):
     message in a local store, message_id is 0, too.
 
     replicas: the number of nodes of a broker set that had the message when it was acknowledged: on disk with
-    `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. It is None if the
-    broker does not report the number, because it is no node of a broker set or the client uses the text protocol.
+    `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. `replicas` is None
+    if the broker does not report the number: the broker is no node of a broker set, or the client uses the text
+    protocol.
 
     due: for a message that was sent with `deliver_at` or `delay`, the time in UTC when the broker delivers the message;
     None for all other messages. The offset of a delayed message is -1, and the delivered message gets another id.
@@ -116,7 +117,8 @@ class Lag(NamedTuple):
     """The amount of data between a consumer's position and the end of a partition, in bytes and in messages.
 
     messages is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer's
-    start position is unknown, because it is the partition's end or a message for which the client still searches.
+    start position is unknown: the client is still looking for the partition's end, or for the message where the
+    consumer is to start.
     """
 
     messages: int | None

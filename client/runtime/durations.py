@@ -54,8 +54,8 @@ def seconds_of(option: str, given: object) -> float:
 
 
 def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remedy: str = "") -> float:
-    """Check the duration of a wait, and return it in seconds. A result above LONGEST_WAIT_SECONDS is reduced to this
-    value. Raises ConfigError, WrongDuration.
+    """Check the duration of a wait, and return it in seconds. A result above LONGEST_WAIT_SECONDS is reduced to
+    LONGEST_WAIT_SECONDS. Raises ConfigError, WrongDuration.
     """
     seconds = seconds_of(option, given)
     if not (seconds > 0 if more_than_0 else seconds >= 0):  # also false for NaN
@@ -90,8 +90,8 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
     """Return the value `given` of the setting `name` as a number. A timedelta is converted to the unit that the
-    setting's name states. A number of seconds above LONGEST_WAIT_SECONDS is reduced to this value, unless the setting
-    must be a whole number. Any other value is returned unchanged; the later check of the setting refuses it if
+    setting's name states. A number of seconds above LONGEST_WAIT_SECONDS is reduced to LONGEST_WAIT_SECONDS, unless the
+    setting must be a whole number. Any other value is returned unchanged; the later check of the setting refuses it if
     necessary.
     """
     if name.endswith("_ms"):

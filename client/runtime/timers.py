@@ -19,8 +19,8 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""Largest number of seconds by which close() of a client may exceed its timeout. This additional time is needed to end
-connections and sessions if the delivery of messages has used up the timeout.
+"""close() of a client may exceed its timeout by at most this number of seconds. close() needs the additional time to
+end connections and sessions if the delivery of messages has used up the timeout.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
@@ -95,8 +95,8 @@ class Timers:
 
 
 class TimeLeft:
-    """Counts down `seconds` from now. A close() with several steps, each of which may hang, uses it to limit its total
-    time. Any thread may use it.
+    """Counts down `seconds` from now. A close() method with several steps that may hang uses a TimeLeft to limit its
+    total time. Any thread may use it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -109,7 +109,7 @@ class TimeLeft:
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return the number of seconds that a step may take. This is the given share of the remaining time, so that
-        some time is left for later steps.
+        """Return the number of seconds that a step may take. The result is the given share of the remaining time, so
+        that some time is left for later steps.
         """
         return share * self.seconds

@@ -21,8 +21,7 @@ class Closing(ABC):
     """
 
     _unclosed: int | None = None
-    """The id of the process to which the open client belongs; None before the constructor has finished and after
-    `close`.
+    """The id of the process that owns the open client; None before the constructor has finished and after `close`.
     """
 
     def _opened(self) -> None:
@@ -40,12 +39,12 @@ class Closing(ABC):
     def close(self) -> None: ...
 
     def _end_dropped(self) -> None:
-        """Close the client, to which nobody refers any more. This method runs on a separate thread."""
+        """Close the client, because nobody refers to it any more. This method runs on a separate thread."""
         self.close()
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """If the client is not closed, issue a warning and close the client. The garbage collector may call this method
-        on any thread, while that thread holds any lock. When the interpreter ends, this method may be called although
+        on any thread, even on a thread that holds a lock. When the interpreter ends, this method may be called although
         the names `os` and `sys` do not exist any more.
         """
         if is_ending() or self._unclosed != getpid():

@@ -15,15 +15,15 @@ from metaq.protocol.frames import Frame
 __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""A callback for the answer to a request. It is called once, on the thread that reads from the connection or on its
-background thread, so it must not block.
+"""A callback for the answer to a request. The callback is called once, on the thread that reads from the connection or
+on the connection's background thread. So the callback must not block.
 
-A signal handler may raise an exception, such as KeyboardInterrupt, inside the callback or directly after it. Then the
-callback is called once more on another thread, with BrokerUnavailable.
+A signal handler may raise an exception, such as KeyboardInterrupt, inside the callback or directly after it. After such
+an exception, the callback is called once more on another thread, with BrokerUnavailable.
 """
 OnBegun = Callable[[Frame], None]
-"""A callback for an answer whose header has arrived and whose body has not. It gets the answer with an empty body. It
-is called on the thread that reads from the connection, so it must not block.
+"""A callback for an answer of which only the header has arrived. The callback gets the answer with an empty body. The
+callback is called on the thread that reads from the connection, so it must not block.
 """
 
 _WOKEN_AT_ONCE = 2
@@ -59,7 +59,7 @@ class Exchange:
 
 
 class Waiter:
-    """An operation on whose end a thread waits. Any thread may call `finish`. It is called once."""
+    """An operation that a thread waits for. Any thread may call `finish`. `finish` is called once."""
 
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 

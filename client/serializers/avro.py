@@ -1,4 +1,4 @@
-"""Serializer for Avro. It needs the extra `avro` (fastavro)."""
+"""Serializer for Avro. The serializer needs the extra `avro` (fastavro)."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _START = len(_MARK) + _PRINT_BYTES
 
 
 class Avro:
-    """Serializer for the values of one schema. It uses Avro's single-object encoding: the bytes C3 01, then the
-    schema's CRC-64-AVRO fingerprint, then the value.
+    """Serializer for the values of one schema. The serializer uses Avro's single-object encoding: the bytes C3 01, then
+    the schema's CRC-64-AVRO fingerprint, then the value.
 
-    The fingerprint identifies the schema with which the value was written. A reader that knows this older schema
+    The fingerprint identifies the schema that was used to write the value. A reader that knows this older schema
     converts the value to the newest schema. So the schema can change while old messages and old producers still exist.
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: the schema with which values are written, and to which read values are converted. It is given as a
-        Python object with the structure of Avro's JSON. older: the schemas with which values were written earlier.
+        """schema: values are written with this schema, and read values are converted to this schema. Pass the schema as
+        a Python object with the structure of Avro's JSON. older: schemas that were used earlier to write values.
 
         Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """

@@ -1,4 +1,4 @@
-"""Serializer for JSON. It uses the standard library."""
+"""Serializer for JSON. The serializer uses the standard library."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Json:
     """Serializer for compact JSON in UTF-8. A send raises ValueError for NaN and infinity, because JSON has no such
     numbers.
 
-    default: a function that converts a value that JSON cannot represent, as in json.dumps, for example `default=str`
-    for dates.
+    default: a function that converts values that JSON cannot represent, as in json.dumps. For example, `default=str`
+    converts dates.
     """
 
     content_type = "application/json"

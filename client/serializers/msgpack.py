@@ -1,4 +1,4 @@
-"""Serializer for MessagePack. It needs the extra `msgpack`."""
+"""Serializer for MessagePack. The serializer needs the extra `msgpack`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MsgPack:
     """Serializer for MessagePack. A str is read back as str, and bytes are read back as bytes. A datetime with a time
     zone is written as a MessagePack timestamp, and read back as a datetime in UTC.
 
-    default: a function that converts a value that MessagePack cannot represent, as in msgpack.packb.
+    default: a function that converts values that MessagePack cannot represent, as in msgpack.packb.
     """
 
     content_type = "application/msgpack"

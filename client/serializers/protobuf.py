@@ -1,4 +1,6 @@
-"""Serializer for Protocol Buffers. It uses the package `protobuf`, which is a dependency of metaq itself."""
+"""Serializer for Protocol Buffers. The serializer uses the package `protobuf`, which is a dependency of metaq
+itself.
+"""
 
 from __future__ import annotations
 

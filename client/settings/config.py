@@ -56,7 +56,7 @@ Protocol = Literal["auto", "text"]
 Start = Literal["earliest", "latest"]
 
 Compression = Literal["zstd"]
-"""The methods by which a producer can compress payloads."""
+"""The methods that a producer can use to compress payloads."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
 """Number of seconds that a client waits for the result of a search for messages. A broker ends a search after 5
@@ -78,14 +78,14 @@ If you need more threads, run several processes.
 """
 
 IDLE_WARNING_SECONDS = 300.0
-"""If a group member makes no poll for this number of seconds, a warning is logged (Kafka's default
-max.poll.interval.ms).
+"""If a group member makes no poll for this number of seconds, a warning is logged. Kafka's max.poll.interval.ms has the
+same default.
 """
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
 """Number of seconds from the consumer's start to the first retry of messages in a LocalRecoverStore, and number of
-seconds between later retries. The values are the same as in 1.x.
+seconds between later retries. 1.x uses the same number.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
@@ -221,8 +221,8 @@ class ConnectionConfig:
     reconnect_min_seconds up to this value, with jitter.
     """
     protocol: Protocol = "auto"
-    """The protocol in which the client speaks to brokers. "auto": the framed protocol, or the text commands of metaq
-    1.x for brokers that do not support frames. "text": always the text commands.
+    """The protocol that the client uses with brokers. "auto": the framed protocol, or the text commands of metaq 1.x
+    for brokers that do not support frames. "text": always the text commands.
     """
     tls: TlsConfig | None = field(default_factory=profile_tls)
     """TLS settings for all brokers; None: no TLS. The default comes from the user's [profile](security.md#profiles);
@@ -242,8 +242,8 @@ class ProducerConfig:
     """Settings of a producer: how it gathers, sends and retries messages."""
 
     linger_ms: int = 0
-    """Number of milliseconds for which an asynchronous message may wait for other messages while its partition is idle;
-    0 means that it does not wait.
+    """An asynchronous message may wait this number of milliseconds for other messages while its partition is idle; 0
+    means that the message does not wait.
     """
     max_batch_bytes: int = 1 << 20
     """Largest number of bytes of records in one request. A message with more bytes than this number is sent in a
@@ -274,18 +274,18 @@ class ProducerConfig:
     value, with jitter; the first retry is immediate.
     """
     deliver_at_exit_seconds: float = 10.0
-    """Number of seconds for which a program that ends without close() waits for the delivery of accepted messages; 0
-    means that it does not wait. Undelivered messages are reported on stderr. All producers of the program share this
-    time.
+    """A program that ends without close() waits at most this number of seconds for the delivery of accepted messages; 0
+    means that the program does not wait. Undelivered messages are reported on stderr. The limit applies to all
+    producers of the program together.
     """
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
-    answer was late. Until its deadline, a message whose outcome is unknown is sent again only to the same partition.
-    This setting needs brokers of the same version of metaq.
+    answer was late. If the outcome of a message is unknown, the message is sent again only to the same partition, until
+    the message's deadline. Idempotent sends need brokers of the same version of metaq.
     """
     compression: Compression | None = None
-    """"zstd": compress each payload by Zstandard if this makes it smaller. Only topics with acceptCompressed=true in
-    their section of server.ini accept compressed messages. None: no compression.
+    """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed
+    messages only if its section of server.ini contains acceptCompressed=true. None: no compression.
     """
     compression_level: int = 3
     """Compression level of Zstandard, 1 … 22. Higher levels take more time and make the data slightly smaller."""
@@ -297,21 +297,21 @@ class ProducerConfig:
     """
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """Number of seconds for which an ordered message waits if at most ordered_wait_messages messages before it are
-    saved in the local store. If more messages before it are saved, the message is saved after them without waiting
-    (1.x: 20 messages, 2 × 100 ms).
+    """If at most ordered_wait_messages earlier messages are saved in the local store, an ordered message waits up to
+    this number of seconds until they are sent. If more earlier messages are saved, the ordered message is saved after
+    them without waiting (1.x: 20 messages, 2 × 100 ms).
     """
     transaction_timeout_seconds: int = 60
     """Number of seconds after which a broker rolls back a transaction that was neither prepared nor committed; 0 means
     never. A broker limits this time to its own setting maxTxTimeoutInSeconds (60 by default).
     """
     reply_topic: str = REPLY_TOPIC
-    """The topic in which the replies to this producer's requests are stored. One partition of this topic on each broker
-    is enough.
+    """The topic that stores the replies to this producer's requests. One partition of this topic on each broker is
+    enough.
     """
     producer_group: str | None = None
-    """Name of a group of producers. Each producer of the group can report the outcome of transactions of the other
-    producers (send_in_transaction). Producer groups are unrelated to consumer groups. None: each call of
+    """Name of a group of producers. Each producer of the group can report the outcomes of the other producers'
+    transactions (send_in_transaction). Producer groups are unrelated to consumer groups. None: each call of
     send_in_transaction names a group.
     """
     transaction_threads: int = 4
@@ -323,7 +323,7 @@ class ProducerConfig:
     view of the brokers may be out of date.
     """
     start_timeout_seconds: float = 15.0
-    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    """The constructor waits at most this number of seconds for ZooKeeper while a server is slow or a leader is being
     elected. If there is certainly no ZooKeeper at the address (nothing listens, the host name is unknown, or something
     else listens), the start fails after about a second.
     """

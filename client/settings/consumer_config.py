@@ -1,4 +1,4 @@
-"""The settings of consumers. They are not in config.py, so that a producer does not import the code that reads
+"""The settings of consumers. The settings are not in config.py, so that a producer does not import the code that reads
 messages.
 """
 
@@ -97,18 +97,18 @@ class ConsumerConfig:
     """A fixed name of the consumer, which must be unique within the group. None: a new name is made at each start."""
     strategy: Strategy | str = "range"
     """How partitions are assigned to members. All members of a group must have the same strategy: "range", "consist"
-    (1.x's consistent hashing), "zone" (a partition goes to a member in the `zone` of its broker, if there is such a
-    member), or your own function.
+    (1.x's consistent hashing), "zone" (a partition goes to a member in the `zone` of the partition's broker, if there
+    is such a member), or your own function.
     """
     broadcast: bool = False
     """Deliver every message to every host, as in metaq 1.x. The group's name is then `<group>-<ip>`, and a file keeps
     the offsets.
     """
     offsets_file: str | Path | None = None
-    """The file in which a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
+    """The file where a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
     offset_store: OffsetStore | None = None
-    """The store in which the offsets are kept, for example a SqlOffsetStore. None: ZooKeeper, or `offsets_file` if
-    broadcast is True.
+    """The store that keeps the offsets, for example a SqlOffsetStore. None: ZooKeeper, or `offsets_file` if broadcast
+    is True.
     """
     read_from: ReadFrom = "leader"
     """The node of a broker set to read from. "leader": the node that accepts messages. "nearest": an in-sync node in
@@ -116,8 +116,8 @@ class ConsumerConfig:
     0.2 s later than the leader.
     """
     zone: str = ""
-    """The zone in which the consumer runs. It is compared with the zone of each broker (the broker's option `--zone`).
-    It is required for read_from="nearest" and strategy="zone".
+    """The zone where the consumer runs. This zone is compared with the zone of each broker (the broker's option
+    `--zone`). A zone is required for read_from="nearest" and strategy="zone".
     """
     fetch_max_bytes: int = 2 << 20
     """Number of bytes that one pull requests. A broker returns at most 4 MiB, or at most its maxTransferSize if that
@@ -130,8 +130,8 @@ class ConsumerConfig:
     requested as soon as the previous answer begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
-    """Number of prefetched bytes per partition at which the consumer pauses fetching. The buffer may exceed this number
-    by the bytes of one pull.
+    """When a partition has this number of prefetched bytes, the consumer pauses fetching from it. The buffer may exceed
+    this number by the bytes of one pull.
     """
     check_crcs: bool | None = None
     """Whether each message's checksum is compared before delivery (like librdkafka's check.crcs, which is off by
@@ -145,11 +145,11 @@ class ConsumerConfig:
     the damaged bytes count as consumed, and their range is logged. Other partitions continue in both cases.
     """
     on_damaged: OnDamaged | None = None
-    """A function that is called with a CorruptRecord, once for each range of damaged stored bytes, for both values of
-    `damage`. It is called on the thread that calls poll(), or on a handler thread of run().
+    """A function that is called with a CorruptRecord, once for each range of damaged stored bytes, whatever the value
+    of `damage`. The function is called on the thread that calls poll(), or on a handler thread of run().
     """
     long_poll_ms: int = 15_000
-    """Number of milliseconds for which a broker may hold a pull while there is no message to return."""
+    """A broker may hold a pull for at most this number of milliseconds while there is no message to return."""
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
     """Longest pause in milliseconds after an empty answer over the text protocol, or after a broker did not wait as
@@ -165,8 +165,8 @@ class ConsumerConfig:
     close(), or when a partition is handed over.
     """
     revoke_wait_seconds: float = 15.0
-    """Number of seconds for which a partition that must be handed over to another member waits for the current owner's
-    next poll().
+    """Before a partition is handed over to another member, it waits at most this number of seconds for the current
+    owner's next poll().
     """
     max_poll_interval_seconds: float | None = None
     """Number of seconds without a poll() after which the member gives its partitions to other members until its next
@@ -184,13 +184,13 @@ class ConsumerConfig:
     timeout. If the consumer crashes, other members get its partitions when the timeout has passed.
     """
     start_timeout_seconds: float = 15.0
-    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    """The constructor waits at most this number of seconds for ZooKeeper while a server is slow or a leader is being
     elected. If there is certainly no ZooKeeper at the address (nothing listens, the host name is unknown, or something
     else listens), the start fails after about a second.
     """
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
-    """Longest pause in seconds of a partition after a handler has failed, in run() with retry=None. The pause is
+    """Longest pause in seconds of a partition after a handler has failed, in run() with retry=None. The pauses are
     retry_step_seconds × 1, 2, 3 … up to this value (1.x: the same).
     """
     stop_seconds: float = 10.0
@@ -227,8 +227,8 @@ class SharedConfig:
     """Settings of a shared consumer: how it leases messages."""
 
     member: str | None = None
-    """The member's name, which operators see. It must be different for each consumer. None: a name is made from the
-    host and the process.
+    """The member's name, which operators see. The name must be different for each consumer. None: a name is made from
+    the host and the process.
     """
     lease_seconds: float = 30.0
     """Duration of a message's lease to this member in seconds. After this time another member may get the message,
@@ -241,10 +241,10 @@ class SharedConfig:
     fetch_max_bytes: int = 1 << 20
     """Largest number of bytes of messages that one request leases. A single message may be larger."""
     long_poll_ms: int = 15_000
-    """Number of milliseconds for which a broker may hold a request while there is no message to lease."""
+    """A broker may hold a request for at most this number of milliseconds while there is no message to lease."""
     settle_linger_ms: int = 100
-    """Number of milliseconds for which an acknowledgement waits for others, so that they are sent together; 0 means
-    that it does not wait. In a group with ordered_by_key, no acknowledgement waits.
+    """An acknowledgement waits this number of milliseconds for other acknowledgements, so that all are sent together; 0
+    means that it does not wait. In a group with ordered_by_key, no acknowledgement waits.
     """
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0
@@ -256,7 +256,7 @@ class SharedConfig:
     long its view of the brokers may be out of date.
     """
     start_timeout_seconds: float = 15.0
-    """Longest time in seconds for which the constructor waits for ZooKeeper while a server is slow or a leader is being
+    """The constructor waits at most this number of seconds for ZooKeeper while a server is slow or a leader is being
     elected.
     """
     stop_seconds: float = 10.0

@@ -21,8 +21,8 @@ class MovedProtocol(TypedDict, total=False):
 
 
 def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
-    """Return a copy of `config` into which the former arguments in `given` are entered. caller: the name of the called
-    method. Each former argument is now a setting of `config` or of its connection.
+    """Return a copy of `config` that contains the values of the former arguments in `given`. caller: the name of the
+    called method. Each former argument is now a setting of `config` or of its connection.
 
     moved: names of the arguments that `caller` once had. An argument with the value None leaves the setting unchanged.
     Call this function directly in the method that the user's code called, so that the warning names the user's line.

@@ -1,4 +1,4 @@
-"""The TLS settings of a client. They are given in the program or in a profile file."""
+"""The TLS settings of a client. Users give these settings in the program or in a profile file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TlsConfig:
     without TLS.
 
     The broker's certificate must be signed by a CA in the PEM file `ca`, and must contain the host name or address
-    under which the broker is registered. Without `ca`, the system's CAs are used. certificate, key: PEM files with
-    which this client authenticates itself to brokers; give both or none.
+    under which the broker is registered. If `ca` is not given, the system's CAs are used. certificate, key: PEM files
+    with which this client authenticates itself to brokers; give both or none.
     """
 
     ca: str = ""
@@ -80,9 +80,10 @@ class TlsConfig:
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings of the user's profile file: the file that METAQ_PROFILE names. Without this environment
-    variable it is `~/.config/metaq/profile.ini`, if that file exists. Return None without a profile, and if
-    METAQ_PROFILE is empty. Raises ConfigError if the file cannot be used.
+    """Return the TLS settings of the user's profile file. The environment variable METAQ_PROFILE names this file. If
+    the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`), if that file
+    exists. Return None if there is no profile, and if METAQ_PROFILE is empty. Raises ConfigError if the file cannot be
+    used.
     """
     path = os.environ.get(PROFILE)
     if path is None:

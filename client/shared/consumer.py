@@ -1,4 +1,4 @@
-"""The class SharedConsumer, by which users consume messages as members of a shared group."""
+"""The class SharedConsumer. Users consume messages with it as members of a shared group."""
 
 from __future__ import annotations
 
@@ -97,21 +97,21 @@ class SharedConsumer(Closing):
         metadata: Metadata | None = None,
         **moved: Unpack[MovedLease],
     ) -> None:
-        """connect: ZooKeeper's connect string, `host:port,host:port/chroot`. root: the znode below the chroot under
-        which metaq keeps its znodes.
+        """connect: ZooKeeper's connect string, `host:port,host:port/chroot`. root: a znode below the chroot; metaq
+        keeps its znodes below this root.
 
-        group: the name of the shared group; a Consumer's group of the same name is unrelated. start: where the group
-        begins on a partition from which no member has requested messages yet: "earliest" or "latest". ordered_by_key:
-        messages sent with the same key are leased one at a time, in their order. tags: deliver only messages with one
-        of these tags. where: deliver only messages whose properties match this filter (docs/filters.md). The broker
-        applies both filters, and the consumer checks them again. Messages that are filtered out count as acknowledged
-        for the whole group. So ordered_by_key, tags and where belong to the group: the first member sets them, and
-        poll() and run() of a member with other values raise SharedRefused.
-        on_lost: a function that is called with a message that was acknowledged or extended too late, so that another
-        member may have it. The function runs on a thread of the consumer, and must not block. deserializer: decodes
-        `message.value`. If several are given, the message's content type determines which one is used; the first one
-        also decodes messages without a content type. metadata: a source of topics and brokers that is used instead of
-        ZooKeeper.
+        group: the name of the shared group; a Consumer's group of the same name is unrelated. start: "earliest" or
+        "latest"; the group begins there on a partition if no member has requested messages of the partition yet.
+        ordered_by_key: if true, messages with the same key are leased one at a time, in their order. tags: deliver only
+        messages with one of these tags. where: deliver only messages whose properties match this filter
+        (docs/filters.md). The broker applies both filters, and the consumer checks them again. Messages that are
+        filtered out count as acknowledged for the whole group. So ordered_by_key, tags and where belong to the group:
+        the first member sets them, and poll() and run() of a member with other values raise SharedRefused.
+        on_lost: a function that is called with each message that was acknowledged or extended too late. Another member
+        may have this message. The function runs on a thread of the consumer, and must not block. deserializer: decodes
+        `message.value`. If several deserializers are given, the message's content type determines which one is used.
+        The first deserializer also decodes messages without a content type. metadata: a source of topics and brokers
+        that is used instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
@@ -231,8 +231,8 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge the message `done`, and return the next message for a thread of run(). Both steps need the core's
-        lock only once. Return None if no message comes within a second.
+        """Acknowledge the message `done`, and return the next message for a thread of run(). The core's lock is
+        acquired only once for both steps. Return None if no message comes within a second.
         """
         driver, core = self._driver, self._core
         with driver.lock:
@@ -311,7 +311,7 @@ class SharedConsumer(Closing):
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions from which this member now requests messages. Raises CoordinationUnavailable."""
+        """Return the partitions that this member requests messages of now. Raises CoordinationUnavailable."""
         return [each for topic in self.topics for each in self._metadata.view(topic).partitions]
 
     # --- handlers -----------------------------------------------------------------------------------------------------
@@ -330,11 +330,11 @@ class SharedConsumer(Closing):
         delivered again after a pause, to any member. If the handler raises an exception of another kind, such as
         KeyboardInterrupt, run() ends and raises this exception.
 
-        keep_leases: whether to extend a message's lease while its handler is running. With False, a handler that hangs
-        loses its message to another member. retry: the pauses between attempts, and the number of attempts after which
-        a message becomes a dead letter of the group (DeadLetters). Dead letters that were redriven to the group are
-        delivered here, too. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for pauses
-        above a week, and InvalidName if the group's name is too long for the name of its dead-letter topic.
+        keep_leases: whether to extend a message's lease while its handler is running. If it is False, a handler that
+        hangs loses its message to another member. retry: the pauses between attempts, and the number of attempts after
+        which a message becomes a dead letter of the group (DeadLetters). Dead letters that were redriven to the group
+        are delivered here, too. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for
+        pauses above a week, and InvalidName if the group's name is too long for the name of its dead-letter topic.
         """
         check_call_back("handler", handler)
         check_threads(threads)
@@ -441,8 +441,9 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """The failures of messages whose dead letters no broker has stored yet, by partition and offset. Such a message
-        is leased again. Another member may get it, and that member does not know the failure.
+        """The failures of messages whose dead letters no broker has stored yet, by partition and offset. A message
+        without a stored dead letter is leased again. Another member may get the message, and that member does not know
+        the failure.
         """
 
     def work(self) -> None:

@@ -53,8 +53,8 @@ class Settle(NamedTuple):
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""An unanswered settlement: the message, the action (such as acknowledging), the number of milliseconds that belongs to
-the action, and the number of earlier attempts that got no answer.
+"""An unanswered settlement, with four fields: the message; the action (such as acknowledging); the number of
+milliseconds that belongs to the action; the number of earlier attempts that got no answer.
 """
 
 
@@ -62,10 +62,11 @@ the action, and the number of earlier attempts that got no answer.
 class _Partition:
     """The state of the requests and settlements of one partition.
 
-    asked: number of messages that the request in flight asks for; 0 if no request is in flight. is_parked: whether this
-    request waits at the broker for a message. has_more: whether the last answer said that there are more messages; true
-    before the first answer. ask_at: the earliest time for the next request. early_until: an empty answer before this
-    time is too early, because the broker was asked to wait. due: unsent settlements. sent: settlements in flight.
+    asked: number of messages that the request in flight asks for; 0 if no request is in flight. is_parked: whether the
+    request in flight waits at the broker for a message. has_more: whether the last answer said that there are more
+    messages; true before the first answer. ask_at: the earliest time for the next request. early_until: an empty answer
+    before this time is too early, because the broker was asked to wait. due: unsent settlements. sent: settlements in
+    flight.
     settle_at: the time at which `due` is sent. retry_at: the earliest time at which `due` may be sent after settlements
     have failed. acknowledged: the offsets of messages that were acknowledged late, each with the token of its lease;
     this member may get these messages again. withdraw_at: the time at which a closing member next withdraws its
@@ -91,9 +92,9 @@ class SharedCore:
     """Makes the decisions of one shared consumer. Only one thread at a time may use an object of this class.
 
     waiting: the waiting callers, each with the number of messages for which it waits; a caller that stops waiting
-    removes itself. workers: the number of threads that handle messages. During run(), it is the number of run()'s
-    threads; otherwise it is 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens;
-    the driver sets it. is_due: whether the driver must call `actions` earlier; the driver resets it.
+    removes itself. workers: the number of threads that handle messages: during run(), the number of run()'s threads;
+    otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens; the driver sets
+    it. is_due: whether the driver must call `actions` earlier; the driver resets it.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class SharedCore:
         now_ms: WallClock = now_ms,
     ) -> None:
         """on_lost: called with a message whose settlement came too late, because another member has or had the message.
-        ordered: whether the next message of a key waits for the acknowledgement of the previous message. where:
+        ordered: whether the next message of a key waits until the key's previous message is acknowledged. where:
         messages that do not match this filter are acknowledged and not delivered. tags: messages without one of these
         tags are also acknowledged and not delivered. reader: decodes a message's `value`.
         """
@@ -208,8 +209,9 @@ class SharedCore:
         now: float,
         suspect: int = 0,
     ) -> None:
-        """Process the answer to an Acquiring. waiting: number of further messages that the broker could have leased;
-        the broker may report a number that is too low. suspect: has the same meaning as in AcquireReply.
+        """Process the answer to a request for messages (Acquiring). waiting: number of further messages that the broker
+        could have leased; the broker may report a number that is too low. suspect: has the same meaning as in
+        AcquireReply.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -247,8 +249,8 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """Record the time at which this buffered message must be returned to the broker if no caller has taken it by
-        then.
+        """Record when this buffered message must be returned to the broker, unless a caller takes the message before
+        that time.
         """
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
@@ -272,8 +274,8 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Release a message whose checksum is wrong. Then the broker reads the message again, and may find the damage
-        itself.
+        """Release a message whose checksum is wrong. After the release, the broker reads the message again, and may
+        find the damage itself.
         """
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
@@ -311,9 +313,9 @@ class SharedCore:
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Remove another copy of the message from the buffer, if there is one. There may be one if the lease of
-        `message` has ended and the message was leased to this member again. Then `message` takes over the new lease, so
-        that its settlement applies to the new lease.
+        """Remove another copy of the message from the buffer, if there is one. The buffer may contain another copy if
+        the lease of `message` has ended and the message was leased to this member again. If there is another copy,
+        `message` takes over the new lease, so that its settlement applies to the new lease.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -427,7 +429,9 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Give untaken messages back to their brokers, also those that still arrive."""
+        """Request no more messages. Give the messages that no caller has taken back to their brokers, including
+        messages that still arrive.
+        """
         self._closing = True
         for buffer in self._buffers:
             while buffer:
@@ -457,9 +461,9 @@ class SharedCore:
         return actions + asks
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
-        """Return withdrawals of requests that may wait at brokers. Without them, brokers would lease messages to a
-        member that has ended. Withdrawals are repeated, because another thread may send a request after its
-        withdrawal.
+        """Return withdrawals of requests that may wait at brokers. If the requests were not withdrawn, brokers would
+        lease messages to a member that has ended. Withdrawals are repeated, because another thread may send a request
+        after the request's withdrawal was sent.
         """
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
@@ -487,9 +491,10 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Give untaken messages back to the broker before their leases end. Otherwise the end of a lease would make the
-        message a suspect, or count as an attempt. If messages are returned while no caller waits for messages, lease no
-        messages ahead until a caller takes messages again.
+        """Give untaken messages back to the broker before their leases end. If a lease ended first, its message would
+        become a suspect (a message that may have killed its member), or the lease would count as an attempt. If
+        messages are returned while no caller waits for messages, lease no messages ahead until a caller takes messages
+        again.
         """
         if now < self._stale_at:
             return
@@ -568,7 +573,9 @@ class SharedCore:
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Update the number of buffered messages at which `is_low` becomes true."""
+        """Update the threshold of `is_low`: `is_low` is true if at most this number of messages are buffered and no
+        caller waits.
+        """
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -576,7 +583,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """Return the next time at which `actions` may return an action although nothing else has happened."""
+        """Return the next time when `actions` may return an action even if nothing else happens before."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -591,6 +598,7 @@ class SharedCore:
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
     """Return whether `action` is an extension whose result does not matter any more, because the message was settled or
-    lost afterwards. Then the answer to the settlement tells whether the settlement came too late.
+    lost after the extension was requested. If the message was settled, the answer to its settlement tells whether the
+    settlement came too late.
     """
     return action is _EXTEND and message.is_settled

@@ -2,8 +2,8 @@
 
 A thread that notices a due action executes this action itself. For example, a thread of run() requests more messages
 when it has taken all but a few messages, and a connection's thread processes the answers. The driver's own thread
-executes actions that are due at a certain time. It also sends requests for a user's thread, because an interrupt
-(interrupts.py) could reach the user's thread between the decision and the request.
+executes actions that are due at a certain time. The driver's own thread also sends requests in place of a user's
+thread, because an interrupt (interrupts.py) could reach the user's thread between the decision and the request.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _PAUSE_SECONDS = 1.0
 class SharedDriver:
     """Executes the actions of one shared consumer. `lock` guards the core. The driver's threads are daemon threads.
 
-    came: the bells that are rung when messages have come or the consumer has failed. settling: the bells that are rung
-    when answers to settlements have come. failure: the error because of which no more messages will come; waiting calls
-    raise it. Messages that were taken before the failure may still be settled.
+    came: bells that wake waiting threads when messages have come or the consumer has failed. settling: bells that wake
+    waiting threads when answers to settlements have come. failure: the error that has ended the delivery of messages;
+    waiting calls raise it. Messages that were taken before the failure may still be settled.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class SharedDriver:
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the number of seconds until the driver must look for due actions again. None means that it need not do
-        so before its bell is rung.
+        """Return the number of seconds until the driver must look for due actions again. None means that the driver
+        need not look before its bell wakes it.
         """
         with self.lock:
             core, now = self.core, self._clock()
@@ -206,8 +206,8 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return the connection on which to send the action. If there is no connection now, return None; in this case
-        this method has already ensured that the action is tried later or counts as failed.
+        """Return the connection on which to send the action. If there is no connection now, ensure that the action is
+        tried later or counts as failed, and return None.
         """
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -354,8 +354,8 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Process the failure of an action. error: the error; None means that a connection exists now, so that the
-        action can be repeated at once. sent: whether the broker may have received the request.
+        """Process the failure of an action. error: the reason for the failure; None means that a connection exists now,
+        so that the action can be repeated at once. sent: whether the broker may have received the request.
         """
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)

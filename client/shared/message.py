@@ -21,9 +21,9 @@ class SharedMessage(Message):
     partition, offset and id of the original message.
 
     attempts: the number of attempts by all members, including the current attempt. A failed handler counts as an
-    attempt. It also counts as an attempt if a member ended, or let the lease expire, while it had leased only this
-    message (docs/messages.md). lease_until: the value of time.monotonic() at which the lease ends, as far as this
-    member knows.
+    attempt. A lease also counts as an attempt if its member ended, or let the lease expire, while the member had leased
+    no other message (docs/messages.md). lease_until: the value of time.monotonic() at which the lease ends, as far as
+    this member knows.
     leased_from, leased_at: the partition and byte position of the leased record.
     """
 
@@ -33,7 +33,7 @@ class SharedMessage(Message):
     attempts: int = 1
     lease_until: float = 0.0
     token: int = 0
-    """The token by which the broker recognizes this lease."""
+    """The token that identifies this lease at the broker."""
     is_settled: bool = False
     """Whether the message was acknowledged, released or lost, so that it cannot be settled any more."""
     is_suspect: bool = False
@@ -42,8 +42,8 @@ class SharedMessage(Message):
     """
     handed_at: float = math.inf
     reader: ValueReader | None = None
-    """The ValueReader that decodes the payload with the consumer's deserializer. It is left out when the message is
-    pickled.
+    """The ValueReader that decodes the payload with the consumer's deserializer. The reader is not included when the
+    message is pickled.
     """
 
     @property

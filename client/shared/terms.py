@@ -1,4 +1,4 @@
-"""The fields of a shared group member's requests that are the same for all partitions."""
+"""The fields that have the same values in all requests of a shared group member, whatever the partition."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["SharedTerms"]
 
 
 class SharedTerms(NamedTuple):
-    """The fields of a member's requests that are the same for all partitions. They have the same meaning as in
-    AcquireRequest (protocol/shared.py).
+    """The fields that have the same values in all requests of a member, whatever the partition. Each field has the same
+    meaning as in AcquireRequest (protocol/shared.py).
     """
 
     group: str

@@ -1,5 +1,5 @@
-"""Tuned constants of the shared consumer, each with its unit and reason. They were measured by the benchmark `python -m
-bench.shared`.
+"""Tuned constants of the shared consumer, each with its unit and reason. The constants were measured by the benchmark
+`python -m bench.shared`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATE_ACKNOWLEDGED = 1024
 """Number of late acknowledged messages per partition that a member remembers, so that it does not handle them again."""
 
 WITHDRAW_SECONDS = 0.1
-"""Interval in seconds at which a closing member withdraws a request again, until the request is answered."""
+"""A closing member withdraws a request again at this interval in seconds, until the request is answered."""
 
 MAX_SETTLED = 4096
 """Largest number of settlements (acknowledgements, releases and extensions) in one request. The broker would accept
@@ -47,12 +47,12 @@ more.
 """
 
 SETTLE_AT = 256
-"""When this number of settlements of a partition are unsent, they are sent without waiting for more."""
+"""When a partition has this number of unsent settlements, they are sent without waiting for more settlements."""
 
 SETTLE_ALONG = 8
 """If at least this number of settlements of a partition are unsent, they are sent together with a request for more
-messages. A smaller number waits for more settlements: the request may be the first of many requests for one message
-each, and each of them would carry a few settlements.
+messages. If there are fewer, the settlements wait for more. The reason is that the request may be the first of many
+requests for one message each, and each of these requests would carry only a few settlements.
 """
 
 UNBURIED = 1024

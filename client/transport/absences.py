@@ -20,19 +20,19 @@ class Absences:
     """The partitions in a client's view whose broker sets are changing their leaders. This class does no I/O. Only one
     thread at a time may use it.
 
-    Without this class, two things would happen when a leader ends: producers would send the keys of its partitions to
-    other brokers for a moment, and groups would give up partitions that come back at once.
+    The class prevents two effects of a leader's end. Producers would send messages with the keys of the leader's
+    partitions to other brokers for a moment. Groups would give up partitions that come back at once.
     """
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Number of seconds from the last call of `kept` until the client must drop the first of the partitions that
-        this call has returned. None if the call has returned no partition.
+        """Number of seconds from the last call of `kept` until the client must drop a partition that the call has
+        returned; the earliest such time counts. None if the call has returned no partition.
         """
         self._since: dict[tuple[str, int], float] = {}
 
     def missing(self, former: Iterable[TopicPartition], found: Collection[TopicPartition]) -> list[TopicPartition]:
-        """Return those partitions in `former` whose broker does not register their topic any more. former: partitions
+        """Return the partitions in `former` whose topic is no longer registered by their broker. former: partitions
         that the client knew before, of one or several topics. found: the partitions of these topics that are registered
         now. If the result is not empty, call `kept` with it.
         """
@@ -43,8 +43,9 @@ class Absences:
         return [each for each in former if (each.topic, each.broker) not in there]
 
     def kept(self, missing: Iterable[TopicPartition], set_ids: Collection[int], now: float) -> list[TopicPartition]:
-        """Return those missing partitions whose broker set may register the topic again soon. missing: the result of
-        `missing`. set_ids: ids of all broker sets. now: monotonic seconds.
+        """Return the missing partitions that may come back: their broker set may register the topic again soon.
+        missing: the partitions that the method `missing` has returned. set_ids: ids of all broker sets. now: monotonic
+        seconds.
         """
         kept = []
         for each in missing:

@@ -6,8 +6,8 @@ once: with an answer, at its deadline, or when the connection ends.
 
 **Interrupts.** A signal handler may raise an exception at any line of a user's thread, for example KeyboardInterrupt or
 an exception of a SIGALRM handler. Therefore:
-- the stream keeps requests that have ended, so that the next reader can call their handlers. The stream also records
-  whether received data was processed only in part (`torn`); in this case the connection ends;
+- the stream keeps requests that have ended, so that the next reader can call their handlers. If received data was
+  processed only in part, the stream records this (`torn`), and the connection ends;
 - steps that must be executed after an interrupt are started by one call of a C function, and run on a thread that no
   interrupt reaches;
 - if the handler of a request was interrupted, the next reader calls the request's `on_done` again, with an error;
@@ -48,8 +48,8 @@ Build = Callable[[int], Sequence[Buffer]]
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""If the reading thread has not checked the deadlines for this number of seconds, signals may keep its receive from
-ending. Then later receives wait by poll() (Wire.free_reader).
+"""If the reading thread has not checked the deadlines for this number of seconds, signals may prevent its receive call
+from returning. In this case later receive calls wait by poll() (Wire.free_reader).
 """
 _JUST_NOW_SECONDS = 0.001
 """If the last answer of the broker is at most this number of seconds old, the broker is assumed not to have closed the
@@ -57,7 +57,7 @@ connection. Checking the socket would cost one more system call for each send of
 benchmark `blocking-1`).
 """
 _CLOSE_SECONDS = 5.0
-"""Longest time in seconds for which close() waits for the handlers of requests in flight."""
+"""close() waits at most this number of seconds for the handlers of requests in flight."""
 
 
 class Call(Waiter):
@@ -84,8 +84,8 @@ class Connection:
     following attributes say what the broker supports. takes_many: SEND_MANY. takes_sequences: sequence numbers of a
     producer's sends. takes_delays: delayed messages. takes_halves: half messages. knows_compressed: compressed
     messages, in both protocols. takes_where: pulls filtered by content. takes_shared: requests of shared consumers.
-    half_check_seconds has the same meaning as in ClientStream. expects_bulk: true if large answers are expected. Then
-    each answer is received as a whole, which costs a second system call for a small answer. The code that pulls
+    half_check_seconds has the same meaning as in ClientStream. expects_bulk: true if large answers are expected. If it
+    is true, each answer is received as a whole; this costs a second system call for a small answer. The code that pulls
     messages sets expects_bulk.
     """
 
@@ -200,8 +200,9 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """Make the next reader end these requests, because the thread that was sending them was interrupted. That
-        thread had added only the first `entered` requests to the stream. This method runs on a separate thread.
+        """Make the next reader end these requests, because the thread that was sending them was interrupted. The
+        interrupted thread had added only the first `entered` requests to the stream. This method runs on a separate
+        thread.
         """
         for request in requests:
             request.deadline = _CUT_SHORT
@@ -263,8 +264,8 @@ class Connection:
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. This includes requests whose
-        senders have promised to call `drive`, but will not do it.
+        """Ensure that the answers to all requests in flight are read by some thread. This method also covers requests
+        whose senders have promised to call `drive`, but will not call it.
         """
         self._role.read_in_background()
 
@@ -276,9 +277,9 @@ class Connection:
 
     def close(self, timeout: float = _CLOSE_SECONDS) -> None:
         """End the connection. Requests in flight end with BrokerUnavailable. This method waits until the callbacks of
-        these requests have been called, but at most `timeout` seconds, because a callback may block. It may be called
-        again. In a forked process it only closes the process's copy of the socket, because the connection belongs to
-        the parent process.
+        these requests have been called, but at most `timeout` seconds, because a callback may block. `close` may be
+        called again. In a forked process `close` only closes the process's copy of the socket, because the connection
+        belongs to the parent process.
         """
         if self._guard.is_elsewhere:
             self._wire.close()
@@ -386,7 +387,7 @@ class Connection:
 
 
 def _nothing(_reply: Reply | None, _error: MetaqError | None) -> None:
-    """Do nothing. This replaces the on_done of a request whose handler was called."""
+    """Do nothing. This function replaces the on_done of a request after the request's handler was called."""
 
 
 def _call(handler: Callable[..., None], *arguments: object) -> None:

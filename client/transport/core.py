@@ -33,12 +33,12 @@ _LOOK_SECONDS = 0.5
 """Longest time in seconds between two checks of the connections, for example whether a heartbeat is due."""
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""Shortest time limit in seconds with which a timed-out connection attempt proves that the broker cannot be reached. A
-timed-out attempt with a shorter limit proves nothing, because other callers allow more time.
+"""If a connection attempt with a time limit of at least this number of seconds times out, this proves that the broker
+cannot be reached. A timed-out attempt with a shorter limit proves nothing, because other callers allow more time.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
-"""Number of seconds for which a client waits for the last answers of a former leader. A former leader that runs has
+"""A client waits this number of seconds for the last answers of a former leader. A former leader that still runs has
 refused all waiting requests by then. A former leader that hangs answers nothing.
 """
 
@@ -76,8 +76,9 @@ class Due(Enum):
 
 
 class PoolCore(Generic[L]):
-    """The links of a client by broker address, and the decisions about them. Any thread may call `found`, `follow`,
-    `look_at` and `due`, and read the attributes. Only one thread at a time may call the other methods.
+    """The links (the states of the connections) of a client by broker address, and the decisions about them. Any thread
+    may call `found`, `follow`, `look_at` and `due`, and read the attributes. Only one thread at a time may call the
+    other methods.
 
     down: addresses of brokers that cannot be reached now; usually empty. closed: true after `close`, when the client
     wants no connection any more.
@@ -142,8 +143,8 @@ class PoolCore(Generic[L]):
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
         """Record that this connection of the link has ended. If `connection` is None, record that no connection could
         be made. This method may be called again for the same connection. Return False if the end was recorded before,
-        or if the link is not wanted any more. Otherwise return True; then the next attempt to connect is due at
-        `retry_at`.
+        or if the link is not wanted any more. Return True in all other cases; then the next attempt to connect is due
+        at the link's `retry_at`.
         """
         if not self._is_wanted(link):
             return False
@@ -160,8 +161,8 @@ class PoolCore(Generic[L]):
     # --- who leads a broker set -------------------------------------------------------------------------------------
 
     def follow(self, error: MetaqError, now: float) -> float | None:
-        """Process the error with which a request has failed. Return the number of seconds to wait before the request is
-        sent again, or None, as ConnectionPool.follow describes.
+        """Process the error of a failed request. Return the number of seconds to wait before the request is sent again,
+        or None, as ConnectionPool.follow describes.
         """
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
@@ -191,7 +192,7 @@ class PoolCore(Generic[L]):
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def look_at(self, now: float) -> float:
-        """Return the time at which the driver must check all links again if nothing happens before."""
+        """Return the time when the driver must check all links again, even if nothing happens before."""
         times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
         return min([now + _LOOK_SECONDS, *times])
 
@@ -205,8 +206,8 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Return whether a failed connection attempt proves nothing about the broker, because the attempt had a short time
-    limit and has used it up. seconds: the time limit of the attempt in seconds. left: the number of seconds of this
-    limit that remain.
+    """Return whether a failed connection attempt proves nothing about the broker. An attempt proves nothing if it had a
+    short time limit and has used up this limit. seconds: the time limit of the attempt in seconds. left: the number of
+    seconds of this limit that remain.
     """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

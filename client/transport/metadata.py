@@ -63,15 +63,15 @@ class Metadata(Protocol):
         """
 
     def topics(self) -> Collection[str]:
-        """Return the names of the topics that accept messages now; error messages need them. Any thread may call this.
-        It may ask ZooKeeper.
+        """Return the names of the topics that accept messages now; error messages need them. Any thread may call this
+        method. The method may ask ZooKeeper.
 
         Raises CoordinationError.
         """
 
     def is_set(self, broker_id: int) -> bool:
-        """Return whether the broker is a broker set, so that another node may take over. Any thread may call this. It
-        may ask ZooKeeper.
+        """Return whether the broker is a broker set, so that another node may take over. Any thread may call this
+        method. The method may ask ZooKeeper.
 
         Raises CoordinationError.
         """

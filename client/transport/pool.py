@@ -35,7 +35,7 @@ Open = Callable[[Endpoint, ConnectionConfig, float], Connection]
 
 
 class _Link(Link[Connection]):
-    """A link with a lock. The thread that connects to the broker holds the lock, while other threads that need the same
+    """A link with a lock. While a thread connects to the broker, it holds the lock; other threads that need the same
     broker wait.
     """
 
@@ -198,8 +198,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error to raise for a broker whose connection has ended. If the caller has noticed the end before
-        the pool knows of it, this method also informs the pool.
+        """Return the error to raise for a broker whose connection has ended. If the caller has noticed the end of the
+        connection before the pool, this method also informs the pool.
         """
         connection = link.connection
         if connection is None or not connection.closed:

@@ -3,8 +3,8 @@
 A connection has no thread that only reads. Instead, **one of the callers that block on an answer reads for all
 callers**; it is called the leader. The leader completes the requests of the other callers when their answers come. When
 its own answer has come, it hands the reading role to another blocked caller (a follower). So if only one thread sends
-and waits, no thread switch is needed. A background thread has the role only if requests are in flight for which no
-caller is blocked (futures, long polls).
+and waits, no thread switch is needed. A background thread has the role only if there are requests in flight that no
+caller is blocked on (futures, long polls).
 
 Invariants (`_mutex` guards the role):
 - the thread in `leader` has the role: it is reading, or it has just got the role and will read soon;
@@ -58,9 +58,9 @@ class ReadingRole:
         clock: Callable[[], float],
     ) -> None:
         """name: the name of the background thread. read: a function that receives data once, for at most the given
-        number of seconds, and calls the handlers of requests that have ended. It is called only on the thread that has
-        the role. end: a function that finishes a failed connection. It is called on the background thread, maybe
-        several times.
+        number of seconds, and calls the handlers of requests that have ended. `read` is called only on the thread that
+        has the reading role. end: a function that finishes a failed connection. `end` is called on the background
+        thread, maybe several times.
         """
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
@@ -135,8 +135,8 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. This includes requests whose
-        senders have promised to call `drive`, but will not do it.
+        """Ensure that the answers to all requests in flight are read by some thread. This method also covers requests
+        whose senders have promised to call `drive`, but will not call it.
         """
         self._orphans = True
         self.look_again()
@@ -178,8 +178,8 @@ class ReadingRole:
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
         """If `giver` has the reading role, take the role away from it. The role goes to a follower if there is one.
-        Otherwise it goes to the background thread if a request needs a reader, and to nobody if not. This method may be
-        called again.
+        If there is no follower, the role goes to the background thread if a request needs a reader, and to no thread if
+        no request needs a reader. This method may be called again.
         """
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
@@ -207,7 +207,7 @@ class ReadingRole:
 
     def look_again(self) -> None:
         """If the connection needs work that no other thread will do (reading answers, or ending a failed connection),
-        make the background thread do it. Any thread may call this, any number of times.
+        make the background thread do this work. Any thread may call this method, any number of times.
         """
         if self.leader is not None:
             return

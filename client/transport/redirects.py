@@ -1,6 +1,6 @@
-"""Remember which node leads a broker set according to the answers of the other nodes. A client gets these answers
-before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, ZooKeeper's information replaces the
-answers.
+"""Remember which node leads a broker set. The other nodes of the set name the leader in their answers. A client gets
+these answers before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, ZooKeeper's information
+replaces the answers.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""Longest time in seconds for which a node's answer is used. If the node cannot be reached, and so cannot be asked
+"""A node's answer is used for at most this number of seconds. If the node cannot be reached, and so cannot be asked
 again, its answer is used for longer.
 """
 
 _JUMPS = 3
-"""Number of redirects that are followed one after the other without a pause. After that there is a pause before each
-further redirect, because the nodes may name each other as the leader.
+"""Number of redirects that a client follows one after the other without a pause. The client pauses before each further
+redirect, because the nodes may name each other as the leader.
 """
 
 _MIN_PAUSE = 0.01
@@ -75,8 +75,8 @@ class Redirects:
         return found.target
 
     def learn(self, error: NotLeader, now: float) -> float:
-        """Process the answer `error`, by which a node says that it does not lead, and which may name the leader. Return
-        the number of seconds to wait before the request is sent again.
+        """Process the answer `error` of a node that does not lead the broker set. The answer may name the leader.
+        Return the number of seconds to wait before the request is sent again.
         """
         trouble = self._troubles.get(error.broker_id)
         if trouble is None or now - trouble.last > _QUIET_SECONDS:
@@ -99,9 +99,10 @@ class Redirects:
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
-        """Record that ZooKeeper shows another leader than before. This information is newer than the nodes' earlier
-        answers. For TRUSTED_SECONDS, answers that name a former leader are ignored, too, because the new leader may
-        itself still name the former leader, which may hang. former: the addresses of former leaders.
+        """Record that ZooKeeper shows another leader than before. ZooKeeper's information is newer than the nodes'
+        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. The reason is
+        that even the new leader may still name the former leader, and the former leader may hang. former: the addresses
+        of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)

@@ -1,4 +1,4 @@
-"""A connected socket that encrypts its data by TLS. The class has those methods of a socket that `Wire` uses."""
+"""A connected socket that encrypts its data by TLS. The class has the socket methods that `Wire` calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TlsSocket:
         return bool(self._plaintext)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored. So with MSG_WAITALL, too, fewer
+        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored. So even with MSG_WAITALL, fewer
         than `size` bytes may come, and the caller must call `recv` again for the rest.
         """
         while not self._plaintext:
@@ -94,8 +94,8 @@ class TlsSocket:
 
     def send(self, data: Buffer) -> int:
         """Send the first part of the data, and return the length of this part. Raises BlockingIOError if the socket has
-        not taken the whole part. Then the caller must call `send` again with the same data, and this call sends the
-        rest of the part.
+        not accepted the whole part. After this error the caller must call `send` again with the same data; the second
+        call sends the rest of the part.
         """
         if self._torn_out:
             raise ConnectionAbortedError(_TORN)

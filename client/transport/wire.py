@@ -6,8 +6,8 @@ stores them. A signal handler cannot run in the middle of this call. So an inter
 local variable. If a sending thread is interrupted, the connection ends, because it is unknown how many bytes have been
 sent (`_sending`).
 
-Connecting imports nothing. If an interrupt comes while CPython imports a module, the lock of all imports may stay
-locked for ever, and every thread that resolves a host name then blocks.
+Connecting imports no module. If an interrupt comes while CPython imports a module, the lock of all imports may stay
+locked for ever. After that, every thread that resolves a host name blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""Longest time in seconds for which a system call blocks before deadlines are checked. So a request without a waiting
+"""A system call blocks for at most this number of seconds before deadlines are checked. So a request without a waiting
 thread ends at most this number of seconds after its deadline.
 """
 _TIMEVAL = Struct("@ll")
@@ -74,7 +74,7 @@ class Wire:
         clock: Callable[[], float],
         on_failure: Callable[[], None],
     ) -> None:
-        """on_failure: called after `failure` was set. It may be called several times, and on any thread."""
+        """on_failure: a function that is called after `failure` was set, maybe several times, and on any thread."""
         self.failure: MetaqError | None = None
         self.last_traffic = clock()
         self.next_expiry = 0.0
@@ -161,7 +161,7 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Make later receives wait for data by poll() first. This costs a second system call for each receive.
+        """Make later receive calls first wait for data by poll(). The wait costs a second system call for each receive.
 
         poll() is needed if signals come at shorter intervals than TICK and their handlers raise nothing, for example a
         profiler's signals. Python restarts a blocking receive after each such signal, with the whole time of a tick, so
@@ -178,9 +178,9 @@ class Wire:
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
         """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most one tick.
 
-        A separate writer thread sends the remaining bytes. Then it sends the data of later calls, unless their deadline
-        has passed. So no caller waits beyond its deadline when the broker is slow in taking the requests of other
-        callers.
+        A separate writer thread sends the remaining bytes. The writer thread then sends the data of later calls, except
+        calls whose deadline has passed. So no caller waits beyond its deadline when the broker is slow in taking the
+        requests of other callers.
         """
         broken: OSError | None = None
         with self._lock:
@@ -205,8 +205,7 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Send the buffers for at most TICK seconds. Return the rest of the data, which the socket has not taken within
-        this time.
+        """Send the buffers for at most TICK seconds. Return the data that the socket has not accepted within this time.
         """
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)

@@ -73,8 +73,8 @@ class ClusterView:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def broker_ids(self) -> list[int]:
-        """Return the ids of all brokers that were ever registered, sorted. They are known because the znode of a broker
-        id stays when the broker stops.
+        """Return the ids of all brokers that were ever registered, sorted. The ids of stopped brokers are known, too,
+        because the znode of a broker id stays when the broker stops.
         """
         parent = self._paths.broker_ids()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
@@ -187,8 +187,8 @@ class ClusterView:
         ]
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
-        """Return the topic's partitions as (broker id, partition), in numeric order. publish: return only partitions of
-        masters, to which messages can be sent.
+        """Return the topic's partitions as (broker id, partition), in numeric order. publish: if true, return only
+        partitions of masters, because only masters accept messages.
         """
         (found,) = self.topic_partitions_many([topic], publish)
         return found
@@ -306,7 +306,7 @@ class ClusterView:
         to producers.
 
         This method creates the topic's znode below topics-pub, as producers of 1.x do, so that the znode can be
-        watched. It sets one ZooKeeper watch per topic.
+        watched. The method sets one ZooKeeper watch per topic.
         """
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])

@@ -34,13 +34,14 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""Interval in seconds at which a broker checks that all its znodes exist. The broker's own znode is also watched. The
-znodes of the topics are not watched, because watches would cost three requests per topic at every reconnection.
+"""Seconds between two checks by which a broker makes sure that all its znodes exist. The broker's own znode is also
+watched. The znodes of the topics are not watched, because watches would cost three requests per topic at every
+reconnection.
 """
 
 SUCCESSOR_SECONDS = 2.0
-"""Longest time in seconds for which the former leader of a broker set keeps its topics registered when it stops. During
-this time the next leader can register the topics for itself.
+"""When the leader of a broker set stops, it keeps its topics registered for at most this number of seconds. Meanwhile
+the next leader can register the topics for itself.
 """
 
 _SUCCESSOR_POLL_SECONDS = 0.02
@@ -71,9 +72,9 @@ class BrokerAddress:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """A topic that a broker registers. partitions: number of partitions that this broker has of the topic. publish:
-    whether the broker accepts messages of the topic from producers. subscribe: whether the broker serves messages of
-    the topic to consumers.
+    """A topic that a broker registers. partitions: number of the topic's partitions on this broker. publish: whether
+    the broker accepts messages of the topic from producers. subscribe: whether the broker serves messages of the topic
+    to consumers.
 
     readable: number of partitions that are offered to consumers; None means the same number as `partitions`. If the
     number of partitions for producers or for consumers is 0, the corresponding znode is not created.
@@ -97,12 +98,12 @@ class BrokerRegistration:
     config_checksum: CRC-32 of the bytes of server.ini. zone: the broker's zone, "" for none. A slave registers neither
     the checksum nor the zone.
 
-    elected: true if the broker was elected as the leader of a broker set. Then the elections of the set create and
-    delete the broker's own znode (BrokerSet.take_over, release), and this class never creates, replaces or deletes it.
-    While the own znode does not belong to this session, nothing is registered. When it belongs to this session again,
-    everything is registered. The znode of the checksum is created after the topics and removed before them. So if the
-    own znode and the checksum belong to the same session, all topics of the set are registered
-    (ClusterView.set_leaders).
+    elected: true if the broker was elected as the leader of a broker set. If so, only the elections of the set create
+    and delete the broker's own znode (BrokerSet.take_over, release); this class never creates, replaces or deletes it.
+    While the own znode does not belong to this session, nothing is registered. When the own znode belongs to this
+    session again, everything is registered. The znode of the checksum is created after the znodes of the topics, and
+    removed before them. So if the own znode and the checksum's znode belong to the same session, all topics of the set
+    are registered (ClusterView.set_leaders).
     """
 
     def __init__(
@@ -140,12 +141,13 @@ class BrokerRegistration:
         """Register the broker with `topics` and the topics of earlier add_topic() calls, and keep it registered until
         unregister().
 
-        If an earlier process of this broker (with the same URL) has left the own znode behind, the znode is replaced.
-        If the own znode belongs to another broker, this method waits as long as that broker's session may live without
-        a connection. Then it raises ConfigError, which names the broker that uses the id. A node of a broker set must
-        have been elected before; this method raises CoordinationError if the own znode does not belong to this session.
-        Also raises CoordinationUnavailable, SessionLost. After one of these two errors the broker does not stay
-        registered, and register() may be called again. register() cannot be called after unregister().
+        If an earlier process of this broker (with the same URL) has left its own znode in ZooKeeper, this method
+        replaces the znode. If another broker has created the znode of this broker id, this method waits as long as that
+        broker's session may live without a connection. If the znode still exists after the wait, this method raises
+        ConfigError, which names the broker that uses the id. A node of a broker set must have been elected before the
+        call. Otherwise the own znode does not belong to this session, and this method raises CoordinationError. Also
+        raises CoordinationUnavailable, SessionLost. After one of these two errors the broker does not stay registered,
+        and register() may be called again. register() cannot be called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
@@ -160,15 +162,15 @@ class BrokerRegistration:
     @property
     def registered(self) -> bool:
         """Whether clients see the broker in ZooKeeper, as far as this process knows. Any thread may read this property.
-        It makes no request.
+        Reading the property makes no request to ZooKeeper.
         """
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def offer(self, topic: TopicRegistration) -> None:
         """Register a topic in its current state. Clients see the topic when this method returns.
 
-        Raises CoordinationError if the registration fails, for example because the broker is not registered now. Then
-        the topic is registered in the background.
+        Raises CoordinationError if the registration fails, for example because the broker is not registered now. After
+        such an error the topic is registered later in the background.
         """
         with self._lock:
             self._topics[topic.name] = topic
@@ -217,8 +219,9 @@ class BrokerRegistration:
         registered.
 
         If the broker is a node of a broker set, its own znode stays until BrokerSet.release() or the end of the
-        session. If another node of the set has been elected, this method keeps the topics registered until that node
-        has registered them, so that the topics are never missing for clients. It waits at most 2 s for this.
+        session. If another node of the set has been elected, this method waits at most 2 s until that node has
+        registered the topics, before it removes this broker's registration. So the topics are never missing for
+        clients.
 
         If there is no connection or the session has ended, this method only logs a warning, because the znodes are
         ephemeral and end with the session.
@@ -368,8 +371,8 @@ class BrokerRegistration:
         return leads
 
     def _require_election(self, session_id: int) -> None:
-        """Raise CoordinationError if this broker is a node of a broker set and does not lead the set now. This prevents
-        that a former leader takes the topics from the present leader.
+        """Raise CoordinationError if this broker is a node of a broker set and does not lead the set now. The check
+        prevents a former leader from taking the topics from the present leader.
         """
         if self._elected and not self._leads(session_id):
             raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
@@ -395,7 +398,9 @@ class BrokerRegistration:
         return CoordinationError(f"broker {self._name} cannot register: {path} comes and goes")
 
     def _other_user(self, path: str, node: Znode) -> ConfigError:
-        """Return an error that names the other process to which the broker's own znode belongs."""
+        """Return an error for the case that another process owns the broker's own znode. The error names that
+        process.
+        """
         url = parse_broker_url(path, node.data)
         user = f"{url[0]}:{url[1]}" if url else "another process"
         remedy = "stop that broker or choose another id"
@@ -462,8 +467,8 @@ class BrokerRegistration:
         belongs to another session, delete it and create it again.
 
         Setting the new data would not be enough, because clients notice a changed number of partitions only if the
-        child znode was replaced (zookeeper.md §5). Deletion and creation are in one transaction, so that no client sees
-        a moment at which the broker does not offer the topic.
+        child znode was replaced (zookeeper.md §5). One transaction deletes and creates the znode, so that the broker
+        offers the topic to clients without interruption.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
         failures = self._nodes.write(session_id, creations, NodeExistsError)

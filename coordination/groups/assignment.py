@@ -1,8 +1,9 @@
 """Assign partitions to the consumers of a group. The functions are pure.
 
-All members of a group must use the same strategy. Two strategies come from 1.x, and give the same results as the Java
-classes (golden/assignment.json). Members that use one of these two do not record the strategy in ZooKeeper. Members
-that assign by zones record their strategy in ZooKeeper together with their zone.
+All members of a group must use the same strategy. Two strategies, range and consistent hash, come from metaq 1.x. They
+give the same results as the Java classes of 1.x (golden/assignment.json). Members that use one of these two strategies
+do not record the strategy in ZooKeeper. Members that assign by zones record their strategy in ZooKeeper together with
+their zone.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
     partitions, which are sorted as strings. If the partitions cannot be divided evenly, the first consumers get one
     partition more.
 
-    A consumer that is not in `consumers` gets nothing. The rules are those of the class DefaultLoadBalanceStrategy in
-    metaq 1.4.6.2.
+    A consumer that is not in `consumers` gets nothing. The rules are the same as in the class
+    DefaultLoadBalanceStrategy of metaq 1.4.6.2.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -56,7 +57,7 @@ def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], parti
     that few partitions change their owner when a consumer comes or goes. The result is sorted as strings.
 
     If two consumers have the same point on the ring, the consumer that is later in sorted order gets this point. The
-    rules are those of the class ConsisHashStrategy in metaq 1.4.6.2.
+    rules are the same as in the class ConsisHashStrategy of metaq 1.4.6.2.
     """
     ring = {
         point: member
@@ -85,11 +86,12 @@ def zone_assignment(
     """Assign each partition to a consumer in the zone of the partition's broker, if there is such a consumer. The
     result is sorted as strings.
 
-    The consumers of a zone share the zone's partitions as in range_assignment(). A partition whose broker has no zone,
-    or whose zone has no consumers, goes to a consumer with the fewest partitions. consumer_zones: the zones of all
-    `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. This strategy
-    follows the class AllocateMachineRoomNearby of RocketMQ, with one difference: when RocketMQ assigns the remaining
-    partitions, it ignores how many partitions the consumers already have.
+    The consumers of a zone share the zone's partitions as in range_assignment(). If a partition's broker has no zone,
+    or its zone has no consumers, the partition goes to a consumer with the fewest partitions. consumer_zones: the zones
+    of all `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. RocketMQ's
+    class AllocateMachineRoomNearby uses the same strategy, with one difference. When RocketMQ assigns the partitions
+    that remain (without a zone, or without consumers in their zone), it ignores how many partitions the consumers
+    already have.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -117,8 +119,9 @@ def zone_assignment(
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
     """Distribute `count` further partitions among the members. Each partition goes to the member that has the fewest
-    partitions at that moment; if several members have the fewest, it goes to the first of them. sizes: number of
-    partitions that each member has already. Return the number of further partitions that each member gets.
+    partitions at that moment. If several members have the fewest partitions, the partition goes to the first of these
+    members. sizes: number of partitions that each member has already. Return the number of further partitions that each
+    member gets.
     """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))

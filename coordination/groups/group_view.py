@@ -1,8 +1,8 @@
 """A member's view of its group: the group's consumers, the member's topics, and the brokers.
 
-ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the number of changes: the watches
-deliver the names of children, and only the data of new znodes is read, all in one request. This is sufficient because
-the data of a consumer's znodes never changes.
+ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the number of changes. The watches
+deliver the names of a znode's children, and one request reads the data of all new znodes. The data of known znodes need
+not be read again, because the data of a consumer's znodes never changes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _SMALL_GROUP = 16
 
 
 def settle_seconds(members: int) -> float:
-    """Return the number of seconds for which no member may come or go before a change of the members is processed.
+    """Return how many seconds to wait after the last member came or went, before a change of the members is processed.
     members: number of members of the group. For small groups the result is 0.
 
-    The reason for waiting is that many consumers usually come or go at the same time, and each processed change costs
+    The wait saves requests: many consumers usually come or go at the same time, and the processing of one change costs
     requests in proportion to the number of members.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
@@ -53,9 +53,10 @@ class GroupZones:
     """The zones of members and brokers for a group whose members assign partitions by zones.
 
     members: the zone of each member by consumer id, regardless of the member's topics; members with another assignment
-    strategy are missing. agreed: the zone of each broker, by broker id, on which the group has agreed for its
-    assignment. version: the version of the znode that contains the agreed zones, for compare-and-set; -1 if there is no
-    such znode. brokers: the zone that each broker has registered now, by broker id; brokers without a zone are missing.
+    strategy are missing. agreed: for each broker id, the zone of the broker that all members of the group use when they
+    assign partitions. version: the version of the znode that contains the agreed zones, for compare-and-set; -1 if
+    there is no such znode. brokers: the zone that each broker has registered now, by broker id; brokers without a zone
+    are missing.
     """
 
     members: Mapping[str, str]
@@ -66,13 +67,13 @@ class GroupZones:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """The data on which a rebalance is based, as the watches have shown it. Every list is sorted in Java's string
-    order.
+    """The data on which a rebalance is based, as the ZooKeeper watches have shown it. Every list is sorted in Java's
+    string order.
 
     consumers: for each of this member's topics, the ids of the live consumers. partitions: for each topic, the names
-    `<broker>-<partition>` of partitions of masters and slaves. brokers: the live broker processes by broker id. zones:
-    the zones of members and brokers, None if the group view was made without zones. filters: each consumer's filter, by
-    consumer id and topic; consumers that take all messages, or do not register a filter, are missing.
+    `<broker>-<partition>` of the partitions on masters and slaves. brokers: the live broker processes by broker id.
+    zones: the zones of members and brokers, None if the group view was made without zones. filters: each consumer's
+    filter, by consumer id and topic; consumers that take all messages, or do not register a filter, are missing.
     """
 
     consumers: Mapping[str, tuple[str, ...]]
@@ -97,8 +98,8 @@ class _Listing:
         return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
-        """Return the names that mean the same znode in this listing and in `former`. Return no name at all if any znode
-        may have been deleted and created again between the two listings.
+        """Return the names that are in this listing and in `former` and mean the same znode in both. Return no name at
+        all if any znode may have been deleted and created again between the two listings.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -198,8 +199,8 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Record that the data of this znode's children must be read again. Even a child with the same name as before
-        may have been replaced, and may have other data.
+        """Record that the data of this znode's children must be read again. Even if a child has the same name as
+        before, somebody may have deleted it and created it again with other data.
         """
         with self._lock:
             self._unread[path] = names
@@ -231,8 +232,8 @@ class GroupView:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
-        """Return a snapshot of the group. This method makes at most one request to ZooKeeper, and none if nothing has
-        changed since the last snapshot. Raises CoordinationUnavailable.
+        """Return a snapshot of the group. The method makes one request to ZooKeeper, or none if nothing has changed
+        since the last snapshot. Raises CoordinationUnavailable.
         """
         with self._reading:
             self._read_changes()
@@ -265,9 +266,9 @@ class GroupView:
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
         """Store the agreed zones in `data`, unless a newer agreement is stored already. The watch and look_at_zones()
-        read on two threads, so the result of the later read may arrive first. Results are compared only if they were
-        read on the same connection, because ZooKeeper may have been restored from an older copy before a new
-        connection.
+        read on two threads, so the result of the later read may arrive first. Two results are compared only if both
+        were read on the same connection. After a reconnection the new result is always stored, because ZooKeeper may
+        have been restored from an older copy meanwhile.
         """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections
@@ -312,7 +313,7 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """Return the paths of the znodes to read for a new member. They are read in one request, because they are
+        """Return the paths of the znodes to read for a new member. One request reads these znodes, because they are
         created and deleted together.
         """
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]

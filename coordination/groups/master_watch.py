@@ -23,8 +23,8 @@ from .membership import new_consumer_id
 __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
-"""Interval in seconds at which the registered checksum of the master's server.ini is read. The checksum must be polled,
-because it can change although no znode is created or deleted.
+"""Seconds between two reads of the checksum that the master has registered for its server.ini. The checksum must be
+polled, because it can change although no znode is created or deleted.
 """
 
 
@@ -45,10 +45,11 @@ class MasterView:
 class MasterWatch:
     """Follows the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
 
-    In 1.x a slave reads the topics only once. This class notices every change of the topics, so that new topics are
-    copied without a restart of the slave. As in 1.x, the slave owns no partitions and commits no offsets as a consumer.
-    on_view: called with the first view and after every change, always on the same separate thread; it must not block.
-    Any thread may call the methods. Only close() blocks on ZooKeeper.
+    In 1.x a slave reads the list of topics only once. MasterWatch notices every change of the topics, so that the slave
+    copies new topics without a restart. As in 1.x, the slave is registered as a consumer, but owns no partitions and
+    commits no offsets.
+    on_view: called with the first view and after every change, always on the same separate thread; the function must
+    not block. Any thread may call the methods. close() is the only method that blocks on ZooKeeper.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class MasterWatch:
             self._poll()
 
     def close(self) -> None:
-        """Stop watching the master, and remove the znode by which the slave is registered as a consumer."""
+        """Stop watching the master, and remove the znode that registers the slave as a consumer."""
         self._watchers.close()
         self._presence.stop()
         path = self._paths.consumer(self.group, self.consumer_id)

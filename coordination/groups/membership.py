@@ -64,15 +64,15 @@ def broadcast_group(group: str, address: str | None = None) -> str:
 class GroupMembership:
     """The membership of one consumer in one group, from join() to leave(), even if its ZooKeeper session expires.
 
-    consumer_id: the configured id, called `consumerId` in 1.x; the znode's name is then `<group>_<consumerId>`. None
-    makes a new id. topics: all topics of the consumer, at least one. on_change: called on the session's event thread
-    when a new rebalance may be due. This is the case after these events: a consumer, a partition or a broker came or
-    went; a partition that could not be claimed is free; the session expired; the consumer has joined again on a new
-    session. on_change must not block for long; several changes at the same time lead to one call. zone: the zone in
-    which the consumer runs, if it assigns partitions by zones. Then the zone is registered in the group, and the
-    snapshots contain the zones of the other members. takes: a filter for the messages of the consumer's topics, None
-    for all messages. The filter is registered in the group. The methods block on ZooKeeper. Any thread except kazoo's
-    may call them.
+    consumer_id: the configured id, called `consumerId` in 1.x, or None to make a new id. With a configured id the name
+    of the consumer's znode is `<group>_<consumerId>`. topics: all topics of the consumer, at least one. on_change:
+    called on the session's event thread when a new rebalance may be due. A rebalance may be due after these events: a
+    consumer, a partition or a broker came or went; a partition that could not be claimed is free; the session expired;
+    the consumer has joined again on a new session. on_change must not block for long. Several changes at the same time
+    lead to one call. zone: the zone in which the consumer runs, or None if it does not assign partitions by zones. If a
+    zone is given, it is registered in the group, and the snapshots contain the zones of the other members. takes: a
+    filter for the messages of the consumer's topics, None for all messages. The filter is registered in the group. The
+    methods block on ZooKeeper. Any thread except kazoo's may call them.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class GroupMembership:
         """Register the consumer in the group, and read the group for the first time; then on_change is called. If the
         session is replaced later, the consumer is registered again automatically.
 
-        If the znode of a configured consumer id belongs to another session, this method waits as long as a dead session
-        can last. If the znode still exists then, the method raises ConfigError, because the id is in use. (1.x
-        continues with the other consumer's znode, so that two consumers own the same partitions.) Do not call this on
-        the session's event thread. Raises CoordinationUnavailable, SessionLost.
+        If another session has created the znode of a configured consumer id, this method waits as long as a dead
+        session can last. If the znode still exists after the wait, the method raises ConfigError, because the id is in
+        use. (1.x continues with the other consumer's znode, so that two consumers own the same partitions.) Do not call
+        this method on the session's event thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -148,8 +148,8 @@ class GroupMembership:
         """Id of the session that has created the consumer's znodes; 0 while the consumer is not registered on the
         current session.
 
-        This id is used as the `fence` argument of OffsetStore.commit. Read the id before claiming partitions, and keep
-        it together with the claimed partitions.
+        Pass the session id to OffsetStore.commit as the argument `fence`. Read the id before claiming partitions, and
+        keep it together with the claimed partitions.
         """
         joined = self._state.session_id
         return joined if joined is not None and self._session.is_current(joined) else 0
@@ -189,9 +189,9 @@ class GroupMembership:
         after the subscription.
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
-        So every reader sees the znode with either the former topics or the new topics. Raises the errors of join(),
-        InvalidName, ConfigError. After an error call this method again: the subscription may be incomplete, or may be
-        completed only when the consumer registers the next time.
+        So every reader sees the znode either with all former topics, or with all former topics and the new topic.
+        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again, because the
+        subscription may be incomplete until the consumer registers the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
         if not is_unfinished:
@@ -305,9 +305,9 @@ class GroupMembership:
 
     def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
         """Make the members of the group use these zones of brokers for the assignment of partitions. zones: the zone of
-        each broker, by broker id. version: the `version` of GroupZones on which the caller's decision is based; nothing
-        is written if the group has agreed on other zones since. The next snapshot shows the agreed zones, and on_change
-        of all members is called.
+        each broker, by broker id. version: the `version` of GroupZones on which the caller's decision is based; if the
+        group has agreed on other zones since, nothing is written. The next snapshot shows the agreed zones, and
+        on_change of all members is called.
 
         Raises SessionLost, CoordinationUnavailable.
         """
@@ -344,10 +344,9 @@ class GroupMembership:
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
         """Claim several partitions, as claim() does, in about two requests. Return the partitions that this consumer
-        owns now. When one of the other partitions becomes free, on_change is called.
+        owns now. When one of the partitions that could not be claimed becomes free, on_change is called.
 
-        This reads the owner znodes before it writes, because every ZooKeeper server writes even a refused write to its
-        log.
+        The method reads the owner znodes before it writes, because every ZooKeeper server logs even a refused write.
         """
         wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
@@ -406,8 +405,7 @@ class GroupMembership:
         return parse_consumer_id(path, node.data) if node else None
 
     def require_owned(self, partitions: Iterable[Partition], session_id: int) -> None:
-        """Ask ZooKeeper whether the session `session_id` is alive and owns all of these partitions. This takes one
-        round trip.
+        """Ask ZooKeeper in one round trip whether the session `session_id` is alive and owns all of these partitions.
 
         Raises SessionLost if the session has ended or does not own all of these partitions, and CoordinationUnavailable
         if ZooKeeper does not answer.

@@ -1,9 +1,9 @@
 """Hold the state of one group member: its registration, its claimed partitions, and the owner znodes that it watches.
-This module has no I/O and no clock.
+The code in this module does no I/O and reads no clock.
 
-membership.py reads and writes ZooKeeper. It informs this module before each write and after the answer. This module
-decides which partitions may belong to the member, whether the member must register again, and on which owner znodes a
-watch must still be set.
+membership.py reads and writes ZooKeeper. membership.py informs membership_state.py before each write and after the
+answer. membership_state.py decides which partitions may belong to the member, whether the member must register again,
+and on which owner znodes a watch must still be set.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class MembershipState:
     """The state of one group member. Each method call is one atomic step. Any thread may call the methods.
 
     topics: all topics of the member. session_id: id of the session that has created the member's znodes; None if no
-    session has. is_registered: whether the member's own znodes exist, as far as the member knows. is_out: whether the
-    member has stepped out of the group, and stays outside until it rejoins.
+    session has created them. is_registered: whether the member's own znodes exist, as far as the member knows. is_out:
+    whether the member has stepped out of the group, and stays outside until it rejoins.
     """
 
     def __init__(self, topics: Iterable[str]) -> None:
@@ -89,10 +89,10 @@ class MembershipState:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> tuple[bool, int | None]:
-        """Add a topic to the member's topics. Return two values. The first is whether the caller still has work to do
-        for the topic. The second is the id of the session on which the member's znode must be created again with the
-        topic. It is None if the member is not registered now: then the next registration contains the topic, or
-        `registered` will ask for a new znode.
+        """Add a topic to the member's topics. Return two values. The first value is whether the caller still has work
+        to do for the topic. The second value is the id of the session on which the member's znode must be created again
+        with the topic. The second value is None if the member is not registered now, because the next registration
+        contains the topic, or `registered` will ask for a new znode.
         """
         with self._lock:
             if topic not in self.topics:
@@ -116,8 +116,8 @@ class MembershipState:
             return frozenset(self._held)
 
     def hold(self, partitions: Iterable[Partition]) -> None:
-        """Record that the member owns these partitions, or is about to claim them. They are recorded before the claim,
-        because the member may own them even if the answer to the claim is lost.
+        """Record that the member owns these partitions, or is about to claim them. The caller records partitions before
+        it claims them, because the member may own them even if the answer to the claim is lost.
         """
         with self._lock:
             self._held |= set(partitions)

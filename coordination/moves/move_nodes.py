@@ -36,8 +36,8 @@ class Moves:
     """Reads and changes the moves of partitions between the brokers of a cluster. Any thread except kazoo's may call
     the methods. Each call makes requests to ZooKeeper.
 
-    The methods may raise CoordinationUnavailable and SessionLost. Then it is unknown whether a requested change was
-    made; a later read() shows whether it was.
+    The methods may raise CoordinationUnavailable and SessionLost. After one of these errors it is unknown whether a
+    requested change was made. A later read() shows whether the change was made.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -76,8 +76,8 @@ class Moves:
         return found
 
     def begin(self, move: Move, instead_of: FoundMove | None = None) -> bool:
-        """Write a new move. If there was a former move with the same name (`instead_of`), replace it. Return False, and
-        write nothing, if somebody else has changed the znode meanwhile.
+        """Write a new move to its znode. instead_of: the former move with the same name, which is replaced; None if
+        there was none. Return False, and write nothing, if somebody else has changed the znode meanwhile.
         """
         path = self._paths.move(move.topic, move.name)
         self._session.ensure_chroot()

@@ -30,8 +30,8 @@ class OffsetHandOver:
     """Hands over the offsets of all groups for one move. The methods block on ZooKeeper. Any thread except kazoo's may
     call them, but only one thread at a time. Every method may raise CoordinationError.
 
-    Another process may repeat the hand-over at any time, because each offset is written for the target and deleted for
-    the source in the same transaction.
+    Another process may repeat the hand-over at any time, because one transaction writes each offset for the target and
+    deletes it for the source.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -54,12 +54,12 @@ class OffsetHandOver:
         return waiting
 
     def finish(self) -> None:
-        """Delete the owner znodes by which this object has claimed partitions."""
+        """Delete the owner znodes that this object has created to claim partitions."""
         self._nodes.delete_owned(self._session.session_id, sorted(self._claimed))
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Yield the numbers of those moving partitions of the source that the group uses."""
+        """Yield the numbers of the source's partitions that are being moved and that the group uses."""
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):

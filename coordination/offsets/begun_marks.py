@@ -1,5 +1,5 @@
-"""Store marks in ZooKeeper that tell which messages the members of a group have begun to process. If a member dies, the
-next owner of its partitions reads the marks (decision 108).
+"""Store marks in ZooKeeper. A mark tells which message a member of a group has begun to process. If the member dies,
+the next owner of its partitions reads the marks (decision 108).
 
 Marks are written by members whose run() sends failed messages back to the broker. Each partition that such a member
 owns, or owned when it died, has one persistent znode with a mark. The znode is removed when its member gives up the

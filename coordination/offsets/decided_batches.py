@@ -23,14 +23,14 @@ difference is left for the rest of the request.
 
 
 class Versioned(NamedTuple):
-    """The content of a query's znode, and its version. Both are None if there is no znode."""
+    """The content and the version of a Spark query's znode. Both values are None if the znode does not exist."""
 
     decided: DecidedBatch | None
     version: int | None
 
 
 class DecidedBatches:
-    """Reads and writes the decided batches in ZooKeeper. Any thread may call the methods. They raise
+    """Reads and writes the decided batches in ZooKeeper. Any thread may call the methods. The methods raise
     CoordinationUnavailable if ZooKeeper does not answer, and CoordinationError for damaged data.
     """
 
@@ -52,8 +52,8 @@ class DecidedBatches:
         """Replace the content of the query's znode by `decided`, if the znode still contains `found`. Return the new
         content, or None if somebody else has changed the znode.
 
-        If this method raises CoordinationUnavailable, `decided` may have been written already. It may also be written
-        later, unless somebody else replaces `found` first.
+        If this method raises CoordinationUnavailable, `decided` may have been written already. ZooKeeper may also write
+        `decided` later, unless somebody else replaces `found` first.
         """
         path = self._paths.spark_write(query_id)
         data = format_decided_batch(decided)

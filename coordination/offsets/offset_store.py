@@ -26,15 +26,17 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""If more offset znodes than this number are to be read, it is cheaper to list first which of them exist."""
+"""Number of offset znodes in one read. To read more than 64 offset znodes, it is cheaper to list first which of them
+exist.
+"""
 
 TopicPartitionName = tuple[str, str]
 """A partition as a pair of texts: the topic's name and `<broker>-<partition>`."""
 
 
 class OffsetStore(Protocol):
-    """A store of committed offsets. Any thread may call the methods. They raise CoordinationUnavailable if the store
-    cannot be reached, and CoordinationError for damaged data.
+    """A store of committed offsets. Any thread may call the methods. The methods raise CoordinationUnavailable if the
+    store cannot be reached, and CoordinationError for damaged data.
     """
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
@@ -49,10 +51,10 @@ class OffsetStore(Protocol):
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
         """Store the offsets. Each offset is stored independently of the others.
 
-        fence: id of the ZooKeeper session that holds the owner znodes of the partitions, which is
-        GroupMembership.session_id at the time of the claim. If this session is not the current session any more,
+        fence: id of the ZooKeeper session that holds the owner znodes of the partitions. This id is the value of
+        GroupMembership.session_id at the time of the claim. If the session is not the current session any more,
         SessionLost is raised and nothing is written, so that the offsets of a new owner are not overwritten. None means
-        the current session; it is used by tools that change the offsets of a group without members.
+        the current session; tools that change the offsets of a group without members pass None.
         """
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
@@ -68,7 +70,7 @@ class ZooKeeperOffsetStore(OffsetStore):
     (zookeeper.md §2).
 
     Reads are pipelined, and many writes are sent in one transaction. If a commit fails, some of its offsets may have
-    been stored. It is always safe to repeat the commit.
+    been stored. The caller can always repeat the commit safely.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -139,12 +141,12 @@ class ZooKeeperOffsetStore(OffsetStore):
 
 class LocalOffsetStore(OffsetStore):
     """Keeps offsets in the file `~/.meta_offsets`, which broadcast consumers of 1.x also use (storage.md §8). All
-    processes of one user share this file.
+    processes of one user share the file.
 
     Java clients rewrite the whole file from memory, so that processes overwrite the entries of each other's groups.
-    This class changes only the entries of the commit, while it holds a lock file beside the offset file. It writes a
-    new file, calls fsync, and replaces the offset file by a rename. `fence` is ignored: only this host uses the file,
-    and only this host has members of the broadcast group.
+    LocalOffsetStore changes only the entries of the committed offsets, while it holds a lock file beside the offset
+    file. The class writes a new file, calls fsync, and replaces the offset file by a rename. `fence` is ignored: only
+    this host uses the file, and only this host has members of the broadcast group.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -228,14 +230,14 @@ def _parse_local_entry(entry: Mapping[str, Any]) -> tuple[TopicPartitionName, Of
 
 
 class OwnerCheckedStore(OffsetStore):
-    """Wraps an OffsetStore that does not use ZooKeeper (a file, a database). Before each commit it checks that the
-    committing member owns the partitions. Any thread may call the methods.
+    """Wraps an OffsetStore that does not use ZooKeeper (a file, a database). Before each commit the wrapper checks that
+    the committing member owns the partitions. Any thread may call the methods.
 
     Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
     partitions. The check and the write are two steps, while ZooKeeperOffsetStore needs only one step. So if a member's
     session ends exactly between the two steps, the member can still overwrite a commit that the next owner makes at
-    that moment. Then messages may be delivered again, but no message is lost, because all messages before the written
-    offset were consumed, or the group had not begun to consume. There is one exception: if both owners begin at
+    that moment. In that case messages may be delivered again. No message is lost, because all messages before the
+    written offset were consumed, or the group had not begun to consume. There is one exception: if both owners begin at
     "latest" at that moment, and nothing is committed afterwards, the messages between the two start offsets are
     skipped.
     """

@@ -1,7 +1,7 @@
 """Keep the offsets of consumer groups in a table of an SQL database. The table has the same form as the table of
 MysqlOffsetStorage in metaq 1.x (storage.md §8).
 
-This module works with any DB-API 2.0 driver (PEP 249), and imports no driver itself.
+The store works with any DB-API 2.0 driver (PEP 249). The module imports no driver itself.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class SqlOffsetStore(OffsetStore):
     """An OffsetStore in an SQL database. Any thread may call the methods. Each call opens a database connection,
     executes one transaction on it, and closes the connection.
 
-    A group's first commit for a partition inserts a row. As in 1.x, this first commit states the offset at which the
-    group begins in the partition. Later commits update the row. The store does not use ZooKeeper, so a consumer wraps
-    the store in an OwnerCheckedStore.
+    A group's first commit for a partition inserts a row. As in 1.x, the offset in the first commit is the offset at
+    which the group begins in the partition. Later commits update the row. The store does not use ZooKeeper, so a
+    consumer wraps the store in an OwnerCheckedStore.
     """
 
     def __init__(

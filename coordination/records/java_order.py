@@ -1,4 +1,4 @@
-"""Sort texts in the order of Java's strings. 1.x sorts partitions, members and brokers in this order."""
+"""Sort texts in the order of Java's strings. metaq 1.x sorts partitions, members and brokers in Java's string order."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 class MoveState(Enum):
-    """The states of a move, in the order in which a move goes through them. CANCELLED may follow only ASKED, COPYING or
-    CLOSING.
+    """The states of a move, in the order of a normal move. CANCELLED may follow only ASKED, COPYING or CLOSING.
     """
 
     ASKED = "asked"
@@ -48,8 +47,8 @@ class MoveState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of partitions of a topic from one broker (the source) to another broker (the target). The offsets of the
-    messages stay the same.
+    """A move of partitions of a topic from one broker (the source) to another broker (the target). The messages keep
+    their offsets.
 
     The source's partitions `first` … `first + count - 1` become partitions of the target from the number `target_first`
     on; `target_first` is -1 until the target has chosen it. rate: copying speed in bytes per second, from 1 to
@@ -75,8 +74,8 @@ class Move:
 
     @property
     def name(self) -> str:
-        """The name of the move's znode. It is the name of the first moved partition at the source,
-        `<broker>-<partition>`.
+        """The name of the move's znode, which is the name `<broker>-<partition>` of the first moved partition at the
+        source.
         """
         return f"{self.source}-{self.first}"
 
@@ -91,8 +90,9 @@ class Move:
 
 
 def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
-    """Return a mapping from each moved partition at the source to the same partition at the target. The result is
-    meaningless until the target has chosen `target_first`.
+    """Return a mapping with one entry for each partition of the move. The key is the partition at the source; the value
+    is the partition of the target that holds the same messages. The result is meaningless until the target has chosen
+    `target_first`.
     """
     return {
         TopicPartition(move.topic, move.source, number): TopicPartition(move.topic, move.target, move.of_target(number))
@@ -101,8 +101,8 @@ def places_of(move: Move) -> dict[TopicPartition, TopicPartition]:
 
 
 def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
-    """Return a mapping for all completed moves, from each moved partition at its source to the same partition at its
-    target.
+    """Return a mapping with one entry for each partition of all completed moves. The key is the partition at the
+    source; the value is the partition of the target that holds the same messages.
     """
     done = [places_of(move) for move in moves if move.state is MoveState.DONE]
     return {source: target for places in done for source, target in places.items()}
@@ -120,8 +120,8 @@ def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPar
 
 
 def format_move(move: Move) -> bytes:
-    """Return the move as a JSON object. It omits the topic, the source and its first partition, because the znode's
-    path contains them.
+    """Return the move as a JSON object. The object omits the topic, the source and the first moved partition, because
+    the path of the move's znode contains them.
     """
     to = str(move.target) if move.target_first < 0 else f"{move.target}-{move.target_first}"
     fields: dict[str, object] = {"state": move.state.value, "count": move.count, "to": to, "rate": move.rate}

@@ -25,8 +25,8 @@ of ZooKeeper's tree.
 """
 
 DEFAULT_ROOT = "/meta"
-"""The default path below which metaq keeps its znodes. It is the default of zk.zkRoot in metaq 1.x (zookeeper.md
-§1).
+"""The default path below which metaq keeps its znodes. The setting zk.zkRoot of metaq 1.x has the same default
+(zookeeper.md §1).
 """
 
 

@@ -90,7 +90,8 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class DecidedBatch:
-    """The last batch of a Spark query whose rows are in the query's topics, or will certainly be written there.
+    """The last decided batch of a Spark query: all its rows are in the query's topics, or will certainly be written
+    there.
 
     pending: names of the batch's transactions that may not be committed yet. topic: one of the topics to which the
     batch was written.
@@ -168,7 +169,7 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 def parse_broker_id(path: str, name: str) -> int:
     """Parse the name of a child of the znode broker_ids as a broker id. Raises CoordinationError if the name is not a
-    broker id. Such a child would also break every rebalance of 1.x clients.
+    broker id. A child whose name is not a broker id would also break every rebalance of 1.x clients.
     """
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
@@ -212,8 +213,8 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if the
     payload is empty or JSON null.
 
-    Raises CoordinationError for every payload that Java clients skip (unknown key, no number), because all members of a
-    group must see the same partitions.
+    Java clients skip some payloads (unknown key, no number). For these payloads this function raises CoordinationError,
+    because all members of a group must see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -289,8 +290,8 @@ def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
 
 
 class ConsumerFilter(NamedTuple):
-    """A consumer's filter for the messages of a topic. tags: the filter accepts messages with one of these tags;
-    sorted; () accepts any tag. where: the text of the content filter as the user wrote it, "" for none.
+    """A consumer's filter for the messages of a topic. tags: the tags that the filter accepts, sorted; () accepts any
+    tag. where: the text of the content filter as the user wrote it, "" for none.
     """
 
     tags: tuple[str, ...] = ()
@@ -327,7 +328,7 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 class Begun(NamedTuple):
     """The message that the owner of a partition has begun to process. offset: the message's offset, written before the
     processing begins; -1 if the owner handles messages without writing their offsets. alone: number of successive
-    owners that have begun this message while they processed no other message, and have not finished it.
+    owners that began this message while they processed no other message, and did not finish it.
     """
 
     offset: int = -1

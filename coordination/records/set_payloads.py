@@ -1,5 +1,5 @@
-"""Format and parse the payloads of a broker set's znodes. They contain the state on which the nodes of the set have
-agreed, and data of each node. The functions are pure.
+"""Format and parse the payloads of a broker set's znodes. The payloads contain the state on which the nodes of the set
+have agreed, and data about each node. The functions are pure.
 
 payloads.py contains the helper functions for all kinds of payloads.
 """
@@ -30,15 +30,17 @@ class SetState:
     """The state of a broker set on which its nodes have agreed.
 
     epoch: number of the current leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
-    nodes that may be elected. The key is the node's name; the value is the identifier of the node's data
-    (SetNode.instance); sorted by name. A node with the same name but other data (a new directory or a copy) is not in
-    sync. preferred: name of the node that should lead, or "". members: names of the nodes that the set should have,
-    sorted. These are all nodes that have ever been in sync, except nodes that an operator has removed. chosen: the
-    highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never. If the chosen
-    node lacks data of this epoch or of an older epoch, this data is given up, even if other nodes have it.
+    nodes that may be elected, sorted by name. The key is the node's name; the value is the identifier of the node's
+    data (SetNode.instance). If a node has the right name but another instance (a new data directory or a copy), the
+    node is not in sync. preferred: name of the node that should lead, or "". members: names of the nodes that the set
+    should have, sorted. The members are all nodes that have ever been in sync, except nodes that an operator has
+    removed.
+    chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never.
+    Data that was written up to this epoch and that the chosen node lacks is given up, even if other nodes have it.
 
-    If a state has no in-sync nodes, ZooKeeper was set back to an older state, and a node that had seen a newer state
-    has revoked the older state (see `revoked`). Then no node may be elected until an operator has chosen one.
+    A state without in-sync nodes means that ZooKeeper was set back to an older state, and that a node with a newer
+    state in memory has revoked the older state (see `revoked`). After a revocation no node may be elected until an
+    operator has chosen one.
     """
 
     epoch: int
@@ -53,7 +55,7 @@ class SetState:
         object.__setattr__(self, "members", tuple(sorted({*self.members, *self.in_sync})))
 
     def revoked(self) -> SetState:
-        """Return a copy of this state without a leader and without in-sync nodes, which is called a revoked state.
+        """Return a copy of this state without a leader and without in-sync nodes. The copy is called a revoked state.
         Since no node is in sync, no node stands for election. Since no node leads, no node follows. So even a node with
         an older version of metaq, which does not know revoked states, does the right thing.
         """
@@ -76,9 +78,9 @@ class SetNode:
     """The data that one node of a broker set publishes about itself.
 
     name: the node's name, which is unique in its set. url: the node's address, `meta://host:port`. zone: the node's
-    zone, "" for none. instance: an identifier of the node's data. It is chosen at random and kept in the data
-    directory; a copy of the directory gets another instance. forgetful: true if the node's machine has restarted since
-    the time when the node was last known to have all data.
+    zone, "" for none. instance: an identifier of the node's data. The identifier is chosen at random and kept in the
+    data directory. A copy of the directory gets another identifier. forgetful: true if the node's machine has restarted
+    since the time when the node was last known to have all data.
     """
 
     name: str
@@ -103,12 +105,12 @@ class SetNode:
 
 
 def may_revoke(state: SetState, newest: SetState) -> bool:
-    """Return whether a node that has seen the state `newest` may revoke the older `state`, to which ZooKeeper was set
-    back.
+    """ZooKeeper was set back to the older state `state`. Return whether a node that has seen the state `newest` may
+    revoke `state`.
 
-    The result is False if, after ZooKeeper was set back, a node has been elected or an operator has chosen a node. Then
-    the present nodes may already follow that node, and must not be stopped because a node with newer knowledge comes
-    late. The late node does not truncate its own newer data.
+    The result is False if a node has been elected, or an operator has chosen a node, after ZooKeeper was set back. In
+    both cases the present nodes may already follow the elected or chosen node. They must not be stopped because a node
+    with newer knowledge comes late. The late node does not truncate its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 
@@ -153,8 +155,8 @@ def parse_set_state(path: str, data: bytes | None) -> SetState | None:
 
 
 def format_set_node(node: SetNode) -> bytes:
-    """Return a JSON object with the fields of SetNode. The node's name is omitted, because the znode has the same name.
-    `forgetful` is included only if it is true, and `epoch` only if it is not 0.
+    """Return a JSON object with the fields of SetNode. The object omits the node's name, because the name of the znode
+    is the node's name. `forgetful` is included only if it is true, and `epoch` only if it is not 0.
     """
     fields: dict[str, object] = {"url": node.url, "zone": node.zone, "instance": node.instance}
     if node.forgetful:

@@ -1,5 +1,5 @@
-"""Compute the pauses between repeated attempts. The pauses grow exponentially and are partly random, so that many
-processes do not repeat their attempts at the same time.
+"""Compute the pauses between repeated attempts. The pauses grow exponentially. They are partly random, so that many
+processes do not repeat their attempts at the same moment.
 """
 
 from __future__ import annotations

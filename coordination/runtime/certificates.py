@@ -25,9 +25,10 @@ _HANDSHAKE_STEPS = 3
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Paths of PEM files. ca: the file of the CA certificates that have signed the other side's certificate.
+    """Paths of PEM files for TLS. ca: the file with the certificates of the CAs that may sign the other side's
+    certificate.
     certificate, key: the files of this side's certificate and private key; give both or none. Intermediate certificates
-    follow this side's certificate in the same file. option: the option's name in errors.
+    are in the file `certificate`, after this side's certificate. option: the name of the option in error messages.
     """
 
     ca: str = ""
@@ -36,9 +37,9 @@ class CertificateFiles:
     option: str = "tls"
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the TLS context for connections to brokers. It requires TLS 1.2 or newer. The broker's certificate
-        must contain the host's name. It must be signed by one of the CAs in `ca`, or by a CA that the system trusts if
-        `ca` is not given. Raises ConfigError if a file cannot be used.
+        """Return the TLS context for connections to brokers. The context requires TLS 1.2 or newer. The broker's
+        certificate must contain the host's name. A CA in `ca` must have signed the certificate, or a CA that the system
+        trusts if `ca` is not given. Raises ConfigError if a file cannot be used.
         """
         import ssl
 
@@ -67,8 +68,8 @@ class CertificateFiles:
         """Return this side's certificate as `ssl.SSLSocket.getpeercert` shows it. Raises ConfigError; also for a
         certificate that has expired, which TLS cannot show.
 
-        `ssl` shows only the certificate of the other side. So two sides in memory shake hands here, and one of them
-        trusts exactly this certificate.
+        Python's `ssl` shows one side of a connection only the certificate of the other side. So this method makes a TLS
+        handshake between two sides in memory, and one of them trusts exactly this certificate.
         """
         import ssl
 
@@ -123,8 +124,8 @@ def check_secret(option: str, path: str) -> None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted private key by raising an error. OpenSSL calls this function to get the password. Without the
-    function, OpenSSL would ask for the password on the terminal.
+    """Refuse an encrypted private key by raising an error. OpenSSL calls this function to get the password. If OpenSSL
+    were given no function, it would ask for the password on the terminal.
     """
     raise ValueError(
         "the key is encrypted: metaq reads keys without a password, and checks that only you can read them"

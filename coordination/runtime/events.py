@@ -1,9 +1,10 @@
-"""The threads on which the coordination code runs callbacks and repeats work. They are never kazoo's own threads.
+"""The threads on which the coordination code runs callbacks and repeats work. None of these threads is one of kazoo's
+own threads.
 
-kazoo calls state listeners on its connection thread, and watches on its callback thread. A ZooKeeper call on these
-threads would wait for an answer that the same thread has to read. So listeners and watches only post calls to the event
-thread. This module uses threading.Condition, so its functions must not be called on a thread that an interrupt may
-reach (interrupts.py). ZkSession ensures this.
+kazoo calls state listeners on its connection thread, and watches on its callback thread. If code on one of kazoo's
+threads called ZooKeeper, the thread would wait for an answer that the same thread has to read. So listeners and watches
+only post calls to the event thread. The classes here use threading.Condition, so they must not be called on a thread
+that an interrupt may reach (interrupts.py). ZkSession ensures that no such thread calls them.
 """
 
 from __future__ import annotations
@@ -114,9 +115,9 @@ class PersistentTask:
     random. The number of calls is not limited.
 
     trigger() requests that `attempt` is called until it has succeeded once. A trigger during an attempt leads to
-    another attempt. A CoordinationError is logged on one line with the pause. Any other exception is a bug: it is
-    logged with its traceback, and the attempt is also repeated, because a broker or consumer that stops silently would
-    be worse. The thread ends when no attempt is requested.
+    another attempt. A CoordinationError is logged on one line with the pause. Any other exception is a bug. The
+    exception is logged with its traceback, and the attempt is also repeated, because a broker or consumer that stops
+    silently would be worse. The thread ends when no attempt is requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:

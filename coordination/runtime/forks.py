@@ -16,14 +16,13 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""Number of forks from the process that imported this module to the current process. Reading this number costs less
-than os.getpid().
+"""Number of forks between the process that imported this module and the current process. To read the number costs less
+than a call of os.getpid().
 """
 
 
 class ForkGuard:
-    """Remembers the process in which the guard was made. what: the name of the guarded object in errors, such as
-    "Producer".
+    """Remembers which process has made the guard. what: the name of the guarded object in errors, such as "Producer".
     """
 
     __slots__ = ("_generation", "_process", "_what")

@@ -1,5 +1,5 @@
-"""Handle interrupts: exceptions that may come at any line of a user's thread. These are KeyboardInterrupt, and
-exceptions raised by a signal handler.
+"""Handle interrupts: exceptions that may come at any line of a user's thread. An interrupt is a KeyboardInterrupt, or
+an exception that a signal handler raises.
 
 CPython calls signal handlers on the main thread, and only at certain points: after a call of a C function, at the
 beginning of a function, and at each new iteration of a loop. So neither a C function nor a statement without a call is
@@ -75,9 +75,9 @@ class Bell:
     woken at once. Several rings before this wake-up count as one: they wake only one wait. Any thread may call the
     methods.
 
-    This class does not use an Event, because an Event's lock may stay locked after an interrupted wait. It does not use
-    a SimpleQueue either: in CPython 3.11, `get(timeout=…)` never returns if a signal whose handler raises nothing, such
-    as a profiler's, arrives just when the timeout ends.
+    A Bell does not use a threading.Event, because an Event's lock may stay locked after an interrupted wait. A Bell
+    does not use a SimpleQueue either. In CPython 3.11, `get(timeout=…)` of a SimpleQueue never returns if a signal
+    arrives just when the timeout ends and the signal's handler raises nothing (a profiler's handler, for example).
     """
 
     __slots__ = ("_lock",)
@@ -129,8 +129,8 @@ class BackgroundThread:
     RuntimeError if the interpreter is about to exit.
 
     If Thread.start() is interrupted, the new thread may end at once without running the action. So another thread calls
-    Thread.start(), and that thread is started by one call of a C function. If the constructor is interrupted after this
-    call, the action runs although the caller has not got this object.
+    Thread.start(), and that thread is started by one call of a C function. If the constructor is interrupted after the
+    call of the C function, the action runs although the caller has not got the BackgroundThread object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -170,9 +170,9 @@ class Aside:
     An interrupt ends only the caller's wait, not the action, because the action may hold locks and may have steps that
     belong together. Actions run in order; the action of an interrupted call runs before later actions. name: the name
     of the threads. drops: whether to discard queued actions whose caller was interrupted, so that a later action waits
-    for at most one of them. lingers: seconds for which the thread waits for more actions, so that many successive calls
-    need only one thread. This helps because on busy processors a new thread waits milliseconds until it runs. Do not
-    use an Aside for objects that a forked process also uses.
+    for at most one of them. lingers: seconds for which a thread that has run its actions waits for more actions. The
+    wait saves new threads: on busy processors a new thread needs milliseconds until it runs. Do not use an Aside for
+    objects that a forked process also uses.
     """
 
     def __init__(self, name: str, *, drops: bool = False, lingers: float = 0.0) -> None:
@@ -191,7 +191,7 @@ class Aside:
 
     def do(self, action: Callable[..., T], *args: object, seconds: float | None = None) -> T:
         """Run `action`, and return its result or raise its exception. seconds: longest time to wait for the action. If
-        the action is not done by then, this method raises Empty, and the action continues.
+        the action has not ended after this time, the method raises Empty, and the action continues.
         """
         if not may_be_interrupted():
             return action(*args)
@@ -262,17 +262,19 @@ class Aside:
 class Bells:
     """Wakes threads that wait for a change. Any thread may call the methods.
 
-    This class is used instead of threading.Condition. Python code takes a Condition's lock, so the lock may stay locked
-    for ever if the thread is interrupted.
+    Bells replaces threading.Condition: Python code takes a Condition's lock, so the lock may stay locked for ever if
+    the thread is interrupted.
     """
 
     def __init__(self) -> None:
         self.waiting: list[Bell] = []
-        """The bells of the waiting threads. A caller can check without a function call whether this list is empty."""
+        """The bells of the waiting threads. The attribute is public, so that a caller can check without a function call
+        whether any thread waits.
+        """
 
     def ring(self, most: int | None = None) -> None:
-        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; threads
-        that were woken before and have not checked yet are not counted.
+        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; a thread
+        that an earlier ring() has woken, but that has not checked its condition yet, is not counted.
         """
         for bell in list(self.waiting):
             if most is not None and most <= 0:

@@ -1,4 +1,6 @@
-"""Find the address under which other hosts reach this host. It is chosen as in metaq 1.x (zookeeper.md §3)."""
+"""Find the address under which other hosts reach this host. The address is chosen in the same way as in metaq 1.x
+(zookeeper.md §3).
+"""
 
 from __future__ import annotations
 

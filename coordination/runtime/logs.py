@@ -1,8 +1,9 @@
-"""Loggers for code that may run on a user's thread. They prevent that an interrupt (interrupts.py) comes while a log
-line is written.
+"""Loggers for code that may run on a user's thread. The loggers ensure that no interrupt (interrupts.py) comes while a
+log line is written.
 
-The module `logging` locks a log handler by Python code. If an interrupt comes after the locking, the lock stays held.
-Then every thread that writes to the log hangs for ever, including the threads that fetch, rebalance and commit.
+The module `logging` locks a log handler by Python code. If an interrupt comes after the locking, the lock stays held. A
+lock that stays held makes every thread that writes to the log hang for ever, including the threads that fetch,
+rebalance and commit.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from .interrupts import Aside, may_be_interrupted
 __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
-"""Longest time in seconds for which a caller waits until another thread has written the caller's log line. The wait is
-limited because of log handlers that themselves send messages with metaq. With such a log handler, the waiting caller
-may hold the handler's lock. In this case the caller's line is written when the lock is free again.
+"""Another thread writes the log line of a caller that may be interrupted. The caller waits at most this number of
+seconds until its line is written. The wait is limited because a log handler may itself send messages with metaq, so
+that the waiting caller holds the handler's lock. If so, the other thread writes the line after the caller has released
+the lock.
 """
 
 

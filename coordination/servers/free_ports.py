@@ -11,16 +11,16 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["ready_port", "ready_ports"]
 
 _FREE_PORTS = range(10_000, 32_768)
-"""The ports from which a free port is chosen. They are below the ports that Linux uses for outgoing connections by
-default (net.ipv4.ip_local_port_range).
+"""The range of ports in which a free port is searched. All ports of the range are below the ports that Linux uses for
+outgoing connections by default (net.ipv4.ip_local_port_range).
 """
 
 _TRIES = 100
 
 _kept: list[socket.socket] = []
-"""Sockets bound to the free ports that this process has chosen. These sockets never listen, so servers can listen on
-their ports. Other processes that look for a free port skip a port with such a socket, even while no server listens on
-it. Each socket takes one file descriptor until the process ends.
+"""Sockets bound to the free ports that this process has chosen. The sockets never listen, so servers can listen on
+their ports. When another process looks for a free port, it skips the ports of these sockets, even while no server
+listens there. Each socket takes one file descriptor until the process ends.
 """
 
 
@@ -32,9 +32,9 @@ def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
 
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return `count` successive ports, the first of which is `first`, if servers can listen on all of these ports. If
-    `first` is 0, return free ports instead. As long as this process runs, no other process gets these free ports from
-    this function.
+    """Check that servers can listen on the `count` successive ports from `first` on, and return these ports. If `first`
+    is 0, return free ports instead. As long as this process runs, no other process gets these free ports from this
+    function.
 
     Raises ConfigError, which names `option` and the port that is in use.
     """
@@ -60,8 +60,9 @@ def _probe(option: str, port: int, host: str, probe: socket.socket) -> int:
 
 
 def _keep_free_port(option: str, host: str, family: socket.AddressFamily) -> int:
-    """Choose a free port, bind a socket to it, and return the port. If possible, the port is not one of those that the
-    system uses for outgoing connections, because an outgoing connection could take the port before the server does.
+    """Choose a free port, bind a socket to it, and return the port. If possible, choose a port outside of the range
+    that the system uses for outgoing connections, because an outgoing connection could take the port before the server
+    does.
     """
     holder = socket.socket(family)
     try:

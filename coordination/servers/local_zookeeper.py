@@ -1,5 +1,5 @@
-"""The base classes of the ZooKeeper servers that metaq starts on this machine for development and tests. They manage
-the server's directory and port, and start and stop the server.
+"""The base classes of the ZooKeeper servers that metaq starts on this machine for development and tests. The base
+classes manage a server's directory and port, and start and stop the server.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from ..records.payloads import host_and_port
 __all__ = ["APACHE_DIRECTORY", "STANDALONE_DIRECTORY", "LocalZooKeeper", "ZooKeeperProcess", "four_letter_word"]
 
 APACHE_DIRECTORY = "data/version-2"
-"""The directory in which Apache's ZooKeeper server keeps its files, below `data_dir`."""
+"""The path, relative to `data_dir`, of the directory with the files of Apache's ZooKeeper server."""
 
 STANDALONE_DIRECTORY = "standalone"
-"""The directory in which metaq's own ZooKeeper server in Python keeps its files, below `data_dir`."""
+"""The path, relative to `data_dir`, of the directory with the files of metaq's own ZooKeeper server."""
 
 _POLL = 0.03
 
 
 class LocalZooKeeper(ABC):
-    """A ZooKeeper server on this machine that can be started and stopped. Only one thread at a time may use an object
-    of this class.
+    """A ZooKeeper server on this machine that can be started and stopped. Two threads must not use an object of this
+    class at the same time.
 
-    data_dir: the server's directory, created if it is missing. port: the server's port; 0 chooses a free port, which
-    stays the same when this object starts the server again. tick_time_ms, max_session_timeout_ms: both in milliseconds.
-    Whatever session timeout a client requests, the server grants at least 2 ticks and at most max_session_timeout_ms.
+    data_dir: the server's directory, created if it is missing. port: the server's port. 0 chooses a free port; the
+    chosen port stays the same when this object starts the server again. tick_time_ms, max_session_timeout_ms: both in
+    milliseconds. Whatever session timeout a client requests, the server grants at least 2 ticks and at most
+    max_session_timeout_ms.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class LocalZooKeeper(ABC):
 
     @property
     def log(self) -> Path:
-        """The path of the file to which a server in a child process writes its log."""
+        """The path of the server's log file, if the server runs in a child process."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
@@ -109,14 +110,14 @@ class LocalZooKeeper(ABC):
         self._lock_file = lock
 
     def _refuse_apache(self) -> None:
-        """Raise ConfigError if `data_dir` contains files of Apache's ZooKeeper server. The standalone server calls this
-        method.
+        """Raise ConfigError if `data_dir` contains files of Apache's ZooKeeper server. metaq's own (standalone) server
+        calls this method before it uses `data_dir`.
         """
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. This
-        server would ignore these files and start without data.
+        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. The
+        server to be started would ignore these files and start without data.
         """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):

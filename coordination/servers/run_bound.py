@@ -1,9 +1,10 @@
 """`python run_bound.py PARENT_PID SIGNAL PROGRAM …` becomes PROGRAM, and gets the signal with the number SIGNAL when
 the parent process ends.
 
-This program is used instead of subprocess's `preexec_fn`, which may deadlock in a process with threads. The program
-imports nothing of metaq, so that it starts in milliseconds. On Linux (prctl(2)) PROGRAM gets the signal even if the
-parent process is ended by SIGKILL. On other systems, PROGRAM continues to run after its parent was killed.
+metaq uses this program instead of subprocess's `preexec_fn`, because `preexec_fn` may deadlock in a process with
+threads. The program imports nothing of metaq, so that it starts in milliseconds. On Linux (prctl(2)) PROGRAM gets the
+signal even if the parent process is ended by SIGKILL. On other systems, PROGRAM continues to run after its parent was
+killed.
 """
 
 import ctypes

@@ -1,8 +1,8 @@
-"""Find out why a ZooKeeper session cannot be opened. This module sends `srvr`, ZooKeeper's request for statistics, to
-each server of a connect string, and examines the answers.
+"""Find out why a ZooKeeper session cannot be opened: send `srvr`, ZooKeeper's request for statistics, to each server of
+a connect string, and examine the answers.
 
-Every ZooKeeper server answers this request, even while it does not serve clients. If its configuration forbids the
-request, it answers that the request is not allowed.
+Every ZooKeeper server answers `srvr`, even while it does not serve clients. If the server's configuration forbids the
+request, the server answers that the request is not allowed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class ServerFinding:
     """The state of one server. certain: true if it is certain that waiting does not help, unless somebody starts the
     server or corrects its name or port.
 
-    waits: true if it is a ZooKeeper server that serves nobody until its ensemble has a majority. zxid: zxid of the
-    server's last transaction, None if the server does not report it. decides: true if the server is the leader or has
-    no ensemble. serves: true if the server reports that it serves sessions, or that it is not allowed to report its
-    state.
+    waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
+    zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is
+    the leader or has no ensemble. serves: true if the server reports that it serves sessions, or that it is not allowed
+    to report its state.
     """
 
     text: str
@@ -53,7 +53,7 @@ class ServerFinding:
 
 
 def examine(hosts: str, seconds: float) -> list[ServerFinding]:
-    """Return the state of each server in `host:port,host:port…`. All servers are asked at the same time, so the call
+    """Return the state of each server in `host:port,host:port…`. The function asks all servers at the same time, so it
     takes about `seconds` at most.
     """
     servers, _ = collect_hosts(hosts)

@@ -2,8 +2,8 @@
 
 If a request is made while kazoo reconnects, kazoo queues the request and sends it later, on the session that kazoo has
 then. A check of the session id by the caller would not help, because the session could still expire and be replaced
-before the request is sent. So the request's `serialize()` checks the session id. kazoo's connection thread, the only
-thread that changes the session, calls `serialize()` right before it writes the bytes to the socket of that session. If
+before the request is sent. So the request's `serialize()` checks the session id. kazoo's connection thread calls
+`serialize()` right before it writes the bytes to the socket of the session, and no other thread changes the session. If
 the session has been replaced, `serialize()` returns a transaction that the server must refuse.
 
 A check of the znode's version cannot replace the check of the session, because an owner znode that was deleted and
@@ -37,8 +37,8 @@ class Refusal(Enum):
 class FencedTransaction:
     """Collects operations (create, set_data, delete and check of kazoo's TransactionRequest) for session `session_id`.
 
-    deadline: a value of time.monotonic(). After this time nobody waits for the transaction any more, so the transaction
-    is not sent.
+    deadline: a value of time.monotonic(). When the deadline has passed, nobody waits for the transaction any more, so
+    it is not sent.
     """
 
     def __init__(self, zk: KazooClient, session_id: int, deadline: float) -> None:
@@ -50,7 +50,7 @@ class FencedTransaction:
     def send(self) -> Any:
         """Queue the transaction, and return kazoo's AsyncResult of the list of the operations' results.
 
-        In this list, the result of a failed operation is an exception. Check `refusal` before you use the list. If it
+        If an operation failed, its result in the list is an exception. Check `refusal` before you use the list. If it
         is unknown whether the transaction was executed, the AsyncResult raises kazoo's ConnectionLoss.
         """
         request = _Request(self.operations.operations)

@@ -1,8 +1,8 @@
 """Decide when a client gives up its session because no server will accept it any more.
 
-If a client has seen a later transaction than a server's own last transaction, the server closes the connection, so that
-the client tries a server that has caught up. If ZooKeeper came back empty or was restored from an older copy, no server
-has caught up, and all servers refuse the session for ever.
+A server closes a client's connection if the client has seen a later transaction than the server's own last transaction.
+The client then tries a server that has caught up. If ZooKeeper came back empty or was restored from an older copy, no
+server ever catches up, and all servers refuse the session for ever.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Server = tuple[str, int]
 
 
 class Refusals:
-    """Remembers which servers have refused the session since its last connection. A server refuses a session by
-    accepting a connection, and closing it without an answer to the request for this session.
+    """Remembers which servers have refused the session since its last connection. A server refuses a session as
+    follows: it accepts a connection, and closes the connection without an answer to the request for the session.
 
-    clock: a function that returns seconds; the clock must continue while the machine is suspended. Only one thread may
-    use an object of this class.
+    clock: a function that returns seconds; the clock must continue while the machine is suspended. An object of this
+    class may be used by one thread only.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -63,12 +63,13 @@ class Refusals:
 
 
 def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all: bool) -> bool:
-    """Return whether ZooKeeper was set back, so that it has lost the last transaction that the client has seen. seen:
-    the zxid of this transaction. findings: the state of each server.
+    """Return whether ZooKeeper was set back and has lost the last transaction that the client has seen. seen: the zxid
+    of this transaction. findings: the state of each server.
 
     The set-back is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`,
-    because such a server has all committed transactions. Otherwise every server must have refused the session. In both
-    cases the result is False if any server still waits for a majority, or reports a zxid of `seen` or higher.
+    because a leader or a single server has all committed transactions. If neither has a lower zxid, the result is True
+    only if every server has refused the session. In both cases the result is False if any server still waits for a
+    majority, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

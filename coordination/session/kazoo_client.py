@@ -1,7 +1,7 @@
 """Extend kazoo's client for metaq. The extended client knows the granted session timeout, and can make many reads in
-one request. It limits the time of each connection attempt, so that several attempts can be made before the session
-times out. It ends a session that no server accepts any more because ZooKeeper was set back. It has one callback thread
-instead of two.
+one request. The client limits the time of each connection attempt, so that several attempts can be made before the
+session times out. If no server accepts a session any more because ZooKeeper was set back, the client ends the session.
+The client has one callback thread instead of two.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ _LOOK_SECONDS = 1.0
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """A KazooClient with additions; the arguments are those of KazooClient.
+    """A KazooClient with additions. The constructor takes the same arguments as KazooClient, and `clock`.
 
     granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
-    set_back_from: the last zxid that a session had seen when it ended because ZooKeeper was set back. It is None in all
-    other cases, and again after the session's listener has read it.
+    set_back_from: the last zxid that a session had seen when it ended because ZooKeeper was set back. The value is None
+    in all other cases, and becomes None again when the session's listener has read it.
     """
 
     def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
-        """clock: a function that returns seconds. It is used to measure how long a session has been without a
-        connection.
+        """clock: a function that returns seconds. The client uses the clock to measure how long a session has been
+        without a connection.
         """
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
@@ -173,8 +173,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """A kazoo handler with only one callback thread. kazoo itself has two callback threads, one for answers and one for
-    watches, so that the callback of a watch can wait for an answer. metaq's watch callbacks never wait, so one thread
-    is enough.
+    watches. With two threads the callback of a watch can wait for an answer. metaq's watch callbacks never wait, so one
+    thread is enough.
     """
 
     _running: bool

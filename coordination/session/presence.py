@@ -73,9 +73,9 @@ class Presence:
         self._task.trigger()
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
-        """Call `take` again and again until it returns None. Try this for as long as the znode that `take` wants to
-        create may still belong to a dead session. After this time, raise the last error that `take` returned. Raises
-        CoordinationError if stop() is called meanwhile.
+        """Call `take` again and again until it returns None. `take` tries to create a znode. If the znode still belongs
+        to another session after the longest time that a dead session can last, raise the last error that `take`
+        returned. Raises CoordinationError if stop() is called meanwhile.
         """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False

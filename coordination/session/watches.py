@@ -40,7 +40,7 @@ class NodeWatcher(Generic[T]):
     Several changes in quick succession may lead to a single call, but the last value is always reported. For a missing
     znode the value `absent` is reported, and the creation of the znode is noticed. If `on_change` raises
     CoordinationError, the znode is read and `on_change` is called again after 2 s. Any thread may call the methods of
-    this class. Its private attributes are used on the event thread only.
+    this class. Only the event thread uses the private attributes.
 
     stat: the znode's ZooKeeper stat that belongs to the last reported value; None if the znode does not exist.
     """
@@ -54,8 +54,8 @@ class NodeWatcher(Generic[T]):
         settle: Callable[[T], float],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """settle: returns the number of seconds for which a znode with this value must not change before a change is
-        reported.
+        """settle: a function that gets the znode's value and returns a pause in seconds. A change is reported when the
+        znode has not changed again during the pause.
         """
         self.path = path
         self.stat: ZnodeStat | None = None
@@ -99,7 +99,7 @@ class NodeWatcher(Generic[T]):
             self._changed_while_waiting = True
 
     def _read(self) -> None:
-        """Read the znode and set a watch on it. Only one read is in flight at a time."""
+        """Read the znode and set a watch on it. If a read is already in flight, the next read begins after it."""
         if self._closed:
             return
         if self._reading:
@@ -206,12 +206,12 @@ class NodeWatcher(Generic[T]):
 class ChildrenWatcher(NodeWatcher[list[str]]):
     """Watches the names of a znode's children. A missing znode has no children.
 
-    If a child was deleted and created again so fast that the names are the same as before, this is also reported. Then
-    a reader of the child's data reads the data again.
+    The change is also reported if a child was deleted and created again so fast that the list of names is the same as
+    before. So a reader of the child's data learns that it must read the data again.
 
-    settle: returns the number of seconds for which a znode with this number of children must not change before a change
-    is reported. During a burst of changes, the znode is read once in this time, and every tenth read of a long burst is
-    reported.
+    settle: a function that gets the number of children and returns a pause in seconds. A change is reported when the
+    children have not changed again during the pause. If they change again and again, they are read once per pause, and
+    every tenth read is reported.
     """
 
     def __init__(

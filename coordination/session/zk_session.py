@@ -45,7 +45,7 @@ _kazoo_log = logging.getLogger("metaq.kazoo")
 _kazoo_log.addHandler(logging.NullHandler())
 
 DEFAULT_SESSION_TIMEOUT = 30.0
-"""The default session timeout in seconds. It is the same as the default of zk.zkSessionTimeoutMs in metaq 1.x."""
+"""The default session timeout in seconds. The setting zk.zkSessionTimeoutMs of metaq 1.x has the same default."""
 
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.5}
 """The arguments that tell kazoo how to reconnect. With kazoo's own defaults the pauses between attempts grow to an
@@ -71,8 +71,8 @@ _LOOK_SECONDS = 1.0
 if sys.platform == "linux":
 
     def session_clock() -> float:
-        """Return the number of seconds since some fixed moment. The time during which the machine was suspended counts,
-        because the ZooKeeper servers count this time, too.
+        """Return the number of seconds since some fixed moment. The number includes the time during which the machine
+        was suspended, because the ZooKeeper servers also count this time.
         """
         return time.clock_gettime(time.CLOCK_BOOTTIME)
 
@@ -90,12 +90,14 @@ class SessionEvent(Enum):
     RECONNECTED = "reconnected"
     """The same session is connected again. Its ephemeral znodes still exist, but kazoo has dropped every watch."""
     EXPIRED = "expired"
-    """The session has ended, and others may own its former znodes. CONNECTED follows."""
+    """The session has ended, and other processes may own its former znodes. The next event is CONNECTED, for a new
+    session.
+    """
 
 
 def check_connect(connect: str) -> str:
-    """Check that `connect` has the form `host:port[,host:port…][/chroot]`, and return it. Raises ConfigError. This
-    makes no request.
+    """Check that `connect` has the form `host:port[,host:port…][/chroot]`, and return it. Raises ConfigError for
+    another form. The function makes no request to ZooKeeper.
     """
     try:
         collect_hosts(connect)
@@ -109,8 +111,8 @@ class ZkSession:
     has expired.
 
     connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
-    chroot; it is called zk.zkRoot in metaq 1.x. session_timeout: the requested session timeout in seconds. A server
-    with default limits grants at least 2 and at most 20 of its ticks. clock: the clock that measures suspended_seconds.
+    chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. A server with
+    default limits grants at least 2 and at most 20 of its ticks. clock: the clock that measures suspended_seconds.
     Raises ConfigError for an invalid connect string.
     """
 
@@ -178,12 +180,12 @@ class ZkSession:
         """Connect to ZooKeeper within `timeout` seconds. create_chroot: whether to create a missing chroot. Brokers
         create it; for other processes, a missing chroot counts as a typing error in the connect string.
 
-        start() waits for a server that is slow, or whose ensemble is electing a leader. It fails after about a second
-        if it is certain that no server can open a session: the host name is unknown, nothing listens at the port, or
-        something else than ZooKeeper listens there. With wait_for_servers it continues to wait, because the servers may
-        still be starting; a log line then names the obstacles. Raises CoordinationUnavailable, which describes each
-        server, and ConfigError for a missing chroot. After such an error the session is closed. A ZkSession can be
-        started only once.
+        start() waits for a server that is slow, or whose ensemble is electing a leader. start() fails after about a
+        second if it is certain that no server can open a session. That is certain if the host name is unknown, if
+        nothing listens at the port, or if something else than ZooKeeper listens there. With wait_for_servers start()
+        continues to wait even then, because the servers may still be starting; a log line names the obstacles. Raises
+        CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot. After such an error
+        the session is closed. A ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -193,7 +195,7 @@ class ZkSession:
             raise
 
     def _give_up(self) -> None:
-        """Close the session after a failed start. This method runs on a thread that no interrupt reaches."""
+        """Close the session after a failed start. Runs on a thread that no interrupt reaches."""
         self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
         self._given_up.tell()
 
@@ -212,7 +214,7 @@ class ZkSession:
             self._create_chroot(timeout)
 
     def ensure_chroot(self) -> None:
-        """Create the chroot again if somebody has deleted it. This method blocks on ZooKeeper. Raises
+        """Create the chroot again if somebody has deleted it. The call blocks on ZooKeeper. Raises
         CoordinationUnavailable.
         """
         if self._chroot and not self.nodes.exists_root():
@@ -307,11 +309,11 @@ class ZkSession:
 
     @property
     def suspended_seconds(self) -> float:
-        """Number of seconds for which there has been no connection; 0.0 while there is a connection.
+        """Number of seconds without a connection until now; 0.0 while there is a connection.
 
-        kazoo may take up to two thirds of the session timeout to notice a lost connection, and this number counts only
-        from then on. So as soon as the number reaches a third of the session timeout, the session may have ended, and
-        other processes may own its former znodes.
+        kazoo may take up to two thirds of the session timeout to notice a lost connection, and the number counts only
+        from the moment when kazoo has noticed it. So as soon as the number reaches a third of the session timeout, the
+        session may have ended, and other processes may own its former znodes.
         """
         since = self._suspended_at
         return 0.0 if since is None else self._clock() - since
@@ -422,7 +424,7 @@ class ZkSession:
             log.warning("could not end the ZooKeeper session at %s: %s", self.connect, error)
 
     def _create_chroot(self, timeout: float) -> None:
-        """Create the chroot and its parent znodes. A separate client without a chroot does this, because kazoo's
+        """Create the chroot and its parent znodes. A separate client without a chroot creates them, because kazoo's
         ensure_path() does not create the parents of a chroot.
         """
         client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
@@ -442,12 +444,12 @@ class SessionProof:
     server has answered in this session.
 
     kazoo reports a lost session only after kazoo's own thread has run. After a hang (a stopped machine, a long pause of
-    the whole system), other threads of the process may run first, and would continue to use partitions that another
-    member now owns. The age in `age_seconds` is correct at once after a hang, because it does not depend on kazoo's
-    thread. The age counts from the moment when the answered request was sent, because from then on the server keeps the
-    session for the whole session timeout.
+    the whole system), other threads of the process may run before kazoo's thread. Without the proof they would continue
+    to use partitions that another member now owns. The age in `age_seconds` is correct at once after a hang, because it
+    does not depend on kazoo's thread. The age counts from the moment when the answered request was sent, because from
+    then on the server keeps the session for the whole session timeout.
 
-    This class is thread-safe: any thread may call renew(). The answers are processed on kazoo's thread.
+    Any thread may call renew(). The answers are processed on kazoo's thread.
     """
 
     def __init__(self, session: ZkSession, clock: Callable[[], float] = session_clock) -> None:

@@ -51,8 +51,8 @@ ANY_VERSION = -1
 """The version number that means any version of a znode's data in a ZooKeeper request."""
 
 _WINDOW = 1_000
-"""Largest number of requests of one call that wait for an answer at the same time. It limits kazoo's queue, and the
-number of answers that are lost when a connection is lost.
+"""Largest number of requests that one call may have waiting for an answer at the same time. The limit keeps kazoo's
+queue short, and limits the number of answers that are lost when a connection is lost.
 """
 
 ATOMIC_WRITES = 1_000
@@ -67,14 +67,14 @@ _RETRY_PAUSE = 0.05
 """Pause in seconds before requests are repeated whose connection was lost before the answer came."""
 
 _LINGER_SECONDS = 0.05
-"""Time in seconds for which the thread that makes requests waits for the next call before it ends. A caller often reads
-znodes, and shortly afterwards reads other znodes that it has found by this. This time covers the pause between the two
-reads.
+"""A separate thread makes the requests. Before the thread ends, it waits this number of seconds for the next call. A
+caller often reads znodes, and shortly afterwards reads other znodes that the first read has named. The wait covers the
+pause between the two reads.
 """
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-"""The results that ZooKeeper returns for the other operations of a failed transaction: those before and after the
-operation that failed.
+"""If one operation of a transaction fails, ZooKeeper returns the first of these errors for each operation before the
+failed operation, and the second for each operation after it.
 """
 
 _TRANSIENT = (ConnectionLoss, OperationTimeoutError, SessionExpiredError)
@@ -88,7 +88,9 @@ class Znode(NamedTuple):
 
 
 class FencedWrite(NamedTuple):
-    """One write operation that is executed only on one certain session. `add` adds the operation to a transaction."""
+    """A write operation that ZooKeeper executes only on one certain session. `add` adds the operation to a
+    transaction.
+    """
 
     path: str
     add: Callable[[TransactionRequest], None]
@@ -147,14 +149,14 @@ class Znodes:
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
         """Return data and stat of each znode, in order; None for a znode that does not exist.
 
-        Servers from 3.6 on read up to 500 znodes at the same moment. Older servers read the paths one after the other,
-        in order.
+        ZooKeeper servers from 3.6 on read up to 500 znodes at one moment. Older servers read the paths one after the
+        other, in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
     def sync(self, path: str) -> None:
-        """Make the connected ZooKeeper server catch up with its ensemble. Then later reads see all writes that were
-        made before this call.
+        """Make the connected ZooKeeper server catch up with its ensemble. Reads after this call see all writes that
+        were made before the call.
         """
         self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
 
@@ -217,7 +219,7 @@ class Znodes:
         return failures
 
     def owned(self, session_id: int, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths` whose znode is an ephemeral znode of this session."""
+        """Select from `paths` the ephemeral znodes of this session, and return their paths."""
         nodes = self.get_many(paths)
         return [path for path, node in zip(paths, nodes, strict=True) if node and node.owner == session_id]
 

@@ -1,7 +1,8 @@
-"""Represent one node in its broker set: register the node, watch the other nodes, and change the set's state.
+"""Represent one node in its broker set. A BrokerSet registers the node, watches the other nodes, and changes the set's
+state in ZooKeeper.
 
-Other code decides which node may lead and when. This module writes such a decision to ZooKeeper, or refuses it if
-another node has changed the state meanwhile.
+Other code decides which node may lead and when. A BrokerSet writes the decision to ZooKeeper, or refuses the decision
+if another node has changed the state meanwhile.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
 
 
 class BrokerSet:
-    """One node of the broker set `broker_id`, from start() to close(), even if its ZooKeeper session expires.
+    """One node of the broker set `broker_id`. An object of this class works from start() to close(), even if its
+    ZooKeeper session expires.
 
-    The methods block on ZooKeeper: call them on worker threads, never on a reactor or on kazoo's threads. on_view is
-    called on the session's event thread and must not block. It gets the current set: first after start(), then at each
-    change, and after each reconnection even without a change. The views come in order: a view never has an older state
-    than an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts as set back if a new session shows an
-    older state, because a new session is created by a majority of ZooKeeper's servers. ZooKeeper also counts as set
-    back if an existing session continues to show an older state for the length of the session timeout.
+    The methods block on ZooKeeper: call them on worker threads, never on a reactor or on kazoo's threads. on_view: a
+    function that is called on the session's event thread and must not block. The function gets the current view of the
+    set: first after start(), then at each change, and after each reconnection even without a change. The views come in
+    order: a view never has an older state than an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts
+    as set back if a new session shows an older state, because a new session is created by a majority of ZooKeeper's
+    servers. ZooKeeper also counts as set back if an existing session continues to show an older state for the length of
+    the session timeout.
 
-    Every change is made on the ZooKeeper session that created the node's own znode, and only if the state still has the
-    version on which the change is based. If a method raises CoordinationUnavailable or SessionLost, its change may or
-    may not have happened; read() shows whether it has. SessionLost is also raised after the start of a new session,
-    until this session has created the node's own znode.
+    Every change is made on the ZooKeeper session that created the node's own znode. A change is made only if the state
+    still has the version on which the change is based. If a method raises CoordinationUnavailable or SessionLost, its
+    change may or may not have happened; read() shows whether it has. SessionLost is also raised after the start of a
+    new session, until this session has created the node's own znode.
     """
 
     def __init__(
@@ -112,9 +115,9 @@ class BrokerSet:
 
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
         process has a znode with the same name, start() waits as long as that process's session may live without a
-        connection. Then it raises ConfigError, which names both processes. Raises CoordinationUnavailable or
-        SessionLost if ZooKeeper cannot be used. After each of these errors the node does not stay registered, and
-        start() may be called again.
+        connection. If the other process's znode still exists after the wait, start() raises ConfigError, which names
+        both processes. Raises CoordinationUnavailable or SessionLost if ZooKeeper cannot be used. After each of these
+        errors the node does not stay registered, and start() may be called again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -126,8 +129,8 @@ class BrokerSet:
             watcher.start()
 
     def declare(self, node: SetNode) -> None:
-        """Replace the data of the node's own znode in the background. node: the new data; it must have the same name
-        and instance as before. Any thread may call this method.
+        """Replace the data of the node's own znode in the background. node: the new data. Its name and instance must be
+        the same as in the former data. Any thread may call this method.
         """
         self.node, self._payload = node, format_set_node(node)
         self._presence.again()
@@ -165,15 +168,15 @@ class BrokerSet:
     def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
         """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
 
-        replacing: the master in the view whose version is `version`. It is None if this view had no master, or if this
+        replacing: the master in the SetView whose version is `version`. None if the view has no master, or if the
         master must not be deleted. Return the new version of the state. Return None, and change nothing, if another
         node has changed the state meanwhile, or if there is another master.
 
-        The master of a set is deleted only if it is the master in the view, because each master of a set was created
-        together with a new version of the state. A broker outside of a set does not change the state. Its `master`
-        znode has the data version 0, while the `master` znode of a set has the data version 1. There is one gap. If one
-        broker outside of a set replaces another one between the view and this call, the second broker's `master` znode
-        is mistaken for the first broker's `master` znode, and is deleted.
+        A newer master than the master in the view is not deleted, because a node of the set writes a new version of the
+        state together with its `master` znode. A broker outside of a set does not change the state. Such a broker's
+        `master` znode has the data version 0, while the `master` znode of a set's node has the data version 1. One case
+        is not covered: between the view and this call, a broker outside of a set is replaced by another broker outside
+        of a set. The second broker's `master` znode then looks like the first broker's, and is deleted.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -304,8 +307,8 @@ class BrokerSet:
 
         The older state may name the wrong in-sync nodes. A node that was away does not know that the state is older,
         and would stand for election. So the state itself must show that it is revoked, because an election is based on
-        the state. If an election or an operator has changed the state meanwhile, the state's version has changed, and
-        this method writes nothing.
+        the state. If an election or an operator changes the state during this call, the state's version changes, and
+        the method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

@@ -1,5 +1,5 @@
-"""Change the state of a broker set from a process that is not a node of the set. An operator's tool or the first start
-of a cluster does this.
+"""Change the state of a broker set from a process that is not a node of the set: from an operator's tool, or at the
+first start of a cluster.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
     """Replace the set's state by `state`. Return False, and change nothing, if the set's present state is not the state
     in `view`.
 
-    If `view` has no state, the set must have no state now. This function blocks on ZooKeeper; any thread except kazoo's
+    If `view` has no state, the set must have no state now. The function blocks on ZooKeeper; any thread except kazoo's
     may call it. Raises SessionLost or CoordinationUnavailable if it is unknown whether the state was written. A later
     read_set() shows whether it was.
     """
@@ -42,7 +42,7 @@ def forget_set(session: ZkSession, broker_id: int, view: SetView) -> bool:
     """Remove the znodes of a broker set that has no node according to `view`.
 
     Return False, and change nothing, if a node has registered since, or if the set's present state is not the state in
-    `view`. This function blocks on ZooKeeper, and raises the same errors as write_state().
+    `view`. The function blocks on ZooKeeper. It raises the same errors as write_state().
     """
     path, nodes = session.paths.broker_set(broker_id), session.paths.set_nodes(broker_id)
     present = [nodes] if session.nodes.get(nodes) is not None else []

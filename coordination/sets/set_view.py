@@ -1,4 +1,6 @@
-"""Read and watch the broker sets of a cluster in ZooKeeper. This module never writes; broker_set.py writes."""
+"""Read and watch the broker sets of a cluster in ZooKeeper. broker_set.py contains the code that writes the sets to
+ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ __all__ = ["SetMaster", "SetView", "read_set", "read_sets", "set_ids", "watch_se
 
 @dataclass(frozen=True, slots=True)
 class SetMaster:
-    """The znode `ids/<id>/master` as it was read.
+    """The content of the znode `ids/<id>/master` when it was read.
 
     url: the znode's data, None if it is empty. owner: id of the session that created the znode. version: version of the
     data.
@@ -44,21 +46,24 @@ class SetView:
     nodes: Mapping[str, SetNode] = field(default_factory=dict)
     master: SetMaster | None = None
     zxid: int = 0
-    """ZooKeeper's transaction number (zxid) of the last change of the state. It increases even if the state's znode was
-    deleted and created again.
+    """ZooKeeper's transaction number (zxid) of the last change of the state. The zxid increases even if the state's
+    znode is deleted and created again.
     """
     era: int = 0
     """Number of times that ZooKeeper was set back before this view was read: it came back without the newest state that
     the reader had seen.
     """
     set_back: bool = False
-    """Whether ZooKeeper was set back to this state: the reader has seen a newer state, and nobody has written the state
-    since. Then the nodes that this state calls in-sync may lack messages that were acknowledged later.
+    """Whether ZooKeeper was set back to this older state. True if the reader has seen a newer state before, and nobody
+    has written the state since ZooKeeper was set back. If true, the nodes that this older state calls in-sync may lack
+    messages that were acknowledged later.
     """
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key for the views of one reader. A later view has a higher or the same key."""
+        """A sort key for the views of one reader. A later view has a higher key than an earlier view, or the same
+        key.
+        """
         return self.era, self.zxid
 
     def role(self, name: str) -> str:
@@ -84,8 +89,8 @@ def read_set(session: ZkSession, broker_id: int) -> SetView:
     """Return the set as it was at some moment after the beginning of the call. A damaged entry of a node is logged and
     left out.
 
-    This blocks; any thread except kazoo's may call it. Raises CoordinationUnavailable, SessionLost, and
-    CoordinationError for a damaged state.
+    The function blocks on ZooKeeper; any thread except kazoo's may call it. Raises CoordinationUnavailable,
+    SessionLost, and CoordinationError for a damaged state.
     """
     nodes, paths = session.nodes, session.paths
     state_path, master_path = paths.broker_set(broker_id), paths.master(broker_id)
@@ -119,8 +124,8 @@ def _master(path: str, data: bytes | None, stat: ZnodeStat) -> SetMaster:
 
 
 def set_ids(session: ZkSession) -> list[int]:
-    """Return the ids of all broker sets that ever existed, sorted. This blocks on ZooKeeper, and raises the same errors
-    as read_set().
+    """Return the ids of all broker sets that ever existed, sorted. The function blocks on ZooKeeper, and raises
+    CoordinationUnavailable, SessionLost and CoordinationError as read_set() does.
     """
     parent = session.paths.broker_sets()
     ids = (read_entry(parse_broker_id, parent, name) for name in session.nodes.children(parent))
@@ -136,9 +141,9 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
     reconnection. Close the returned watcher to end these calls.
 
-    This function needs one ZooKeeper watch per set. A node that comes or goes is noticed only when the leader changes
-    the in-sync set because of it. That is sufficient for clients that read from in-sync nodes. BrokerSet notices such
-    changes at once. A damaged state is logged, and read again every 2 s.
+    The function needs one ZooKeeper watch per set. It notices that a node has come or gone only when the leader changes
+    the list of in-sync nodes as a result. This delay does not matter for clients that read from in-sync nodes.
+    BrokerSet notices at once that a node has come or gone. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(
         session,

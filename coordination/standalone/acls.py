@@ -1,7 +1,7 @@
 """Check access rights to znodes. The schemes are world, auth, digest and ip, as in ZooKeeper 3.9.5.
 
-The rules are those of PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider and
-IPAuthenticationProvider in Apache's server.
+The rules are the same as in PrepRequestProcessor.fixupACL, ZooKeeperServer.checkACL, DigestAuthenticationProvider and
+IPAuthenticationProvider of Apache's server.
 """
 
 from __future__ import annotations

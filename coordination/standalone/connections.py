@@ -15,11 +15,12 @@ _LENGTH = struct.Struct("!i")
 
 
 class PeerConnection:
-    """A client's connection. The server makes one for each client (`StandaloneServer.connected`) and adds bytes to
-    `out`; the code that has the socket sends them.
+    """A client's connection. The server makes a PeerConnection for each client (`StandaloneServer.connected`) and adds
+    bytes to `out`. The code that has the socket sends these bytes.
 
-    ends: true if the connection will be closed after all bytes made for it so far are sent; bytes received later are
-    ignored. finished: true if the connection must be closed as soon as the bytes in `out` are sent.
+    ends: true if the connection will be closed as soon as all bytes are sent that the server has made for it so far. If
+    true, bytes received later are ignored. finished: true if the connection must be closed as soon as the bytes in
+    `out` are sent.
     """
 
     __slots__ = (
@@ -98,7 +99,7 @@ class PeerConnection:
         return bytes(self._buffer[start:end])
 
     def take(self) -> list[bytes]:
-        """Return the bytes to send now, and remove them from `out`. Only the server calls this."""
+        """Return the bytes to send now, and remove them from `out`. No code except the server calls this method."""
         out, self.out = self.out, []
         self.unsent -= sum(map(len, out))
         return out

@@ -1,7 +1,7 @@
-"""Hold the state of the server, which consists of znodes and watches. This module applies writes to the state, and
-makes the log entries of the writes.
+"""Hold the state of the server, which consists of znodes and watches. The class Database applies writes to the state,
+and makes the log entries of the writes.
 
-The behaviour is that of the class DataTree of Apache ZooKeeper 3.9.5.
+The class behaves like the class DataTree of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class WatchEvent(NamedTuple):
 
 
 class Database:
-    """The znodes and watches of a server. Only one thread may use it. entries: a list that belongs to the Outbox; the
-    log entries of each write are added to this list. events: the events of the running write that were not sent yet.
+    """The znodes and watches of a server. A Database must be used by one thread only. entries: a list that belongs to
+    the Outbox; the Database adds the log entries of each write to this list. events: the watch events of the running
+    write that were not sent yet.
     """
 
     def __init__(self, entries: list[bytes]) -> None:

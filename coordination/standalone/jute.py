@@ -27,7 +27,7 @@ class Malformed(Exception):  # not a MetaqError: the peer gets a marshalling err
 
 
 class Acl(NamedTuple):
-    """One access right. permissions: a sum of permission bits such as `acls.READ`."""
+    """One entry of a znode's access control list. permissions: a sum of permission bits such as `acls.READ`."""
 
     permissions: int
     scheme: str | None
@@ -35,7 +35,9 @@ class Acl(NamedTuple):
 
 
 class JuteReader:
-    """Reads one value after the other from a bytes object. Every method raises Malformed if the bytes end too early."""
+    """Reads Jute values one after the other from a bytes object. Every method raises Malformed if the bytes end too
+    early.
+    """
 
     __slots__ = ("at", "data")
 
@@ -74,7 +76,7 @@ class JuteReader:
         return self.data[self.at - 1] != 0
 
     def buffer(self) -> bytes | None:
-        """Read a length, and then this number of bytes. Return None for null."""
+        """Read a length, and then as many bytes as the length says. Return None for null."""
         length = self.int32()
         if length == -1:
             return None

@@ -99,7 +99,7 @@ class Restored:
             raise Malformed(f"an entry of kind {kind}")
 
     def tree(self) -> ZnodeTree:
-        """Return the tree of the restored znodes. Raises Malformed if a znode's parent is missing. Call this method
+        """Return the tree of the restored znodes. Raises Malformed if a znode's parent is missing. tree() may be called
         only once.
         """
         try:

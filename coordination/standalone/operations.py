@@ -1,9 +1,10 @@
 """The table of the operations that clients may request, and the functions that execute these operations.
 
-Such a function, called an action, processes its request in one of three ways. It processes the request at once; or it
-returns the steps of a long request; or it lets the server process the request in steps between the requests of other
-connections (aside, see server.py). The cost of a step is counted in simple requests. The behaviour is that of the
-classes FinalRequestProcessor and MultiResponse of Apache ZooKeeper 3.9.5.
+A function that executes an operation is called an action. An action handles its request in one of three ways. For a
+short request, the action does all the work at once. For a long request, the action returns the steps of the work. Or
+the action lets the server do the steps between the requests of other connections (aside, see server.py). The cost of a
+step is counted in simple requests. The actions behave like the classes FinalRequestProcessor and MultiResponse of
+Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -266,9 +267,9 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 
 class _Judged(NamedTuple):
-    """The result of checking the writes of a multi request. outcomes: the changes that these writes make, up to the
-    first refused write. code: the error code of the refused write, 0 if no write was refused. malformed: whether a
-    write could not be checked because it is malformed. view: the view of the znode tree on which the check is based.
+    """The result of checking the writes of a multi request. outcomes: the changes of the writes before the first
+    refused write. code: the error code of the refused write, 0 if no write was refused. malformed: whether a write
+    could not be checked because it is malformed. view: the state of the znodes that the check has used, see AheadView.
     """
 
     view: AheadView
@@ -436,6 +437,7 @@ OPERATIONS: dict[int, ClientOperation] = {
     OpCode.CLOSE_SESSION: ClientOperation("CLOS", _close_session),
 }
 """The operations that clients may request, by the number of the operation in ZooKeeper's protocol. Any other request is
-answered with UNIMPLEMENTED, and its connection is closed. This includes createSession and deleteContainer, which
-Apache's server up to 3.9.5 accepts from clients. It also includes a check operation outside of a multi request.
+answered with UNIMPLEMENTED, and its connection is closed. The requests createSession and deleteContainer are refused in
+this way, although Apache's server up to 3.9.5 accepts them from clients. A check operation outside of a multi request
+is also refused.
 """

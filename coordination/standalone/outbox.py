@@ -13,7 +13,7 @@ from .connections import PeerConnection
 __all__ = ["LogBatch", "Outbox"]
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Largest number of bytes that may wait to be sent to one client. A client for which more bytes pile up is
+"""Largest number of bytes that may wait to be sent to one client. If more bytes wait for a client, the client is
 disconnected.
 """
 
@@ -32,11 +32,11 @@ class LogBatch(NamedTuple):
 
 
 class Outbox:
-    """The outgoing packets of all connections. Only one thread may use it.
+    """The outgoing packets of all connections. An Outbox must be used by one thread only.
 
-    A position in the log is the number of writes since the server's start. keeps: whether the server keeps a log;
-    without a log, no packet waits for the disk. entries: the log entries of the running write that were not joined by
-    `pack` yet.
+    A position in the log is the number of writes since the server's start. keeps: whether the server keeps a log; if it
+    keeps none, no packet waits for the disk. entries: the log entries of the running write that `pack` has not joined
+    yet.
     """
 
     def __init__(self, keeps: bool) -> None:
@@ -91,8 +91,8 @@ class Outbox:
         return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
-        """Record that all log batches up to this position are on the disk. Then `release` can send the packets that
-        waited for these batches.
+        """Record that all log batches up to this position are on the disk. After this call `release` can send the
+        packets that waited for these batches.
         """
         self._synced = position
 
@@ -102,8 +102,8 @@ class Outbox:
         return bool(self._held) and self._held[0][0] <= self._synced
 
     def release(self, now_ms: int) -> tuple[int, list[int]]:
-        """Send some of the packets that waited for the disk. Return the cost of this step, and for each packet how long
-        it has waited, in ms.
+        """Send some of the packets that waited for the disk. Return two values: the cost of the call, counted in simple
+        requests, and a list with the time in ms that each sent packet has waited.
         """
         held, waits = self._held, list[int]()
         while len(waits) < _RELEASED_IN_TURN and self.releasable:

@@ -1,7 +1,7 @@
 """Process the requests that do not change a znode. Each function returns the body of the answer, or raises Refused or
 Malformed.
 
-The behaviour is that of the class FinalRequestProcessor of Apache ZooKeeper 3.9.5.
+The functions behave like the class FinalRequestProcessor of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ send, connections to close, and log entries.
 Invariants:
 - Writes run one after the other, and so does every request that must see a consistent state. A long request is a job of
   many steps. Nothing else begins before the job has ended, so no client sees half of its effects.
-- Two kinds of work are done aside, that is, while requests of other connections are processed: the work of a large
-  request before it changes anything (reading the request, checking a multi), and work that affects only its own
-  connection (setWatches). Further requests of the same connection wait meanwhile.
+- Two kinds of work are done aside, that is, while requests of other connections are processed. The first kind is the
+  work of a large request before it changes anything (reading the request, checking a multi). The second kind is work
+  that affects only its own connection (setWatches). Meanwhile the next requests of the same connection wait.
 - A session that owns many ephemeral znodes ends in several writes. The first write records the session's end, so that a
   restarted server deletes the remaining znodes.
-- If an answer or event is made after a log record, it is held back until this record is on the disk. Answers to reads
-  are held back, too.
+- An answer or event that is made after a log record is held back until the record is on the disk. Answers to reads are
+  held back, too.
 - Each write takes the next zxid, even if it is refused. The beginning and the end of a session also take a zxid.
 """
 
@@ -54,7 +54,9 @@ _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""If more than this number of bytes wait to be sent to a client, no further requests of this client are processed."""
+"""Number of bytes that wait to be sent to one client. While more than 1 MiB wait, no further requests of the client are
+processed.
+"""
 
 
 class Moment(NamedTuple):
@@ -81,7 +83,7 @@ class ServerSettings(NamedTuple):
 
 
 class StandaloneServer:
-    """The whole state of one server. Only one thread may use it."""
+    """The whole state of one server. A StandaloneServer must be used by one thread only."""
 
     def __init__(self, settings: ServerSettings, now: Moment) -> None:
         self.settings = settings
@@ -166,7 +168,9 @@ class StandaloneServer:
     def reply(
         self, connection: PeerConnection, xid: int, code: int, body: bytes = b"", zxid: int | None = None
     ) -> None:
-        """Queue the answer to a request. zxid: the zxid in the answer, by default that of the last write."""
+        """Queue the answer to a request. zxid: the zxid in the answer. By default the answer has the zxid of the last
+        write.
+        """
         zxid = self.database.zxid if zxid is None else zxid
         connection.last_zxid = zxid
         self.send(connection, _REPLY.pack(_REPLY.size - 4 + len(body), xid, zxid, code) + body)
@@ -267,8 +271,8 @@ class StandaloneServer:
         return self._clean(self._cleaning[0]) if self._cleaning else 0
 
     def _go_on_aside(self, _units: int) -> int:
-        """Continue the first of the requests that are processed aside (see the module's docstring). They run one after
-        the other, because each of them takes memory for the part that it has read.
+        """Continue the first of the requests that are processed aside (see the module's docstring). These requests are
+        processed one after the other, because each request takes memory for the data that it has read so far.
         """
         if not self._aside:
             return 0

@@ -1,8 +1,8 @@
 """The sessions of clients: ids, passwords, granted time-outs, and expiry times.
 
-The behaviour is that of SessionTrackerImpl, ExpiryQueue and ZooKeeperServer.generatePasswd in ZooKeeper 3.9.5.
-Passwords are computed as in Apache's server. Anybody who knows a session's id can compute its password, so passwords
-only distinguish sessions and do not authenticate people.
+The code behaves like SessionTrackerImpl, ExpiryQueue and ZooKeeperServer.generatePasswd in ZooKeeper 3.9.5. Passwords
+are computed as in Apache's server. Anybody who knows a session's id can compute its password, so passwords only
+distinguish sessions and do not authenticate people.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 PASSWORD_BYTES = 16
 _PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
-"""The value of the upper eight bits of all session ids. It is the value for a server that has no number in an
-ensemble.
+"""The value of the upper eight bits of all session ids. In ZooKeeper this value belongs to a server that has no number
+in an ensemble.
 """
 
 
@@ -34,8 +34,8 @@ def password_of(id_: int) -> bytes:
 
 
 class OpenSession:
-    """One session. timeout_ms: the time-out that was granted last; it determines when the session expires. The log
-    contains only the time-out that was granted when the session began, not a later change.
+    """A client's session. timeout_ms: the time-out that was granted last, which determines when the session expires.
+    The log contains only the time-out that was granted when the session began, not a later change.
     """
 
     __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")
@@ -49,8 +49,8 @@ class OpenSession:
 
 
 class Sessions:
-    """All sessions. They are sorted into buckets by their expiry time; each bucket covers one tick. Times are in ms of
-    a clock that never goes back.
+    """All sessions of the server. The sessions are sorted into buckets by their expiry time. Each bucket covers one
+    tick. Times are in ms of a clock that never goes back.
     """
 
     def __init__(self, tick_ms: int, longest_ms: int) -> None:

@@ -1,8 +1,8 @@
-"""The znodes in memory, with their statistics (Stat), which follow ZooKeeper's rules. This module does not use files,
-clocks or watches.
+"""The znodes in memory, with their statistics (Stat), which follow ZooKeeper's rules. The code uses no files, clocks or
+watches.
 
-The behaviour is that of the classes DataTree and DataNode of ZooKeeper 3.9.5. Each znode takes about 500 bytes in
-addition to its data. Every operation except `children_number` takes constant time.
+The classes behave like DataTree and DataNode of ZooKeeper 3.9.5. Each znode takes about 500 bytes in addition to its
+data. Every operation except `children_number` takes constant time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ TTL_LIMIT_MS = 2**40 - 1
 """The longest time to live that a znode can have, in ms."""
 
 _TTL_MARK = -(2**56)
-"""The value of TreeNode.owner in a znode with a time to live is this number, with the time to live (ms) in its lower 40
-bits.
+"""Marks a znode with a time to live. The value of TreeNode.owner in such a znode is this number plus the time to live
+in ms, which takes the lower 40 bits.
 """
 
 SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
@@ -78,12 +78,14 @@ def wrapped(value: int) -> int:
 
 
 def ttl_owner(ttl_ms: int) -> int:
-    """Return the value of `owner` for a znode with this time to live."""
+    """Return the value of TreeNode.owner for a znode with the time to live `ttl_ms`."""
     return _TTL_MARK | ttl_ms
 
 
 def ttl_of(owner: int) -> int | None:
-    """Return the time to live (ms) that this value of `owner` contains; None if it contains none."""
+    """Return the time to live (ms) of a znode whose TreeNode.owner has the value `owner`. Return None if the znode has
+    no time to live.
+    """
     return owner - _TTL_MARK if _TTL_MARK <= owner < 0 else None
 
 
@@ -143,7 +145,9 @@ def initial_nodes() -> dict[str, TreeNode]:
 
 
 class ZnodeTree:
-    """All znodes by path, and the paths of ephemeral znodes by their session. Only one thread may use it."""
+    """All znodes by path, and the paths of ephemeral znodes by their session. A ZnodeTree must be used by one thread
+    only.
+    """
 
     def __init__(self, nodes: Mapping[str, TreeNode] | None = None) -> None:
         """nodes: all znodes by path, with `children` not set yet; None means the znodes of a new server. Raises
@@ -164,7 +168,7 @@ class ZnodeTree:
                 self._link(path)
 
     def _put(self, path: str, node: TreeNode) -> None:
-        """Add a znode to the tables, but not to the children of its parent (`_link` does this)."""
+        """Add a znode to the tables. Do not add it to the children of its parent; `_link` adds it there."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)
@@ -215,7 +219,9 @@ class ZnodeTree:
         return self.ephemerals.setdefault(owner, {})
 
     def children_number(self, path: str) -> int:
-        """Return the number of znodes below a path, at any depth. This method examines every znode of the tree."""
+        """Return the number of znodes below a path, at any depth. The method examines every znode of the tree, so its
+        cost grows with the tree.
+        """
         if path == "/":
             return len(self.nodes) - 2
         below = path + "/"

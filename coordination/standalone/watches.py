@@ -1,8 +1,8 @@
-"""The watches that clients have set. One table has the watches of the data and the existence of znodes, the other table
-has the watches of their children.
+"""The watches that clients have set. There are two tables: one for watches of the data and the existence of znodes, the
+other for watches of their children.
 
-The behaviour is that of the classes WatchManager and DataTree of ZooKeeper 3.9.5. A watcher is a connection. The
-watchers of one event are notified in the order in which they set their watches.
+The classes behave like WatchManager and DataTree of ZooKeeper 3.9.5. A watcher is a connection. Watchers are notified
+of an event in the same order as they set their watches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _FORGOTTEN_AT_ONCE = 256
 
 
 class WatchMode(IntEnum):
-    """The modes of watches. Each mode is one bit, because a watcher may have watches of several modes at the same
-    path.
+    """The modes of watches. The value of each mode is one bit, because a watcher may have watches of several modes at
+    the same path.
     """
 
     ONCE = 1
@@ -39,7 +39,7 @@ class WatcherKind(IntEnum):
 
 
 class WatchTable(Generic[WatcherT]):
-    """A table of watches. It can be searched by path and by watcher."""
+    """A table of watches, which can be searched by path and by watcher."""
 
     def __init__(self) -> None:
         self.by_path: dict[str, dict[WatcherT, int]] = {}
@@ -119,7 +119,9 @@ def _ancestors(path: str) -> Iterator[str]:
 
 
 class Watches(Generic[WatcherT]):
-    """Both tables of watches, with the actions of the requests addWatch, checkWatches and removeWatches."""
+    """The two tables of watches, for data and for children. The methods execute the requests addWatch, checkWatches and
+    removeWatches.
+    """
 
     def __init__(self) -> None:
         self.data: WatchTable[WatcherT] = WatchTable()

@@ -1,8 +1,8 @@
 """The server's answers to four-letter words. A client may send such a word instead of its first request. Each function
 yields the answer as parts of a text.
 
-Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5. The lines that monitoring tools read are the same as in
-Apache's answers.
+Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5. Monitoring tools read some lines of the answers. These
+lines have the same form as in the answers of Apache's server.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "Counters"]
 
 VERSION = "3.9.5-metaq-standalone"
-"""The version that the server reports. It names the ZooKeeper version whose protocol the server uses, and shows that
-this is not Apache's server.
+"""The version that the server reports. The text names the ZooKeeper version whose protocol the server uses, and shows
+that the server is not Apache's server.
 """
 
 

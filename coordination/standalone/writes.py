@@ -1,5 +1,5 @@
-"""Decode the write requests of ZooKeeper clients, and make all checks before a request changes anything. The checks are
-made in the same order as in Apache's server.
+"""Decode the write requests of ZooKeeper clients, and make all checks before a request changes anything. The order of
+the checks is the same as in Apache's server.
 
 Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
 """
@@ -178,7 +178,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """The state that a znode will have after the earlier writes of the same multi."""
+    """The state that a znode will have when the earlier writes of the same multi request are done."""
 
     acl: Sequence[Acl]
     owner: int
@@ -196,8 +196,8 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """The znodes in the state in which the next write of a multi finds them. This state includes the changes of the
-    multi's earlier writes, although these are not made in the tree yet.
+    """Shows the znodes as the next write of a multi request will find them. The view includes the changes of the
+    request's earlier writes, although the tree does not contain these changes yet.
     """
 
     def __init__(self, look: Look) -> None:

@@ -21,11 +21,11 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 
 class Ahead(NamedTuple):
-    """An offset of a group that must be set back. committed: the offset that the group has committed in the partition.
-    back: the offset at which the group must continue, so that it misses no message.
+    """A committed offset of a group that must be set back. committed: the offset that the group has committed in the
+    partition. back: the offset at which the group must continue, so that it misses no message.
 
-    owner: the member of the group that reads the partition now; it would overwrite an offset that another program
-    commits. None: no member reads the partition.
+    owner: the member of the group that reads the partition now, or None if no member reads it. A member that reads the
+    partition would overwrite an offset that another program commits.
     """
 
     group: str
@@ -46,8 +46,8 @@ class Ahead(NamedTuple):
 
 
 def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
-    """Return the offset at which the readable bytes of each partition end at this node. The node need not lead its
-    broker set.
+    """For each partition, return the end offset of the bytes that can be read from this node. The node need not lead
+    its broker set.
     """
     found = {}
     for line in read_stats(connection, "offsets"):
@@ -58,8 +58,8 @@ def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int
 
 
 def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return those committed offsets of groups that are after the end of their partition. ends: the end of each
-    partition of the broker. No request is sent to a broker.
+    """Find the committed offsets of all groups in the broker's partitions, and return the offsets that are after the
+    end of their partition. ends: the end offset of each partition of the broker. No request is sent to a broker.
     """
     return [
         Ahead(group, partition, offset.offset, ends.get(partition, 0), owner)
@@ -69,11 +69,13 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
-    """Return those committed offsets in this broker's partitions that are after the partition's end, or that follow a
+    """Find the committed offsets of all groups in this broker's partitions, and return the offsets that must be set
+    back. These are the offsets after the partition's end. An offset must also be set back if it is directly behind a
     message that the partition does not have.
 
-    ends: for each partition, its end before the first message that replaced a lost one. A group that has read past this
-    end must go back to it, or to an earlier offset. Raises the errors of Cluster.ask.
+    ends: for each partition, the end offset that it had before the first new message was appended in place of a lost
+    one. A group that has read messages after this end offset must go back to the end offset, or to an earlier offset.
+    Raises the errors of Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):
@@ -102,8 +104,8 @@ def _back(
 
 
 def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
-    """Set each group's committed offset back to the offset at which the group must continue. Entries whose partition a
-    member reads now are not set back; return these entries.
+    """Set the committed offset of each entry of `found` back to the entry's offset `back`. If a member of the group
+    reads the partition now, the offset is not set back. Return the entries that were not set back.
     """
     by_group: dict[str, dict[TopicPartition, int | Offset]] = {}
     for each in found:
@@ -115,7 +117,9 @@ def set_back(cluster: Cluster, found: Sequence[Ahead]) -> list[Ahead]:
 
 
 def commanded(group: str, partition: TopicPartition, back: int) -> str:
-    """Return the command line with which a user can set a group back after its members were stopped."""
+    """Return the command line that sets the group's offset in the partition to `back`. The user must stop the group's
+    members before running it.
+    """
     return f"metaq groups seek {group} --topic {partition.topic} --partition {partition} --to {back}"
 
 

@@ -49,8 +49,8 @@ COMMANDS = {
     "reload": "Let a broker read its server.ini again.",
     "demo": "Show the whole system at work on real data.",
 }
-"""The name and the short help of each command. The click command object has the name of the command, with _ instead of
--. It is in the module that has this name, too.
+"""The name and the short help of each command. The module and the click command object of a command both have the
+command's name, with _ instead of -.
 """
 
 _EXTRA_OF = {
@@ -67,8 +67,8 @@ EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class CommandTable(click.Group):
-    """The group of all commands. It imports a command's module only when the command is called, so that, for example,
-    `metaq produce` does not import the broker.
+    """The click group with all commands of `metaq`. The group imports a command's module only when the command is
+    called. So, for example, `metaq produce` does not import the broker.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -143,8 +143,8 @@ def cli(zk: str | None, zk_timeout: float) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line `args` (default: the command line of the process), and exit with its exit code. This is the
-    entry point of the program.
+    """Run the command line `args` (default: the command line of the process), and exit with its exit code. The program
+    `metaq` starts with this function.
     """
     _open_standard_streams()
     code = run(args)
@@ -208,10 +208,10 @@ def run_spark_job() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open the standard streams that the caller of the program has closed. Otherwise a socket could get the file number
-    of such a stream. Output to a reopened stream is discarded.
+    """Open those of the standard streams that the caller of the program has closed. If a standard stream stayed closed,
+    a socket could get its file number. Output to a reopened stream is discarded.
 
-    `sys.stdin` stays None, so that a command that wants to read stdin notices that stdin is closed.
+    If stdin was closed, `sys.stdin` stays None. So a command notices the closed stdin when it wants to read from it.
     """
     for number in range(3):
         try:

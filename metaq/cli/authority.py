@@ -24,7 +24,7 @@ __all__ = ["make_authority", "make_broker", "make_client"]
 
 _CA_DAYS = 3650
 _DAYS = 825
-"""Number of days for which a certificate is valid. This is the maximum that common TLS clients accept."""
+"""A certificate is valid for this number of days. Common TLS clients accept no certificate that is valid for longer."""
 _EARLY = datetime.timedelta(minutes=5)
 """A certificate's validity begins this long before its creation, because the clocks of other machines may be late."""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -94,9 +94,10 @@ _window_option = click.option(
 
 @click.group()
 def bench() -> None:
-    """Measure an existing cluster. It creates nothing but the messages it sends; delete their topic afterwards.
+    """Measure an existing cluster. A benchmark creates nothing but the messages that it sends; delete their topic
+    afterwards.
 
-    Ctrl-C ends a run early; the figures so far are printed.
+    Ctrl-C ends a run early; the results up to this moment are printed.
 
     \b
     Example
@@ -140,10 +141,10 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send to all partitions of --topic. Times are from the send call to the acknowledgement; with --mode batch they
-    are for a whole frame.
+    """Send messages to all partitions of --topic. Times are from the send call to the acknowledgement; with --mode
+    batch they are for a whole frame, which holds a batch of messages.
 
-    Whether a message is on the disk before it is acknowledged is the broker's choice: metaq up --flush, or
+    The broker's settings decide whether a message is on the disk before it is acknowledged: metaq up --flush, or
     unflushThreshold in server.ini.
 
     \b
@@ -172,8 +173,8 @@ def produce(
 def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None, arrow: bool) -> int:
     """Read all messages of --topic, from its beginning. The rate is from the first messages to the last.
 
-    Without --group: reads one partition after the other, and writes nothing to ZooKeeper. With --group: reads all
-    partitions at once from the group's offsets on, and commits new offsets.
+    If --group is not given, the command reads the partitions one by one, and writes nothing to ZooKeeper. With --group
+    it reads all partitions at the same time, from the group's offsets on, and commits new offsets.
 
     \b
     Example
@@ -247,7 +248,8 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
 def partitions(
     zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, frames: int, mode: str
 ) -> int:
-    """Send to 1, 10, 100, … and all partitions of --topic in turn; --count and --seconds limit each step.
+    """Make one run with 1 partition of --topic, then runs with 10, 100, … and all partitions. --count and --seconds
+    limit each run.
 
     \b
     Example

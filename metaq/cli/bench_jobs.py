@@ -40,7 +40,7 @@ Destination = dict[str, Any]
 """The keyword arguments of a producer's send call that determine the destination: `key`, `partition`, or none."""
 
 TIMED_EVERY = 16
-"""Only one of this many pipelined sends is timed, because timing all of them would affect the measurement."""
+"""One send out of this number of pipelined sends is timed. Timing every send would affect the measurement."""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
@@ -48,12 +48,12 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""Maximum seconds for which a reader waits for messages before it checks again whether the run is over."""
+"""A reader waits at most this number of seconds for messages. Then it checks again whether the run is over."""
 IDLE_SECONDS = 2.0
 """Seconds without a message after which the backlog of a group counts as completely read."""
 JOIN_SECONDS = 30.0
-"""Maximum seconds to wait for the first message. This includes connecting, joining a group, and waiting until another
-member of the group has given up its partitions.
+"""Maximum seconds to wait for the first message. In this time the reader connects, joins its group, and waits until
+another member of the group has given up its partitions.
 """
 
 LATE_SECONDS = 10.0
@@ -85,10 +85,11 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """Return a job that sends frames of up to `batch` messages, of which at most `frames` are unanswered at any time.
-    It measures the time until each frame is acknowledged.
+    """Return a job that sends frames of up to `batch` messages each. At most `frames` frames are unanswered at any
+    time. The job measures for each frame the time until it is acknowledged.
 
-    places: as in send_single; all messages of a frame have the same destination.
+    places: the destinations of the frames, used in turn, as in send_single. All messages of a frame have the same
+        destination.
     """
 
     def job(tally: Tally) -> None:
@@ -152,8 +153,8 @@ class Polled(Protocol):
 
 
 class Stamps:
-    """Two jobs: one thread sends messages that contain their send time, at a fixed rate; another thread reads them from
-    the same partition.
+    """Two jobs that measure the latency of messages. One thread sends messages at a fixed rate to a partition; each
+    message contains its send time. Another thread reads the messages from this partition.
     """
 
     def __init__(self, run: Run, per_second: int) -> None:
@@ -256,8 +257,9 @@ class ArrowReader:
 
 
 class Backlog:
-    """A job that reads a backlog with one reader after the other. Each reader comes with the offset at which it stops;
-    None: it stops when no more messages arrive.
+    """A job that reads a backlog of messages with several readers, one reader after another. `readers` yields each
+    reader with its end offset, where the reader stops. If the end offset is None, the reader stops when no more
+    messages arrive.
 
     The time is measured from the first message, which is polled alone, to the last message. So the time for connecting
     and for joining a group is not included.
@@ -269,7 +271,7 @@ class Backlog:
         self._first_ns = 0
         self._last_ns = 0
         self.payload_bytes = 0
-        """Bytes of all payloads except that of the first message."""
+        """Total bytes of all payloads, without the payload of the first message."""
 
     def read(self, tally: Tally) -> None:
         """Read the backlog and count its messages."""
@@ -299,5 +301,7 @@ class Backlog:
             self._first_ns = now
 
     def measured(self, messages: int) -> tuple[int, float]:
-        """Return the number of messages after the first one, and the seconds in which they were read."""
+        """Return `messages` minus 1, the number of messages after the first message, and the seconds between the
+        arrival of the first message and the arrival of the last messages.
+        """
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

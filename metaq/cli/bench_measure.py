@@ -31,8 +31,8 @@ _SHOW_SECONDS = 0.2
 
 
 class Durations:
-    """A histogram of durations from 1 ns to centuries, in bounded memory. Only one thread may add durations. Pass the
-    histogram to merge only after that thread has ended.
+    """A histogram of durations from 1 ns to centuries, in bounded memory. All durations must be added by the same
+    thread. Pass the histogram to merge only after this thread has ended.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ def _bucket_top(bucket: int) -> int:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one thread of a run. Only this thread writes them; other threads may read `messages` at any
-    time.
+    """The results of one thread of a run. This thread alone writes the results; other threads may read `messages` at
+    any time.
     """
 
     messages: int = 0
@@ -102,7 +102,7 @@ class Limit:
 
 
 class Run:
-    """A benchmark run, which all of its threads share. It begins when this object is created."""
+    """A benchmark run. All threads of the run share this object. The run begins when the object is created."""
 
     def __init__(self, limit: Limit, stop: threading.Event, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self.stop = stop
@@ -119,7 +119,7 @@ class Run:
 
     def take(self, messages: int = 1) -> int:
         """Return how many of the next `messages` messages a thread may still send or read in this run; 0 when the run
-        is over. All calls must pass the same `messages`.
+        is over. Every call of a run's `take` must pass the same value of `messages`.
         """
         if self.over:
             return 0

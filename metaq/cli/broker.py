@@ -162,8 +162,8 @@ def broker(
     node: str | None,
     zone: str | None,
 ) -> int:
-    """Run one broker until SIGTERM or Ctrl-C. It prints one line when it is ready to serve clients. SIGHUP makes it
-    read SERVER.INI again.
+    """Run one broker until SIGTERM or Ctrl-C. The broker prints one line when it is ready to serve clients. At SIGHUP
+    the broker reads SERVER.INI again.
 
     \b
     Example

@@ -36,7 +36,9 @@ ELECTION_SECONDS = 15.0
 """Maximum seconds to wait until a node leads its broker set after an operator has elected it or handed over to it."""
 
 _TRIES = 5
-"""Maximum number of attempts to change a set's state in ZooKeeper if other programs change it at the same time."""
+"""Maximum number of attempts to change a broker set's state in ZooKeeper. An attempt fails if another program changes
+the state at the same time.
+"""
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
@@ -72,9 +74,9 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
 
     LAG BYTES: data that the node has not acknowledged. LAG: seconds since the oldest of this data was sent. SINCE: when
     the node got its present role. ERROR: why it is not in sync. A node that is not registered has the role `gone` and
-    no address; it is shown while the set counts it as in sync or its leader remembers it. Exits with 1 if a set has no
-    leader that clients can find, or if a leader does not answer. Warns on stderr of topics that take no messages, and
-    of nodes whose server.ini files differ in a way that clients notice.
+    no address. Such a node is shown as long as it counts as in sync in the set, or the set's leader remembers it. Exits
+    with 1 if a set has no leader that clients can find, or if a leader does not answer. Warns on stderr of topics that
+    accept no messages. Also warns of nodes with different server.ini files if clients can notice the difference.
 
     \b
     Example
@@ -240,7 +242,8 @@ def _await_leader(session: ZkSession, broker_set: int, epoch: int) -> SetState:
 @zk_option
 @json_option
 def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json: bool) -> None:
-    """Make NODE lead the broker set ID whenever possible: once it is in sync for a minute, the leader hands over to it.
+    """Make NODE lead the broker set ID whenever possible: when NODE has been in sync for a minute, the leader hands
+    over to NODE.
 
     \b
     Example
@@ -285,14 +288,14 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
 def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: bool, zk: str, as_json: bool) -> int:
     """Make a node that is not in sync lead the broker set ID: the last resort when no in-sync node comes back.
 
-    Shows which nodes were in sync, and how much data each node has that answers. Messages that only other nodes have
-    are lost for clients: those nodes remove them when they return, and keep them in .damaged- files. Refused while an
-    in-sync node or a leader is present. Also restores a set whose state in ZooKeeper was deleted; its nodes may keep
-    running.
+    Shows which nodes were in sync, and how much data each node has that answers. Clients lose all messages that the
+    chosen node does not have: when another node with such messages returns, it removes them from its partitions and
+    keeps them in .damaged- files. Refused while an in-sync node or a leader is present. Also restores a set whose state
+    in ZooKeeper was deleted; its nodes may keep running.
 
-    A group that has read lost messages would skip the same number of bytes of the new messages that replace them. Such
-    groups are listed; --set-back sets them back to the end of the node's messages. Exits with 1 if a listed group is
-    not set back.
+    New messages get the offsets of the lost messages. So a group that has read lost messages would skip as many bytes
+    of new messages. The command lists these groups; --set-back sets them back to the end of the chosen node's messages.
+    Exits with 1 if a listed group is not set back.
 
     \b
     Example
@@ -338,7 +341,7 @@ def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
     """Find the groups that have read lost messages, and set their offsets back if `chosen` is set or if the user
-    agrees. Return the offsets of all these groups, and those of them that were not set back.
+    agrees. Return two lists: the offsets of all these groups, and the offsets that were not set back.
     """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
@@ -452,10 +455,11 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
 def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_json: bool) -> int:
     """Remove a broker set that is given up from ZooKeeper, or one node that has left its set.
 
-    Stop all nodes of the set first: the command is refused while one of them, or any broker with the same id, is
-    registered. Afterwards ZooKeeper does not know which nodes have all acknowledged messages, so nodes that start again
-    with their directories wait for `metaq brokers elect --unclean`. No data directory is changed. With --node only that
-    node is removed from the set; this is refused while the node is present or in sync.
+    Stop all nodes of the set before you run the command. The command refuses to work while a node of the set, or any
+    broker with the same id, is registered. Afterwards ZooKeeper does not know which nodes have all acknowledged
+    messages, so nodes that start again with their directories wait for `metaq brokers elect --unclean`. No data
+    directory is changed. With --node the command removes only this node from the set. It refuses to do this while the
+    node is registered or in sync.
 
     \b
     Example

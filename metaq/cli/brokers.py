@@ -53,8 +53,8 @@ def list_brokers(zk: str, as_json: bool) -> None:
     """List all brokers and slaves registered in ZooKeeper: their partitions, version and configuration.
 
     A broker that was registered earlier and is not registered now has the role `gone`, and its other columns are empty.
-    CONFIG is the checksum of the server.ini that a master has registered; VERSION is `-` if the broker does not answer;
-    NODE is the leading node of a broker set, which is shown as the master. `metaq brokers sets` shows all nodes.
+    CONFIG is the checksum of the server.ini that a master has registered. VERSION is `-` if the broker does not answer.
+    NODE is the name of a broker set's leader; the leader is shown as the master. `metaq brokers sets` shows all nodes.
 
     \b
     Example

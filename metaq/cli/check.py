@@ -84,8 +84,8 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if the directory has no data of a broker. Without this check, the command would report a wrong
-    directory as undamaged.
+    """Raise ConfigError if the directory has no data of a broker. The command would otherwise report that a directory
+    without data, named by mistake, is undamaged.
     """
     if is_data_directory(directory):
         return

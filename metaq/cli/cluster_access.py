@@ -44,8 +44,8 @@ _T = TypeVar("_T")
 
 
 def zk_timeout() -> float:
-    """Return the maximum seconds to wait for the first connection to ZooKeeper. The option --zk-timeout, which is given
-    before the command, sets this value.
+    """Return the maximum seconds to wait for the first connection to ZooKeeper. A user sets this number of seconds by
+    the option --zk-timeout before the command's name.
     """
     context = click.get_current_context(silent=True)
     chosen = None if context is None else context.find_root().params.get("zk_timeout")
@@ -60,10 +60,11 @@ def open_cluster(zk: str) -> Cluster:
 def ask_brokers(
     cluster: Cluster, brokers: Iterable[int], question: Callable[[Connection, int], _T]
 ) -> tuple[dict[int, _T], dict[int, str]]:
-    """Ask brokers a question. Return the answers by broker id, and the reasons why other brokers did not answer, by
-    broker id (for `tell_silent`).
+    """Ask brokers a question. Return two mappings by broker id: the answers, and, for each broker that did not answer,
+    the reason (for `tell_silent`).
 
-    question: called with the connection to a broker and the broker's id; returns the answer. Raises CoordinationError.
+    question: a function that gets a connection to a broker and the broker's id, and returns the answer. Raises
+        CoordinationError.
     """
     found: dict[int, _T] = {}
     silent: dict[int, str] = {}
@@ -120,8 +121,8 @@ def tell_empty(cluster: Cluster) -> None:
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return a sentence that tells which of the partitions are missing because their brokers do not answer. silent: as
-    in Survey.silent.
+    """Return a sentence about missing partitions for an error text. The sentence names the partitions whose brokers do
+    not answer. silent: as in Survey.silent.
     """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
@@ -167,7 +168,7 @@ class Target:
     def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
         """Yield an open connection. endpoint: an address that `found` returned; None: find the address.
 
-        Raises BrokerUnavailable, and UsageError if the user has not named a broker but must do so.
+        Raises BrokerUnavailable. Raises UsageError if the user must name a broker and has not named one.
         """
         endpoint = endpoint or self.endpoint()
         try:

@@ -88,11 +88,12 @@ def consume(
 ) -> int:
     """Print messages of a topic.
 
-    Without --group: reads all partitions from --from to their ends, and writes nothing to ZooKeeper. With --group:
-    reads as a member of that consumer group, until --count, --timeout or Ctrl-C.
+    If --group is not given, the command reads all partitions from --from to their ends, and writes nothing to
+    ZooKeeper. If --group is given, the command reads as a member of that consumer group, until --count, --timeout or
+    Ctrl-C.
 
-    Partitions whose broker does not answer are left out and named on stderr, with exit code 1 unless --count is
-    reached; --follow reads them when the broker is back.
+    If a broker does not answer, its partitions are left out and named on stderr. The exit code is then 1 unless --count
+    is reached. With --follow, the command reads these partitions when the broker is back.
 
     \b
     Example
@@ -226,8 +227,8 @@ class Output:
 
 
 class IdleTimer:
-    """Decides whether to keep waiting for messages. Without a timeout the answer is always yes; otherwise it is yes for
-    `timeout` seconds after the last message.
+    """Decides whether to keep waiting for messages. If there is no timeout, the answer is always yes. If there is one,
+    the answer is yes for `timeout` seconds after the last message.
     """
 
     def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -46,7 +46,8 @@ def dead_letters() -> None:
     """List and show the dead letters of a group; send them again, or drop them.
 
     A message becomes a dead letter when it has failed as often as `run(retry=Retry(attempts=...))` allows, by default
-    16 times. Each has a NAME, for example 0-0:4096. --since and --until refer to the time of its last failure.
+    16 times. Each dead letter has a NAME, for example 0-0:4096. --since and --until refer to the time of the message's
+    last failure.
 
     \b
     Example
@@ -60,8 +61,8 @@ def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds the options by which a user chooses dead letters. The command receives their values
-    as one argument `chosen`, for DeadLetters.read.
+    """Return a decorator for a command. The decorator adds options; the user chooses dead letters by these options. The
+    command receives the values of the options as one argument `chosen`, for DeadLetters.read.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,8 +170,8 @@ def redrive_letters(
 ) -> None:
     """Send dead letters again, unchanged, and mark them as done: the named ones, or all that the options choose.
 
-    Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again:
-    at most the dead letter that was being sent at that moment is sent twice.
+    Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again.
+    At most one dead letter is then sent twice: the one that was being sent at the interruption.
 
     \b
     Example

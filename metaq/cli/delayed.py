@@ -45,8 +45,8 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 
 
 def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
-    """Return the ids of the brokers to ask: the given broker, or all registered brokers. In the latter case report
-    absent brokers on stderr. Raises the errors of `Cluster.endpoint`.
+    """Return the ids of the brokers to ask: only `broker` if it is given, otherwise all registered brokers. If `broker`
+    is not given, also report absent brokers on stderr. Raises the errors of `Cluster.endpoint`.
     """
     if broker is not None:
         cluster.endpoint(broker)
@@ -63,8 +63,8 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """Count the waiting messages by topic.
 
-    LATE counts messages that are due but that their partition does not accept; WHY gives the reason. Exit code 1 if a
-    broker does not answer; the messages of the other brokers are counted.
+    LATE counts messages that are due but that their partition does not accept; WHY gives the reason. If a broker does
+    not answer, the exit code is 1, and only the messages of the other brokers are counted.
 
     \b
     Example
@@ -103,7 +103,7 @@ def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool)
 def list_of_delayed(zk: str, topic: str | None, broker: int | None, limit: int, as_json: bool) -> None:
     """List the next messages to be delivered, in the order of their times (UTC).
 
-    Exit code 1 if a broker does not answer; the messages of the other brokers are shown.
+    If a broker does not answer, the exit code is 1, and only the messages of the other brokers are shown.
 
     \b
     Example
@@ -156,9 +156,10 @@ def _row(broker: int, message: WaitingMessage) -> tuple[object, ...]:
 def cancel_delayed(
     zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
 ) -> None:
-    """Cancel messages, so that they are not delivered. Exits with 1 unless all of them are cancelled.
+    """Cancel messages, so that they are not delivered. The exit code is 1 unless all of these messages are cancelled.
 
-    --dry-run only asks the broker which of them wait, and exits with 1 unless all of them do.
+    With --dry-run, the command only asks the broker which of the messages still wait. The exit code is then 1 unless
+    all of them still wait.
 
     \b
     Example

@@ -31,7 +31,9 @@ READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
 """Pause in seconds of a reader that follows new messages, after it has found none in any partition."""
 RETRY_SECONDS = 5.0
-"""Seconds after which a reader that follows new messages sends another request to a broker that has not answered."""
+"""If a broker does not answer a reader that waits for new messages (`follow`), the reader asks the broker again after
+this number of seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Wanted:
 @dataclass(slots=True)
 class _Cursor:
     """The reading position in one partition. offset: the next byte to read; None until the broker has answered. end:
-    the offset at which to stop; None if the reader follows new messages.
+    the reader stops at this offset; None: the reader never stops, but waits for new messages.
     """
 
     partition: TopicPartition
@@ -70,15 +72,16 @@ def read_topic(
     on_damaged: Callable[[CorruptRecord], None] | None = None,
     on_silent: Callable[[str], None] | None = None,
 ) -> Iterator[Message]:
-    """Yield the wanted messages. Messages of a partition are in order. One block is read from each partition in turn.
+    """Yield the wanted messages. Messages of a partition are in order. The function reads the partitions in turn, a
+    block of about READ_BYTES from each.
 
-    idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error
-    for damaged bytes; reading continues after these bytes. on_silent: called once, with a sentence about the missing
-    data, for a broker that does not answer, or a partition that an operator has closed. The other partitions are still
-    read. If `follow` is set, a broker that has not answered is asked again every RETRY_SECONDS.
+    idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error if
+    bytes are damaged; reading continues after these bytes. on_silent: called if a broker does not answer or an operator
+    has closed a partition, once for each, with a sentence about the missing data. The other partitions are still read.
+    If `follow` is set, a broker that has not answered is asked again every RETRY_SECONDS.
 
-    Raises NoPartition, OffsetOutOfRange; CorruptRecord for damage if on_damaged is not given, or if the end of the
-    damage is unknown; BrokerUnavailable if on_silent would be called but was not given.
+    Raises NoPartition and OffsetOutOfRange. Raises CorruptRecord for damaged bytes if on_damaged is not given, or if
+    the end of the damage is unknown. Raises BrokerUnavailable if on_silent would be called but was not given.
     """
     reader = _Reader(cluster, wanted, on_silent or _refuse)
     retry_at = time.monotonic() + RETRY_SECONDS
@@ -143,7 +146,7 @@ class _Reader:
         cursor.offset = following
 
     def leave_what_is_done(self) -> None:
-        """Remove the cursors that have reached their end. Unless `follow` is set, also remove the cursors of closed
+        """Remove the cursors that have reached their end. If `follow` is not set, also remove the cursors of closed
         partitions and of partitions whose broker does not answer.
         """
         self.cursors = [each for each in self.cursors if not each.done and not self._is_given_up(each.partition)]
@@ -169,8 +172,8 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Report by on_silent that a broker or a partition cannot be read. It is reported only once until it answers
-        again.
+        """Report by on_silent that a broker or a partition cannot be read. A broker or partition that was reported is
+        not reported again until it has answered.
         """
         if whom not in self._told:
             self._told.add(whom)

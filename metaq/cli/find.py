@@ -50,8 +50,8 @@ def find(
 ) -> int:
     """Find a message by its id, or messages by one of their keys.
 
-    Exit code 1 if no message is found, if one is damaged, or if a broker does not answer; all other found messages are
-    shown.
+    The exit code is 1 if no message is found, if a found message is damaged, or if a broker does not answer. Found
+    messages that are not damaged are shown in any case.
 
     \b
     Example

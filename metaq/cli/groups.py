@@ -130,7 +130,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
     """Return the number of failed messages of a group that still wait for another attempt; None if a broker does not
-    report it. Only a group that reads its topic of failed messages has such messages.
+    report it. If a group does not read its topic of failed messages, it has no such messages.
     """
     topic = RETRY_PREFIX + group
     if topic not in topics:
@@ -177,8 +177,8 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Return the names of the partitions in which the group has committed offsets, but which are not in `chosen`,
-    because no registered broker serves them.
+    """Return the names of the partitions that are not in `chosen` although the group has committed offsets in them.
+    They are not in `chosen` because no registered broker serves them.
     """
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
@@ -248,9 +248,10 @@ def seek_group(
     new: bool,
     group: str,
 ) -> None:
-    """Move the committed offsets of GROUP. It must have no live members, because they would overwrite the offsets.
+    """Move the committed offsets of GROUP. The group must have no live members, because they would overwrite the
+    offsets.
 
-    An OFFSET must be one at which a message begins, or the end.
+    If you give a byte offset, a message must begin there, or the partition must end there.
 
     \b
     Example
@@ -290,8 +291,9 @@ def seek_group(
 def delete_group(zk: str, dry_run: bool, yes: bool, broker: int | None, group: str) -> None:
     """Remove GROUP, which must have no live members, with all its offsets.
 
-    A consumer that joins it later begins as a new group does. With --broker the group stays, and loses only its offsets
-    of a broker that has left permanently: while ZooKeeper names those partitions, clients ask for them.
+    A consumer that joins the group later begins as a new group does. With --broker, the group stays, and only its
+    offsets in the partitions of that broker are removed. Use --broker for a broker that has left permanently, because
+    clients ask for its partitions as long as ZooKeeper has offsets in them.
 
     \b
     Example
@@ -355,14 +357,14 @@ def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is
 
 
 class GroupPartition(NamedTuple):
-    """A group's position and lag in one partition. None stands for an unknown value.
+    """A group's position and lag in one partition. A field is None if its value is unknown.
 
     committed: the committed offset; None before the first commit. bounds: the readable bytes; None if the broker does
-    not answer, or if the partition is closed. lag_bytes, lag_messages: readable data after the offset; before the first
-    commit, all readable data. lag_seconds: how long ago the first of these messages was stored; a Java broker's
-    messages have no store time. closed: whether an operator has closed the partition. missed_from: the offset from
-    which on the group may have missed messages, because the message before its committed offset was replaced by others;
-    None if nothing is known to be missed.
+    not answer, or if the partition is closed. lag_bytes, lag_messages: the readable data after the committed offset;
+    before the first commit, all readable data. lag_seconds: how long ago the first message after the committed offset
+    was stored; a Java broker's messages have no store time. closed: whether an operator has closed the partition.
+    missed_from: the group may have missed messages from this offset on, because the message before its committed offset
+    was replaced by other messages; None if no missed message is known.
     """
 
     partition: TopicPartition
@@ -386,7 +388,7 @@ class GroupPartition(NamedTuple):
 
 
 def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
-    """Return a sentence that tells an operator which messages a group may have missed."""
+    """Return a sentence for an operator about the messages that a group may have missed."""
     return (
         f"group {group} has read messages of {partition.topic} {partition} that are lost, and skips the messages that "
         f"took their place: stop its members, and run `{commanded(group, partition, missed_from)}`"
@@ -396,8 +398,8 @@ def missed(group: str, partition: TopicPartition, missed_from: int) -> str:
 def group_partitions(
     cluster: Cluster, survey: Survey, group: str, topic: str, clock: Callable[[], float] = time.time
 ) -> list[GroupPartition]:
-    """Return the group's position in each partition of `topic`, sorted by partition. These are all partitions that
-    brokers serve, and the partitions of absent brokers in which the group has a committed offset.
+    """Return the group's position in each partition of `topic`, sorted by partition. The result contains all partitions
+    that brokers serve. It also contains a partition of an absent broker if the group has a committed offset there.
 
     clock: returns seconds since 1970.
     """

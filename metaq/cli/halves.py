@@ -59,8 +59,8 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
     is to be asked yet.
 
     ASKED: half messages about which producers of the group are being asked. PARKED: producers were asked as often as
-    allowed, so an operator must decide. ASKERS: producers that are ready to be asked; with 0 nobody can be asked. Exit
-    code 1 if a broker does not answer; the messages of the other brokers are counted.
+    allowed, so an operator must decide. ASKERS: producers that are ready to be asked; with 0 nobody can be asked. If a
+    broker does not answer, the exit code is 1, and only the messages of the other brokers are counted.
 
     \b
     Example
@@ -103,7 +103,7 @@ def list_of_halves(
 ) -> None:
     """List half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
 
-    Exit code 1 if a broker does not answer; the messages of the other brokers are shown.
+    If a broker does not answer, the exit code is 1, and only the messages of the other brokers are shown.
 
     \b
     Example

@@ -1,5 +1,5 @@
-"""Check whether the names that a user gives are topics or groups of the cluster. Without this check, a command would
-show an empty table for a mistyped name instead of an error.
+"""Check whether the topics and groups that a user names exist in the cluster. The check is needed because a command
+would otherwise show an empty table for a mistyped name, not an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
     """Return the groups that have a topic of failed messages or a topic of dead letters. prefixes: the prefixes of the
-    names of the topics to look for. Such a topic exists from its first message on.
+    names of the topics to look for. A group's topic of failed messages, or of dead letters, exists from its first
+    message on.
     """
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 

@@ -42,8 +42,8 @@ START_SECONDS = 30.0
 """Maximum seconds to wait after the start of all brokers until they publish every topic."""
 
 GRACE_MS = 500
-"""Milliseconds for which a stopping broker still serves clients, so that they can change to other brokers. The time is
-short because all brokers of this cluster stop together.
+"""Number of milliseconds that a stopping broker still serves clients, so that they can change to other brokers. The
+number is small because all brokers of this cluster stop together.
 """
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
@@ -69,8 +69,9 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Describes the cluster to start. ports: one port for each broker process. The broker ids of the processes are 0,
-    1, …, and then again from 0 for the next node of each set. topics: numbers of partitions are per broker id.
+    """Describes the cluster to start. ports: one port for each broker process. The first processes have the broker ids
+    0, 1, …; if there are broker sets, the processes for the second node of each set follow with the same ids, and so
+    on. topics: the topics with their numbers of partitions on each broker id.
     """
 
     data_dir: Path
@@ -136,13 +137,13 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
 
 
 class LocalCluster:
-    """Starts and stops the processes of a ClusterPlan. Only the main thread may use it, because the processes end when
-    the thread that started them ends.
+    """Starts and stops the processes of a ClusterPlan. This object may be used only by the main thread, because the
+    processes end when the thread that started them ends.
     """
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
-        """on_restart: called with a text for the user when a node of a set has ended and was started again, or when a
-        node leads instead of another node whose data was removed.
+        """on_restart: called with a text for the user in two cases: a node of a broker set has ended and was started
+        again, or a node leads in place of another node whose data was removed.
         """
         self.plan = plan
         self.brokers: list[Child] = []
@@ -306,8 +307,8 @@ class LocalCluster:
     def stop(self) -> None:
         """Stop the brokers, which unregister in ZooKeeper, and then ZooKeeper. A second call has no effect.
 
-        The nodes of a broker set are stopped one after the other. The first node is stopped last, so that it is the
-        leader in the end.
+        The nodes of a broker set are stopped in turn, and the first node is stopped last. So the first node is the
+        leader at the end.
         """
         while self.brokers:
             last = self.brokers[-self.plan.brokers :]

@@ -144,10 +144,10 @@ def list_moves(zk: str, as_json: bool) -> None:
 @click.option("--to", "targets", type=Parsed("IDS", _brokers), help="Brokers that may get topics; by default all.")
 @_rate_option
 def drain_broker(zk: str, dry_run: bool, as_json: bool, broker: int, targets: Sequence[int] | None, rate: int) -> None:
-    """Take broker ID, or a broker set, out of service: move all its topics to others while clients run.
+    """Take the broker or broker set ID out of service: move all its topics to other brokers while clients run.
 
-    Each topic is moved to the broker that has the fewest partitions at that time. Exits with 1 if the broker still has
-    partitions in the end; run it again to continue.
+    Each topic is moved to the broker that has the fewest partitions when the topic's move starts. If the broker ID
+    still has partitions at the end, the exit code is 1; run the command again to continue.
 
     \b
     Example

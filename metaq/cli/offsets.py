@@ -214,7 +214,9 @@ def _copy_group(
     targets: Sequence[TopicPartition],
     dry_run: bool,
 ) -> list[Copied]:
-    """Copy the offsets of one group. Partitions in which the group never committed an offset are left out."""
+    """Copy the offsets of one group. If the group has never committed an offset in a partition, this partition is left
+    out.
+    """
     pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
     there = zip(targets, cluster.committed_many(group, targets), strict=True)
     rows, wanted = [], {}
@@ -275,12 +277,12 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
 
 _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
-"""Python modules of databases in which names are quoted with backticks."""
+"""Names of Python database modules whose databases quote names with backticks."""
 
 
 def sql_store(option: str, url: str) -> SqlOffsetStore:
     """Return the store of offsets in an SQL database. url: `driver://user:password@host:port/database`, or
-    `sqlite3:///path` for a file, which is opened read-only.
+    `sqlite3:///path` for a file; the file is opened read-only.
 
     driver: the name of a DB-API 2.0 module that accepts host, port, user, password and database. Raises ConfigError,
     which names `option` but not the URL, because the URL may contain a password.

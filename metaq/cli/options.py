@@ -215,8 +215,8 @@ def _connect(text: str) -> str:
 TOPIC = Parsed("TOPIC", check_zookeeper_topic)
 GROUP = Parsed("GROUP", check_zookeeper_group)
 STORED_TOPIC = Parsed("TOPIC", check_topic)
-"""The type of a topic's name in commands that use brokers or files. It also accepts names that ZooKeeper does not
-accept, because brokers of earlier versions created topics with such names.
+"""The type of a topic's name in commands that use brokers or files. This type also accepts names that are not allowed
+in ZooKeeper, because brokers of earlier versions created topics with such names.
 """
 STORED_GROUP = Parsed("GROUP", check_group)
 """The type of the name of a shared group. Like STORED_TOPIC, it also accepts names that ZooKeeper does not accept."""
@@ -235,8 +235,8 @@ PORT = click.IntRange(0, 65535)
 
 
 class _ZkOption(click.Option):
-    """The option --zk. It may be given after the command, or before the command, or as an environment variable; the
-    first of these places that has it counts.
+    """The option --zk. A user may give its value after the command's name, before the command's name, or in an
+    environment variable. If several are given, the first in this order counts.
     """
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:

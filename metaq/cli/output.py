@@ -1,9 +1,9 @@
-"""Print the results of commands: as JSON for programs, or as tables for people. Numbers and sizes have the same style
-in all commands.
+"""Print the results of commands: as JSON for programs, or as tables for people. All commands print numbers and sizes in
+the same style.
 
 Messages are printed by format strings as in kcat: `%t [%p] at %o: %s\\n`. All output for people is printed by this
-module, which escapes control characters. This is necessary because many of the texts come from clients, and a terminal
-would execute control characters in them.
+module, which escapes control characters. They must be escaped because many of the texts come from clients, and a
+terminal would execute the control characters.
 """
 
 from __future__ import annotations
@@ -205,8 +205,8 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """Return the value of a JSON field in the form in which a table of names and values shows it. The digits of numbers
-    are not grouped, because users copy the numbers.
+    """Convert the value of a JSON field for a table of names and values, and return it. The digits of numbers are not
+    grouped, because users copy the numbers.
     """
     if isinstance(value, list):
         return " ".join(map(str, value))

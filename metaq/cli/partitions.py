@@ -94,8 +94,9 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
     """Call `act` with a connection to the target broker and return its result. If the target is a broker set, call
-    `act` for all of its nodes, the leader last, and return the leader's result. All nodes are changed, because
-    otherwise the next leader would serve requests that the former leader refuses. failed, command: as in at_every_node.
+    `act` for all of its nodes, the leader last, and return the leader's result. All nodes must be changed, because
+    otherwise the next leader would serve requests that the present leader refuses. failed, command: as in
+    at_every_node.
     """
     endpoint, found = target.found()
     if found is None:
@@ -188,8 +189,8 @@ def renumber(
 ) -> None:
     """Rename the directories of partitions --start to --end: `topic-i` becomes `topic-(i+offset)`.
 
-    Nothing is renamed if a source directory is missing or a target directory exists. Consumers' offsets stay with the
-    old partition numbers: copy them with `metaq offsets copy`.
+    No directory is renamed if a source directory is missing or a target directory exists. The committed offsets of
+    consumer groups keep the old partition numbers: copy them with `metaq offsets copy`.
 
     \b
     Example

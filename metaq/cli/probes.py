@@ -74,8 +74,8 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """The limits at which `metaq monitor` raises an alarm. max_lag is in bytes; max_disk and min_memory are in
-    percent.
+    """`metaq monitor` raises an alarm if a value exceeds its limit here, or, for min_memory, is below it. max_lag is in
+    bytes; max_disk and min_memory are in percent.
     """
 
     max_lag: int = 100_000_000
@@ -88,8 +88,8 @@ class ProbeLimits:
 
 
 class Monitor:
-    """Runs the checks, and remembers the offsets of groups between two rounds of checks. Only a second round can tell
-    whether a group makes progress. Only one thread may use this object.
+    """Runs the checks, and remembers the offsets of groups between two rounds of checks. So the second round of checks
+    is the first that can tell whether a group makes progress. This object may be used by one thread only.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Monitor:
         waiting messages then.
         """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """For each group with dead letters: the ends of the partitions of its dead-letter topic at the last count, and
-        the number of dead letters at that time.
+        """The last count of each group's dead letters, by group: the end offsets of the partitions of the group's
+        dead-letter topic when the dead letters were counted, and their number.
         """
 
     def look(self) -> list[Seen]:
@@ -268,8 +268,8 @@ class Monitor:
             yield Seen(cause.level, f"group {group}", f"{cause.text}: {_listed(found)}")
 
     def _dead_letters(self, cluster: Cluster, survey: Survey, group: str) -> Iterator[Seen]:
-        """Yield a warning if the group has dead letters. They are counted only when new ones have arrived, because
-        counting has to read them.
+        """Yield a warning if the group has dead letters. The dead letters are counted only when new dead letters have
+        arrived, because counting has to read all of them.
         """
         partitions = [each for each in cluster.readable(dead_topic(group)) if each.broker not in self._ignored_brokers]
         if not partitions:
@@ -289,8 +289,8 @@ class Monitor:
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
-        """Return the first problem that a group has in a partition. The caller makes one line of all partitions of a
-        group that have the same problem.
+        """Return the first problem that a group has in a partition. If several partitions of a group have the same
+        problem, the caller reports them in one line.
         """
         key = (group, row.partition)
         before = self._waited.pop(key, None)
@@ -394,7 +394,7 @@ def _total(numbers: Iterable[int | None]) -> int | None:
 
 def _shared_groups(survey: Survey, broker_ids: Iterable[int]) -> dict[str, list[SharedPartition]]:
     """Return the reports of these brokers on shared groups, by the name of the group. Brokers that do not know shared
-    groups, such as those of 1.x, have no reports.
+    groups, such as 1.x brokers, have no reports.
     """
     found: dict[str, list[SharedPartition]] = {}
     for broker_id in broker_ids:
@@ -429,8 +429,8 @@ def _brokers(ids: Sequence[int]) -> str:
 
 
 def _set(look: SetLook) -> Seen:
-    """Return the result for a broker set. The text names its leader, its in-sync nodes, problems of the other nodes,
-    and topics for which the set refuses messages.
+    """Return the result for a broker set. The text of the result names the set's leader, its in-sync nodes, problems of
+    the other nodes, and topics for which the set refuses messages.
     """
     what = f"set {look.broker_id}"
     others = "".join(f"; {_node(look, name)}" for name in look.names if name not in look.in_sync or not look.leader)
@@ -528,8 +528,8 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
-    """Yield the results of the iterator `steps`. If it raises an error, yield an alarm with the error text. Only
-    CoordinationUnavailable is raised again; the caller reports it.
+    """Yield the results of the iterator `steps`. If it raises an error, yield an alarm with the error text.
+    CoordinationUnavailable is the exception: it is raised again, and the caller reports it.
     """
     try:
         yield from steps
@@ -540,8 +540,8 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
-    """Yield a result that compares `value` with `limit`: an alarm if the value is larger. noun: the counted thing, in
-    the singular. rest: words to append to the number in the text.
+    """Yield a result for a counted value: an alarm if `value` is larger than `limit`. noun: what is counted, in the
+    singular. rest: words that follow the number in the result's text.
     """
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")
@@ -551,8 +551,8 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
 
 
 def _servers(zk: str) -> Iterator[Seen]:
-    """Check each server of the ZooKeeper ensemble. This is useful even if ZooKeeper answers, because an ensemble that
-    has lost one server can lose only few more.
+    """Check each server of the ZooKeeper ensemble. The check is useful even if ZooKeeper answers, because an ensemble
+    that has lost one server can lose only few more.
     """
     servers = zk.partition("/")[0]
     found = examine(servers, zk_timeout())
@@ -567,8 +567,9 @@ _DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<res
 
 
 def _writes(what: str, connection: Connection) -> Iterator[Seen]:
-    """Yield a result for each disk of a broker, and an alarm for each reason why the broker refuses messages: a full
-    disk, a failed journal, or a failed write to the file of a partition.
+    """Yield a result for each disk of a broker; the result is an alarm if the disk is too full for messages. Also yield
+    an alarm if the broker's journal has failed, and an alarm if partitions refuse messages because a write to their
+    files failed.
     """
     rooms = [match for line in read_stats(connection, "disk") if (match := _DISK.fullmatch(line))]
     for room in rooms:

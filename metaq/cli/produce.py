@@ -98,10 +98,10 @@ class LineChunk(NamedTuple):
 
 
 SendLines = Callable[[list[bytes]], tuple[int, Iterable[int | None]]]
-"""A function that sends lines as messages and waits until all are acknowledged.
+"""A function that sends lines as messages and waits until all messages are acknowledged.
 
-It returns the number of payload bytes, and the numbers of nodes that have the messages (one or more values of
-SendResult.replicas).
+The function returns the number of payload bytes, and the values of SendResult.replicas for the messages, that is, how
+many nodes have each message.
 """
 
 
@@ -162,8 +162,8 @@ def produce(
 ) -> None:
     """Send each line of FILE (default: stdin) as one message, without its line feed. A carriage return is kept.
 
-    Batches go round robin over the topic's partitions. The command ends when every message is acknowledged. If it
-    fails, or is ended by Ctrl-C, it says how many messages were acknowledged.
+    Batches go round robin over the topic's partitions. The command ends when every message is acknowledged. If the
+    command fails or is ended by Ctrl-C, it prints how many messages were acknowledged.
 
     \b
     Example
@@ -234,14 +234,15 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
 
 
 class _BadLine(ClientError):
-    """A line is not a valid message. Neither this line nor the other lines of the same call were sent."""
+    """A line is not a valid message. No line of the same send call was sent."""
 
 
 def _stored_nothing(error: MetaqError) -> bool:
     """Return whether it is certain that no line of a failed send call is stored.
 
-    It is not certain if the request or its answer may have been lost. It is not certain either if a broker of 1.x
-    refuses lines, because each line is a separate request there.
+    The result is False if the request or its answer may have been lost, because lines may then be stored. It is also
+    False if a 1.x broker refuses a line, because each line is a separate request to a 1.x broker and other lines may be
+    stored.
     """
     if isinstance(error, RequestRefused):
         return error.code == ResponseCode.MESSAGE_ILLEGAL
@@ -291,8 +292,8 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """Return the error that sending a line has raised. If other lines were sent together with this line, return a
-    ClientError instead, which tells the user that the other lines may be stored.
+    """Return the error to raise after sending a line has raised `error`. If the line was sent alone, return `error`
+    itself. Otherwise return a ClientError with the same text; this type of error means that other lines may be stored.
     """
     return error if is_alone else ClientError(str(error))
 

@@ -19,8 +19,8 @@ from .tables import print_table
 __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
-"""Roles of a broker that has to have a connection to another broker. This list is needed because a slave without a
-connection names no peer once its master has left ZooKeeper.
+"""Roles of a broker that has to have a connection to another broker. The list is needed to recognize a lost connection:
+a slave without a connection names no peer once its master has left ZooKeeper.
 """
 TROUBLED = ("troubled", "stopped")
 
@@ -40,8 +40,8 @@ def replication() -> None:
 @target_options
 @json_option
 def status(target: Target, as_json: bool) -> int:
-    """Show the broker's role, the broker at the other side and the progress of each partition. Exit code 1 if the
-    connection to the other side is lost or replication has an error.
+    """Show a broker's role, the other broker with which it replicates, and the progress of each partition. The exit
+    code is 1 if the connection between the two brokers is lost or replication has an error.
 
     \b
     Example
@@ -60,7 +60,7 @@ def status(target: Target, as_json: bool) -> int:
 @dry_run_option
 @json_option
 def restart(target: Target, dry_run: bool, as_json: bool) -> None:
-    """Make a broker connect to the other side of its replication again, and check all partitions again.
+    """Make a broker connect again to the other broker with which it replicates, and check all partitions again.
 
     \b
     Example

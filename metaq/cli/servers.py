@@ -48,8 +48,8 @@ class Stop(threading.Event):
 
 @contextmanager
 def stop_signal() -> Iterator[Stop]:
-    """Within the `with` block, SIGTERM and SIGINT (Ctrl-C) set the yielded event instead of ending the process. Only
-    the main thread may call this.
+    """Within the `with` block, SIGTERM and SIGINT (Ctrl-C) set the yielded event instead of ending the process. This
+    function may be called only by the main thread.
     """
     stop = Stop()
 
@@ -101,8 +101,9 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send the signal `number` to this process when its parent ends, even if SIGKILL ends the parent.
     If the parent has already ended, send the signal at once.
 
-    This works only on Linux, where prctl(2) exists; on other systems a child outlives a killed parent. The kernel sends
-    the signal when the *thread* that started the child ends, so children must be started from the main thread.
+    The function has an effect only on Linux, where prctl(2) exists. On other systems a child outlives a killed parent.
+    The kernel sends the signal when the *thread* that started the child ends, so children must be started from the main
+    thread.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -120,11 +121,11 @@ def signal_name(number: int) -> str:
 
 
 class Child:
-    """A child process that runs `main(arguments)` of a module. It has a session of its own, so that Ctrl-C reaches only
-    the parent.
+    """A child process that runs `main(arguments)` of a module. The child process has a session of its own, so that
+    Ctrl-C reaches only the parent.
 
-    The kernel ends the child when this process ends. The child's stdout and stderr go to the file `log`. Only the main
-    thread may create this object (see die_with_parent).
+    The kernel ends the child when this process ends. The child's stdout and stderr go to the file `log`. This object
+    may be created only by the main thread (see die_with_parent).
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path, module: str = "metaq.cli.app") -> None:
@@ -175,8 +176,8 @@ class Child:
         self.process.wait()
 
     def stop(self, timeout: float = 15.0) -> int:
-        """Send SIGTERM to the child, and SIGKILL if it has not ended after `timeout` seconds. Return the exit code; a
-        negative number is that of the signal that ended the child.
+        """Send SIGTERM to the child, and SIGKILL if it has not ended after `timeout` seconds. Return the exit code; if
+        a signal ended the child, this is the negative number of the signal.
         """
         self.terminate()
         try:

@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ASKED = 16
-"""Maximum number of nodes that are asked for their reports at the same time."""
+"""Maximum number of nodes from which reports are requested at the same time."""
 
 _NAMED = 8
 """Maximum number of differences between nodes that one line names."""
@@ -69,7 +69,9 @@ def _ask(node: SetNode) -> Told:
 
 
 class SetLook(NamedTuple):
-    """One broker set. view: its state in ZooKeeper. told: the reports of the present nodes, by name."""
+    """The state of one broker set. view: the state that ZooKeeper has. told: for each node that is registered now, by
+    name, its own report, or the error if it did not answer.
+    """
 
     broker_id: int
     view: SetView
@@ -77,8 +79,8 @@ class SetLook(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The name of the node that leads the set and that clients can find; "" if there is no such node, or if it
-        reports that it has stopped.
+        """The name of the node that leads the set, if clients can find this node. "" if no node leads, or if the
+        leading node reports that it has stopped.
 
         A leader that has stopped stays the leader in ZooKeeper while no other node is in sync, so that its data is not
         given up.
@@ -124,7 +126,7 @@ class SetLook(NamedTuple):
         return sorted(named.union(self.view.nodes))
 
     def says(self, name: str) -> Mapping[str, Any]:
-        """Return a node's own report. It is empty if the node was not asked or has not answered."""
+        """Return a node's own report; an empty one if the node was not asked or has not answered."""
         answer = self.told.get(name, {})
         return {} if isinstance(answer, MetaqError) else answer
 
@@ -154,9 +156,9 @@ class SetLook(NamedTuple):
 
     @property
     def differences(self) -> list[str]:
-        """Sentences about differences between the nodes' configurations that clients would notice if another node
-        became the leader; empty if no difference is known. A node that does not answer, or whose version does not
-        report its configuration, counts as equal to the others.
+        """Sentences about differences between the nodes' configurations; clients would notice these differences if
+        another node became the leader. Empty if no difference is known. If a node does not answer, or has a version
+        that does not report its configuration, the node is not compared.
         """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
@@ -180,8 +182,8 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 
 def leader_last(view: SetView) -> list[str]:
-    """Return the names of the present nodes, with the leader as the last one. So when an operator changes all nodes one
-    after the other, the change is complete when the leader has made it.
+    """Return the names of the present nodes; the leader's name is the last. If nodes are changed in this order, all
+    nodes have the change as soon as the leader has it.
     """
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
@@ -190,11 +192,11 @@ def leader_last(view: SetView) -> list[str]:
 def at_every_node(
     broker_set: int, view: SetView, act: Callable[[Connection], T], failed: str, command: str
 ) -> Iterator[tuple[str, T]]:
-    """Call `act` with a connection to each present node, the leader last; yield the node's name and the result. If
-    `act` fails at another node, it is not called for the leader.
+    """Call `act` with a connection to each present node in turn; the leader comes last. Yield each node's name and the
+    result. If `act` fails at a node, it is not called for the remaining nodes.
 
-    failed, command: words for the error text. failed tells what the failing node did not do; command is the command
-    line that does it at a single node, with --server. Raises ClientError.
+    failed, command: words for the error text. failed: what the failing node did not do. command: the command that an
+    operator can run with --server to make the change on a single node. Raises ClientError.
     """
     names = leader_last(view)
     for number, name in enumerate(names):
@@ -261,7 +263,7 @@ def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[s
 
 
 def _shown(value: object) -> str:
-    """Return an option's value in the form in which server.ini contains it."""
+    """Return an option's value as text, written as in server.ini."""
     if value is None:
         return "(none)"
     return str(value).lower() if isinstance(value, bool) else str(value)

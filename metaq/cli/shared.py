@@ -74,10 +74,10 @@ def list_shared(zk: str, as_json: bool) -> None:
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """Show the state of GROUP in each partition, and its members.
 
-    LEFT: messages that are not acknowledged. Of these, LEASED: leased by members; DELAYED: released, and waiting for
-    their time; ATTEMPTS: the most attempts of one message; OLDEST S: seconds since the first one was stored. MEMBERS:
-    the five members with the most leased messages, and the number of messages that each has leased (--json: all
-    members).
+    LEFT: messages that are not acknowledged. LEASED: how many of these messages are leased by members. DELAYED: how
+    many of them were released and wait for their time. ATTEMPTS: the largest number of attempts of one of them. OLDEST
+    S: seconds since the oldest of them was stored. MEMBERS: the five members with the most leased messages, and the
+    number of messages that each has leased (--json: all members).
 
     \b
     Example
@@ -104,7 +104,7 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
 @yes_option
 @click.argument("group", type=STORED_GROUP)
 def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
-    """Delete GROUP on all brokers. It must have no members; members that come later begin as a new group.
+    """Delete GROUP on all brokers. The group must have no members. Members that come later begin as a new group.
 
     \b
     Example
@@ -165,8 +165,8 @@ def _cells(each: SharedPartition) -> tuple[object, ...]:
 
 
 def members_text(members: Mapping[str, int]) -> str:
-    """Return a text with the names of the members that have leased the most messages, each with its number of messages,
-    and with the number of the other members.
+    """Return a text about the members of a group. The text names the members that have leased the most messages, each
+    with its number of messages, and tells how many other members there are.
     """
     names = sorted(members, key=lambda name: (-members[name], name))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

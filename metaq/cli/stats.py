@@ -53,7 +53,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
     halves, shared, config, help, reset or a topic.
 
-    Without ITEM, shows the figures of the broker itself. reset sets the realtime figures to zero.
+    If ITEM is not given, the command shows the figures of the broker process itself. reset sets the realtime figures to
+    zero.
 
     \b
     Example
@@ -79,8 +80,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
 
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
-    """Raise NoPartition if the broker neither has nor configures the topic. The error names the most similar name among
-    the broker's topics and `others`.
+    """Raise NoPartition if the broker neither has nor configures the topic. The error text suggests the most similar
+    name among the broker's topics and `others`.
     """
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:

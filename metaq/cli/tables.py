@@ -48,8 +48,8 @@ def _is_plain(stream: TextIO) -> bool:
 def _lines(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> list[str]:
-    """Return the lines of the table, in the form in which rich draws a table in its style SIMPLE_HEAD if it is not
-    limited in width.
+    """Return the lines of the table as plain text. The lines are the same as those that the library rich prints for its
+    table style SIMPLE_HEAD without a limit of width.
     """
     line = "─" * (sum(widths) + len(_GAP) * (len(widths) - 1))
     blank = " " * (len(line) + 2)

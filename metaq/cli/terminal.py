@@ -25,13 +25,13 @@ _FOLDED_WIDTH = 9
 
 _PIPE_COLUMNS = 200
 _ANY_WIDTH = 1_000_000
-"""Width in characters of a table for a file or a pipe. It is so large that no line is wrapped."""
+"""Width in characters of a table for a file or a pipe. The width is so large that no line is wrapped."""
 
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Raise the BrokenPipeError again, so that app.py sets the exit code. Without this method, rich would exit with
-        1.
+        """Raise the BrokenPipeError again, so that app.py sets the exit code. If this method did not exist, rich would
+        end the program with the exit code 1.
         """
         raise  # called in the handler of the BrokenPipeError
 
@@ -47,9 +47,10 @@ def console(stream: IO[str] | None = None, pipe_columns: int = _PIPE_COLUMNS) ->
 def print_fitting(
     columns: Sequence[str], texts: Sequence[Sequence[str]], numeric: Sequence[bool], widths: Sequence[int]
 ) -> None:
-    """Print a table on stdout that is not wider than the terminal, with `columns` as its head and `texts` as its rows.
-    If the terminal is too narrow for a table, print each row as lines of name and value. numeric: for each column,
-    whether it is right-aligned and not folded. widths: the length of the longest text in each column.
+    """Print a table on stdout, with `columns` as its head and `texts` as its rows. The table is not wider than the
+    terminal. If the terminal is too narrow for the columns, print each row as a table of names and values instead.
+    numeric: for each column, whether it is right-aligned and not folded. widths: the length of the longest text in each
+    column.
     """
     narrowest = [width if right else min(width, _FOLDED_WIDTH) for width, right in zip(widths, numeric, strict=True)]
     target = console(pipe_columns=_ANY_WIDTH)

@@ -64,7 +64,7 @@ def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, obje
 def describe_topic(zk: str, as_json: bool, topic: str) -> None:
     """Show each partition of TOPIC: its broker, its readable bytes and its messages.
 
-    Exit code 1 if a broker does not answer; the partitions of the other brokers are shown.
+    If a broker does not answer, the exit code is 1, and only the partitions of the other brokers are shown.
 
     \b
     Example

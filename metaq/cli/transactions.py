@@ -24,8 +24,8 @@ __all__ = ["transactions"]
 
 @click.group()
 def transactions() -> None:
-    """List the open and the prepared XA transactions of a broker; commit, roll back or end one instead of its
-    coordinator.
+    """List the open and the prepared XA transactions of a broker. Commit, roll back or end one if its coordinator does
+    not.
 
     \b
     Example

@@ -99,12 +99,13 @@ def up(
     session_timeout: float,
     disk_reserve: int | None,
 ) -> None:
-    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C. Prints their addresses when all are ready to serve clients.
+    """Run ZooKeeper and brokers until SIGTERM or Ctrl-C. The command prints their addresses when all are ready to serve
+    clients.
 
-    If --data-dir is that of an earlier start, the cluster serves all earlier topics, even if they are not named now,
-    with at least as many partitions as before. The command refuses to start fewer brokers than have messages there, or
-    fewer replicas than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node
-    is started again.
+    If --data-dir has the data of an earlier start, the cluster also serves all topics of that start, each with at least
+    as many partitions as before. The command refuses to start fewer brokers than have messages in --data-dir, or fewer
+    replicas than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node is
+    started again.
 
     \b
     Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
@@ -162,8 +163,8 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
 
 
 def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
-    """Return the number of brokers to start. Raises ConfigError if `brokers` is so small that a broker whose directory
-    has messages would not be started.
+    """Return the number of brokers to start. Raises ConfigError if `brokers` is too small: a broker with messages in
+    its directory would not be started.
     """
     stored = earlier.stored
     needed = max(stored, default=0) + 1

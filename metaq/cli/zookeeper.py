@@ -32,7 +32,8 @@ HOST = "127.0.0.1"
 )
 @zookeeper_server_option
 def zookeeper(port: int, data_dir: Path, apache_jars: Path | None) -> None:
-    """Run one ZooKeeper server until SIGTERM or Ctrl-C. It prints one line when it is ready to serve clients.
+    """Run one ZooKeeper server until SIGTERM or Ctrl-C. The command prints one line when the server is ready to serve
+    clients.
 
     In production run an ensemble of Apache's ZooKeeper.
 

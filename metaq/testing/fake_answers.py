@@ -1,5 +1,5 @@
-"""Answer the requests of clients like a broker, in both protocols. The data is in memory; requests and answers are
-encoded by the same code as in a real broker. This module does no I/O.
+"""Answer the requests of clients like a broker, in both protocols. The data is kept in memory. Requests are decoded and
+answers are encoded by the code that real brokers use. The code in this module does no I/O.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _Parked:
 
 @dataclass(slots=True, eq=False)
 class _ParkedCheck:
-    """A CHECK_HALVES request of a producer. It waits until a half message is due for a check."""
+    """A CHECK_HALVES request of a producer that waits until a half message is due for a check."""
 
     caller: Connected
     opaque: int
@@ -131,8 +131,8 @@ class _ParkedCheck:
 
 
 class Answers:
-    """The partitions and the transactions of one fake broker, and its answers to requests. Only one thread uses this
-    object. The docstring of FakeBroker describes the attributes.
+    """The partitions and the transactions of one fake broker, and its answers to requests. This object is used by one
+    thread only. The docstring of FakeBroker describes the attributes.
     """
 
     def __init__(
@@ -241,8 +241,8 @@ class Answers:
         return self._open(request.topic, request.partition)
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
-        """Call `append` now and return its result, an offset. In a transaction, leave this call to the commit and
-        return -1.
+        """Store a message by calling `append`, and return its result, the message's offset. If `tx_key` names a
+        transaction, return -1 instead; then the commit of the transaction calls `append`.
         """
         if tx_key is None:
             return append()
@@ -250,7 +250,9 @@ class Answers:
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Store one message, and return the answer. Raises the error for which the broker refuses the message."""
+        """Store one message, and return the answer. If the broker refuses the message, raises the error to report to
+        the client.
+        """
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
         if isinstance(sent, SendRequest) and sent.checksum not in (-1, checksum(body)):
@@ -440,8 +442,8 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """Answer the waiting CHECK_HALVES requests for which a half message is due, or whose waiting time is over.
-        Return the connections of these requests.
+        """Answer each waiting CHECK_HALVES request if a half message is due for it, or if its waiting time is over.
+        Return the connections of the answered requests.
         """
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
@@ -464,8 +466,8 @@ class Answers:
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
-        """Deliver the delayed messages that are due. Answer the waiting requests for which there is data, or whose
-        waiting time is over. Return the connections of these requests.
+        """Deliver the delayed messages that are due. Answer each waiting request if there is data for it, or if its
+        waiting time is over. Return the connections of the answered requests.
         """
         self._deliver()
         now = time.monotonic()

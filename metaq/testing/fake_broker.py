@@ -47,14 +47,15 @@ class FakeBroker(Answers):
     messages of the listed topics.
     silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
     request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
-    leader: if it is not None, the broker behaves like a node of a broker set that does not lead, and refuses every
-    frame except SET_STATUS. The value is the URL of the node that leads; "" if no leader is known. role: the role that
-    it reports in SET_STATUS, by default `leader` or `follower`. replicas: the number that it reports to senders as the
-    number of nodes that have a message; 0: it reports no number.
-    max_transfer_bytes: maximum size of its answer to a `get`, like maxTransferSize. sends, pulls, connections: how many
-    of each it has received. transactions: the open transactions. delays.waiting: delayed messages that wait for their
-    delivery time, which is compared with the given clock. halves.waiting: half messages that wait for their outcome.
-    halves.decided: the outcomes of decided half messages by id.
+    leader: if it is not None, the broker behaves like a follower in a broker set, and refuses every frame except
+    SET_STATUS. The value is the leader's URL; "" if no leader is known. role: the role that the broker reports in
+    SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that have a message, as the broker
+    reports it to senders; 0: it reports no number.
+    max_transfer_bytes: maximum size of the broker's answer to a `get`, like maxTransferSize. sends, pulls, connections:
+    the number of sends, pulls and connections that the broker has received. transactions: the open transactions.
+    delays.waiting: delayed messages that wait for their delivery time, which is compared with the given clock.
+    halves.waiting: half messages that wait for their outcome. halves.decided: the outcomes of decided half messages by
+    id.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class FakeBroker(Answers):
         self.accept_compressed = accept_compressed
         self.connections = 0
         self.handled: dict[tuple[str, TopicPartition], int] = {}
-        """The offset up to which `handle_all` has handled messages, by group and partition."""
+        """For each group and partition: `handle_all` has handled all messages before this offset."""
         self._reserved = socket.socket()  # bound but never listening: reserves the port
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._reserved.bind(("127.0.0.1", port))
@@ -252,8 +253,8 @@ class FakeBroker(Answers):
 
 
 class FakeCluster:
-    """A cluster of FakeBrokers without ZooKeeper. It knows which brokers are registered. Pass it to a producer as
-    `metadata`. Any thread may use it.
+    """A cluster of FakeBrokers without ZooKeeper. This object knows which brokers are registered. Pass it to a producer
+    as `metadata`. Any thread may use it.
     """
 
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:

@@ -26,7 +26,7 @@ class WaitingRecord(NamedTuple):
 
 
 class FakeDelays:
-    """The delayed messages that wait. Only one thread may use this object."""
+    """The delayed messages that wait. This object may be used by one thread only."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: returns seconds since 1970."""

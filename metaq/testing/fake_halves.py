@@ -21,14 +21,16 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""Milliseconds from the arrival of a half message to its first check, unless the message sets this time itself."""
+"""Milliseconds from the arrival of a half message to its first check. A half message may set another number for itself
+(`metaq.check-after`).
+"""
 
 
 @dataclass(slots=True)
 class FakeHalf:
-    """A half message that waits for its outcome. due: the time at which a producer is next asked for the outcome, Unix
-    ms. asked: how often a producer was asked. flag, body: as they were sent. producer: the name of the producer that
-    sent it; "" if unknown.
+    """A half message that waits for its outcome. due: when a producer is asked for the outcome next, Unix ms. asked:
+    how often a producer was asked. flag, body: the flag and the body as they were sent. producer: the name of the
+    producer that sent it; "" if unknown.
     """
 
     id: int
@@ -42,8 +44,8 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """Return the time (Unix ms) from which on the producer that sent `request` may get this half message. Infinite:
-        this producer does not get it while the producers in `askers` wait for half messages.
+        """Return the earliest time (Unix ms) at which the producer of `request` may get this half message. Infinity:
+        the producer does not get it while the producers in `askers` wait for half messages.
         """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
@@ -55,8 +57,7 @@ class FakeHalf:
 
 
 class FakeHalves:
-    """The half messages of a FakeBroker: those that wait, and those that are decided. Only one thread may use this
-    object.
+    """The waiting and the decided half messages of a FakeBroker. This object may be used by one thread only.
     """
 
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:

@@ -39,8 +39,8 @@ def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """The log of one partition. data: the records, without gaps. first: the offset of data[0]. starts: the offset at
-    which each record begins.
+    """The log of one partition. data: the records, without gaps. first: the offset of data[0]. starts: the offsets of
+    the records.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -79,8 +79,8 @@ class MemoryLog:
         self.first = offset
 
     def begin_of(self, offset: int) -> int:
-        """Return the offset at which the record that contains the byte at `offset` begins. If `offset` is the end of
-        the log, return it unchanged.
+        """Return the offset of the record that contains the byte at `offset`. If `offset` is the end of the log, return
+        it unchanged.
         """
         return offset if offset == self.end else self.starts[bisect_right(self.starts, offset) - 1]
 

@@ -1,5 +1,5 @@
-"""The transactions of a FakeBroker. They give a client the same guarantees as the transactions of a real broker, but
-have no log and no time-out.
+"""The transactions of a FakeBroker. A client gets the same guarantees as from the transactions of a real broker, but
+these transactions have no log and no time-out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["FakeTransactions"]
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction that is neither committed nor rolled back. home: the connection to which a local transaction
-    belongs.
+    """A transaction that is neither committed nor rolled back. home: the connection that began it, if it is a local
+    transaction.
     """
 
     home: Hashable

@@ -31,12 +31,12 @@ def handle_all(
     topics: Iterable[str],
     retry: Retry = _RETRY,
 ) -> int:
-    """Call `handler` with each message of `topics` until no message is left. Begin where an earlier call for the same
-    `group` ended.
+    """Call `handler` with each message of `topics` until no message is left. If this function was called for the same
+    `group` before, begin where that call ended.
 
-    If the handler fails on a message, it is called with this message again. Return the number of calls. Pauses between
-    attempts are skipped: failed messages that wait for another attempt, and all other delayed messages, are delivered
-    when all other messages are handled. If the handler raises something that is not an Exception (such as
+    If the handler fails on a message, it is called with this message again. Return how often the handler was called.
+    Pauses between attempts are skipped: failed messages that wait for another attempt, and all other delayed messages,
+    are delivered when all other messages are handled. If the handler raises something that is not an Exception (such as
     KeyboardInterrupt), this function raises it, too. Also raises ConfigError and InvalidName, and MetaqError if the
     broker refuses a request.
     """
@@ -74,8 +74,8 @@ def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedM
 
 
 def dead_letters(broker: FakeBroker, group: str) -> list[Message]:
-    """Return the stored dead letters of a group. Their payload, tag and keys are those of the original messages;
-    `attempts` and `origin` describe the failure.
+    """Return the stored dead letters of a group. A dead letter has the payload, the tag and the keys of the original
+    message; `attempts` and `origin` describe the failure.
     """
     return [each for partition in _partitions(broker, dead_topic(group)) for each in _messages(broker, partition, 0)]
 

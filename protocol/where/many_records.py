@@ -1,11 +1,12 @@
-"""Evaluate a filter on many records at once. The results are the same as those of `Where.holds_for`, but no Python
-bytecode is executed for each single record.
+"""Evaluate a filter on many records at once. `Where.holds_for` would return the same result for each record, but here
+no Python bytecode is executed for each single record.
 
 The attributes of the records are copied into the rows of matrices; each matrix has attributes of similar length.
-Payloads are never read. One comparison finds the bytes 0x01 and 0x02, which end names and values, in all rows. So the
-positions of names and values are arrays, too, and a condition is evaluated on a whole column of values. Comparisons
-with = and IN of texts, and comparisons of numbers of up to 15 digits, are done by array operations. For all other
-conditions, the predicate's `test` is called once for each distinct value. `python -m bench.where` measures the cost.
+Payloads are never read. In a property list, the byte 0x01 ends a name and the byte 0x02 ends a value. One NumPy
+comparison finds these bytes in all rows of a matrix. So the positions of names and values are arrays, too, and a
+condition is evaluated on the values of all rows at once. Comparisons with = and IN of texts, and comparisons of numbers
+of up to 15 digits, are done by array operations. For all other conditions, the predicate's `test` is called once for
+each distinct value. `python -m bench.where` measures the cost.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ _TYPED, _INT, _FLOAT = ord(TYPE_MARK), ord("i"), ord("f")
 _ZERO, _DOT, _MINUS, _PLUS = ord("0"), ord("."), ord("-"), ord("+")
 
 _DIGITS = 15
-"""Maximum number of decimal digits of a number for which the arithmetic with doubles here gives the exact result."""
+"""The arithmetic with doubles in this module is exact for numbers with at most this many decimal digits."""
 _POWERS = 10.0 ** np.arange(_DIGITS + 1)
 
 _FEW_TEXTS = 8
-"""An IN with at most this many texts compares each text with every value, one text after the other."""
+"""If an IN has at most this many texts, each text in turn is compared with all values."""
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -66,9 +67,9 @@ _Truths = npt.NDArray[np.uint8]
 def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_steps: int | None = None) -> _Bools:
     """Return for each record whether the filter matches it. A record is data[start : start + size], header included.
 
-    starts: ascending. Neither the checksum nor the length in a record's header is checked. most_steps: if the LIKE
-    predicates could take more steps (`Where.searched`) for a record, the result for this record is True without
-    evaluation; None: no bound.
+    starts: ascending. The checksum and the length in a record's header are not checked. most_steps: a bound for the
+    cost of LIKE. If the LIKE predicates could take more steps than this for a record (`Where.searched`), the result for
+    the record is True without evaluation. None: no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
@@ -96,9 +97,10 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
-    """Yield the width of each matrix, with the numbers of the attributes that become its rows. Attributes that go into
-    no matrix are yielded with the width 0. begins, widths: for each attribute, where its row begins in the data, and
-    the minimum width of its row. end: the number of bytes of the data.
+    """Choose matrices for the attributes, and yield for each matrix its width and the numbers of the attributes that
+    become its rows. The numbers of attributes that go into no matrix are yielded with the width 0. begins, widths: for
+    each attribute, where its row begins in the data, and the minimum width of the row. end: the number of bytes of the
+    data.
     """
     if not len(widths):
         return
@@ -134,8 +136,8 @@ def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints
 
 
 class _Column(NamedTuple):
-    """The values of one property as bytes, for the rows of a block that have the property. Each value is flat[start :
-    end] of the block.
+    """The values of one property as bytes, for the rows of a _Block that have the property. starts, ends: each value is
+    flat[start : end] of the _Block.
 
     rows: the number of each value's row. typed: for each value, whether it is written as another type than text.
     """
@@ -153,7 +155,7 @@ class _Column(NamedTuple):
 
 class _Numbers(NamedTuple):
     """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether its number
-    is certain; if it is False, the predicate's `test` has to evaluate the value.
+    is certain. A value with an uncertain number must be evaluated by the predicate's `test`.
     """
 
     values: npt.NDArray[np.float64]
@@ -162,13 +164,14 @@ class _Numbers(NamedTuple):
 
 class _Block:
     """A matrix whose rows are the attributes of records; `flat` is the same matrix as a one-dimensional array of bytes.
-    In each row, a byte 0x02 stands before and after the attribute, so each item of a property list is between two bytes
-    0x02.
+    In each row there is a byte 0x02 before and after the attribute. So each item of a property list is between two
+    bytes 0x02.
     """
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
-        """begins, lengths: the position and the length of each attribute in `data`. width: the width of the matrix, at
-        least each length plus two; `data` must have this many bytes from each begin - 1 on.
+        """begins, lengths: the position and the length of each attribute in `data`. width: the width of the matrix in
+        bytes. It is at least two more than the greatest length. For each attribute, `data` must have `width` bytes from
+        begin - 1 on.
         """
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))

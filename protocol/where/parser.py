@@ -138,7 +138,7 @@ class _Parser:
         return token
 
     def _takes(self, kind: str, value: str) -> bool:
-        """Consume the next token if it has this kind and value. Return whether it was consumed."""
+        """If the next token has this kind and value, consume the token. Return whether the token was consumed."""
         found = self.token.kind == kind and self.token.value == value
         if found:
             self._next()

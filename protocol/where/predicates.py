@@ -26,16 +26,18 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 _ANY: Final = "."
-"""The regular expression for the pattern character `_`. It differs from a literal dot, which is escaped by a
-backslash.
+"""The regular expression for the character `_` of a LIKE pattern. A literal dot in a pattern has another regular
+expression: a dot after a backslash.
 """
 
 
 class Predicate(Protocol):
-    """A predicate on one property. It is immutable, so any thread may use it."""
+    """A predicate on one property. Predicates are immutable, so any thread may use them."""
 
     def test(self, value: NullableValue) -> Truth:
-        """Return the predicate's result for a property with this value; None: the message does not have it."""
+        """Return the predicate's result for a message. value: the value of the property in the message; None: the
+        message does not have the property.
+        """
 
 
 class IsNull:
@@ -84,8 +86,8 @@ class CompareNumber:
 
 
 class CompareBool:
-    """The predicate `name = TRUE`, also with other comparisons or FALSE. A filter that consists of `name` alone means
-    the same as `name = TRUE`.
+    """The predicate `name = TRUE`, also with other comparisons or FALSE. The filter `name` means the same as `name =
+    TRUE`.
     """
 
     def __init__(self, flag: bool) -> None:
@@ -97,8 +99,8 @@ class CompareBool:
 
 
 class In:
-    """The predicate `name IN (…)`: the value is equal to one of the literals. Its result is that of several `=` joined
-    by OR, at the cost of a single `=`.
+    """The predicate `name IN (…)`: the value is equal to one of the literals. The result is the same as for several `=`
+    joined by OR, but the cost is that of a single `=`.
     """
 
     def __init__(self, literals: Iterable[Literal]) -> None:
@@ -183,8 +185,9 @@ def _compiled(piece: Iterable[str]) -> re.Pattern[str]:
 
 
 def _searcher(piece: list[str]) -> Callable[[str, int], int]:
-    """Return a function that searches a text from a position on for the first match of the piece. That function returns
-    the end of the match, or -1 if there is none. piece: the regular expression of each character of the piece.
+    """Return a function that searches for the part `piece` of a LIKE pattern. The returned function gets a text and a
+    start position. It returns the end of the first match, or -1 if there is no match. piece: the regular expression of
+    each character of this part of the pattern.
     """
     if _ANY in piece:
         search = _compiled(piece).search

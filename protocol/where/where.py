@@ -16,16 +16,16 @@ from .values import TRUE, NullableValue
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
 
 _WHOLE = frozenset(("TAGS", "ATTR"))
-"""Names of the properties that a filter finds in an attribute that is not a property list. Such an attribute is 1.x's
-attribute, which also counts as the tag.
+"""If a record's attribute is not a property list, it is 1.x's attribute, which also counts as the tag. Filters then
+find the attribute as the value of these two properties.
 """
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 
 class PropertyName:
-    """A property that a filter tests. is_typed: whether its value may have another type than text. is_whole: whether an
-    attribute that is not a property list is, as a whole, the property's value.
+    """A property that a filter tests. is_typed: whether the property's value may have another type than text. is_whole:
+    whether the whole attribute is the property's value if the attribute is not a property list.
     """
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
@@ -64,7 +64,9 @@ def value_of(raw: bytes, is_typed: bool) -> NullableValue:
 
 
 class Where:
-    """A filter by content. It is immutable, so any thread may use it. It is pickled as its text."""
+    """A filter by content. The object is immutable, so any thread may use it. Pickling stores only the filter's
+    text.
+    """
 
     __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "searched", "text")
 
@@ -77,12 +79,12 @@ class Where:
         self.names = tuple(self._names.values())
         """The properties that the filter tests, each once."""
         self.conditions = len(conditions)
-        """The number of conditions in the filter. The cost of testing a message grows with this number. 0: the filter
-        matches all messages, or none.
+        """The number of conditions in the filter. The more conditions, the higher is the cost of testing a message. 0:
+        the filter matches all messages, or none.
         """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
-        """An upper bound of the cost of the filter's LIKE predicates: the number of search steps of all of them
-        together, for each character of a message's attribute (predicates.py).
+        """An upper bound of the cost of the filter's LIKE predicates: how many search steps all LIKE predicates
+        together take for each character of a message's attribute (predicates.py).
         """
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
         """Whether the filter matches a message that has no properties."""
@@ -120,7 +122,8 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """Parse a filter, or return the cached result of an earlier call with the same text. Raises InvalidWhere.
+    """Parse a filter. If an earlier call has parsed the same text, its result may be returned from a cache. Raises
+    InvalidWhere.
 
     A request that waits at the broker keeps only the filter's text, because the parsed form takes up to 80 bytes for
     each character.

@@ -39,9 +39,9 @@ PIPE_COLUMNS = 100
 def demo(flights: int | None, brokers: int, rate: int, data_dir: Path | None, keep: bool, install_spark: bool) -> int:
     """Show the whole system at work on the flights that left New York City in 2013.
 
-    Starts a cluster, sends all flights as JSON, consumes them with a group in which one process joins and one is
-    killed, has Spark compute the mean delay of each carrier, and checks that nothing is lost and all figures are right.
-    Without Java the step with Spark is left out.
+    The demo starts a cluster and sends all flights as JSON. A consumer group receives them; meanwhile one process joins
+    the group and one is killed. Spark computes the mean delay of each carrier. Finally the demo checks that no message
+    is lost and that Spark's results are right. If Java is not installed, Spark's part of the demo is left out.
 
     \b
     Example

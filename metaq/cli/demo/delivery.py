@@ -25,7 +25,7 @@ import numpy.typing as npt
 __all__ = ["ROW", "Delivery", "History", "check_delivery", "empty_history", "read_history"]
 
 ROW = np.dtype([("time_ns", "<i8"), ("sequence", "<i8"), ("offset", "<i8"), ("broker", "<i4"), ("partition", "<i4")])
-"""Layout of a row of a history, which describes one received message. time_ns: the time at which it was received, by a
+"""Layout of one row of a history. Each row describes one received message. time_ns: when the message was received, by a
 clock that all processes of the machine share (CLOCK_MONOTONIC). offset: the message's byte offset.
 """
 
@@ -60,8 +60,8 @@ class Delivery:
 
 
 def read_history(path: Path) -> History:
-    """Read a history from the file `path`. If a crash has cut the last row, this row is left out, and its message
-    counts as not received.
+    """Read a history from the file `path`. If the consumer crashed while it wrote the last row, the file has only a
+    part of this row. The row is then left out, and its message counts as not received.
     """
     data = path.read_bytes()
     whole = len(data) // ROW.itemsize * ROW.itemsize
@@ -112,13 +112,15 @@ def _first_deliveries(rows: History) -> History:
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:
-    """Return the indices that sort `rows` by partition and offset. Rows of the same record stay in order of time."""
+    """Return the indices that sort `rows` by partition and offset. If a record was delivered several times, its rows
+    stay in order of time.
+    """
     return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 
 
 def _out_of_order(first: History) -> int:
-    """Return the number of records that were first delivered after a later record of the same partition. first: the
-    result of `_first_deliveries`.
+    """Return how many records arrived out of order: their first delivery came after the first delivery of a later
+    record of the same partition. first: the result of `_first_deliveries`.
     """
     late = 0
     places = first["broker"].astype(np.int64) << 32 | first["partition"]

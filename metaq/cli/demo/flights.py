@@ -57,7 +57,9 @@ def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
 
 
 class CarrierDelay(NamedTuple):
-    """Number of a carrier's flights, and the mean departure delay in minutes of those that left (None if none did)."""
+    """Number of a carrier's flights, and their mean departure delay in minutes. Flights that did not leave do not count
+    in the mean; None: no flight of the carrier left.
+    """
 
     flights: int
     mean: float | None

@@ -1,8 +1,9 @@
 """The consumer group of the demo: start and stop its member processes, and read the owners of partitions from
 ZooKeeper.
 
-A member process runs `main`. It works at a limited rate, as if each message needed real work, so that members join and
-crash while messages still wait. It writes the messages that it gets to its history.
+A member process runs `main`. The member handles messages at a limited rate, as if each message needed real work. So
+messages still wait when other members join and crash. Each member writes the messages that it receives to a file, its
+history.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class GroupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """A rebalance of the group. It lasts from its cause (a member joins or is killed) to the moment when every
-    partition has a live owner and every live member owns a partition.
+    """A rebalance of the group. The rebalance begins when a member joins or is killed. It ends when every partition has
+    a live owner and every live member owns a partition.
     """
 
     cause: str
@@ -61,7 +62,7 @@ class Rebalance:
 
 
 class Member:
-    """One consumer process and its history."""
+    """One consumer process of the group, and the file of the messages that it has received (its history)."""
 
     def __init__(self, settings: GroupSettings, name: str) -> None:
         self.name = name
@@ -89,8 +90,8 @@ class Member:
 
 
 class ConsumerGroup:
-    """Starts, kills and stops the member processes. Only the main thread may use it. It reads the owners of partitions
-    from `cluster`.
+    """Starts, kills and stops the member processes, and reads the owners of partitions from `cluster`. This object may
+    be used only by the main thread.
     """
 
     def __init__(self, cluster: Cluster, settings: GroupSettings) -> None:
@@ -177,8 +178,8 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limits the work of a member to `rate` messages per second. The time is counted from the last moment at which
-    there was nothing to do.
+    """Limits the work of a member to `rate` messages per second. The rate is measured from the last moment when the
+    member had nothing to do.
     """
 
     def __init__(
@@ -193,7 +194,9 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Count `messages` more messages as done. Sleep until the time at which they would be done at this rate."""
+        """Count `messages` more messages as done. Sleep until a member with this rate would have finished these
+        messages.
+        """
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each
         if self._free_at > now:
@@ -236,8 +239,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def receive(consumer: Consumer, rows: BinaryIO, throttle: Throttle) -> None:
-    """Poll the consumer once, and write the received messages to the history. They are written before the next poll,
-    because only the next poll allows their offsets to be committed.
+    """Poll the consumer once, and write the received messages to the history. The messages must be in the history
+    before the next poll, because the consumer may commit their offsets from the next poll on.
     """
     messages = consumer.poll(max_messages=POLL_MESSAGES, timeout=POLL_SECONDS)
     if messages:

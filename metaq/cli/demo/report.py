@@ -112,7 +112,7 @@ class Report:
             self._console.print(f"     [cyan]{escape(name)}[/]  {bar}  {' '.join(owned)}", highlight=False)
 
     def carriers(self, outcome: DemoFigures, names: Mapping[str, str]) -> None:
-        """Print the figures that Spark has computed beside those that pandas has computed."""
+        """Print Spark's results and pandas' results for each carrier side by side."""
         if outcome.by_spark is None:
             return
         title = "Mean departure delay by carrier"

@@ -34,8 +34,8 @@ def requirements(extra: str) -> list[str]:
 
 
 class SparkInstallation:
-    """An installation of PySpark by pip in a child process, which starts when this object is created. Only the main
-    thread may use it.
+    """An installation of PySpark by pip in a child process, which starts when this object is created. This object may
+    be used only by the main thread.
     """
 
     def __init__(self, directory: Path) -> None:

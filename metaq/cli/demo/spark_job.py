@@ -1,5 +1,5 @@
-"""The demo's Spark job. It reads flights from one topic, computes the mean departure delay and the number of flights of
-each carrier, and sends these figures to another topic.
+"""The demo's Spark job. The job reads flights from one topic. It computes the mean departure delay and the number of
+flights of each carrier, and sends these results to another topic.
 """
 
 from __future__ import annotations
