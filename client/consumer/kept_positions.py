@@ -2,10 +2,10 @@
 offsets.
 
 When a ZooKeeper session ends, its owner nodes disappear. Another member may then continue from the committed offsets,
-and from then on the committed offsets count. But if ZooKeeper came back empty or from an older copy, commits are lost,
-and only the former owners know the group's positions. So a member remembers its positions until it has joined the group
-again. Then it writes the offsets that ZooKeeper has lost. For a while it also does not read partitions that it did not
-own before, and leaves them to their former owners.
+and from then on the committed offsets count. But if ZooKeeper came back empty or with an older copy of its data,
+commits are lost, and only the former owners know the group's positions. So a member remembers its positions until it
+has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has lost. For a while it
+also reads no partitions that it did not own before, and leaves them to their former owners.
 
 This code does no I/O: GroupMember reads and writes the committed offsets.
 """
@@ -19,10 +19,10 @@ from ..fetching.cursor import PartitionCursor, Reached
 from ..fetching.tuning import RETURN_SECONDS
 from ..records.results import TopicPartition
 
-__all__ = ["Kept", "KeptPositions"]
+__all__ = ["KeptPosition", "KeptPositions"]
 
 
-class Kept(NamedTuple):
+class KeptPosition(NamedTuple):
     """A partition that this member has owned, and the position where its next owner should begin."""
 
     cursor: PartitionCursor
@@ -73,15 +73,15 @@ class KeptPositions:
 
     @property
     def ends_in(self) -> float | None:
-        """Seconds for which this member must still leave partitions to their former owners, because these may know
-        later positions. None: this member may read such partitions now.
+        """Seconds for which this member must still leave partitions to their former owners, because the former owners
+        may know later positions. None: this member may read all partitions now.
         """
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None
 
     def wait_for_others(self, session_timeout: float) -> None:
-        """For a while, read only partitions that this member owned before. Call this if ZooKeeper was set back to an
-        older state. session_timeout: of the session, in seconds.
+        """From now on, for a limited time, read only partitions that this member owned before. Call this if ZooKeeper
+        was set back to an older state. session_timeout: of the session, in seconds.
         """
         self._others_until = self._clock() + session_timeout + RETURN_SECONDS
 
@@ -91,14 +91,14 @@ class KeptPositions:
         """
         return set() if self.ends_in is None else set(partitions) - self._kept.keys()
 
-    def positions(self) -> dict[TopicPartition, Kept]:
+    def positions(self) -> dict[TopicPartition, KeptPosition]:
         """Return the remembered positions of the partitions that this member has lost or recently given up."""
         cursors = self.given_up(self._kept) | self._kept
-        return {each: Kept(cursor, place) for each, cursor in cursors.items() if (place := self._place(cursor))}
+        return {each: KeptPosition(cursor, place) for each, cursor in cursors.items() if (place := self._place(cursor))}
 
     @staticmethod
     def behind(
-        kept: Mapping[TopicPartition, Kept],
+        kept: Mapping[TopicPartition, KeptPosition],
         stored: Sequence[Reached | None],
         newer: Sequence[bool],
         last_session_id: int,
@@ -107,8 +107,8 @@ class KeptPositions:
         comes with its committed offset.
 
         If this member lost a partition before its last session ended, other members may know a later position, so any
-        committed offset overrules the remembered position. There is one more case in which a partition is returned:
-        this member has claimed it, and the former owner has written its own offset again without knowing of the claim.
+        committed offset overrules the remembered position. A partition is also returned if this member has claimed it
+        and the former owner, without knowing of the claim, has then written its own offset again.
 
         kept: the result of `positions`. stored: the committed offsets, in the same order. newer: for each of them,
         whether it overrules the remembered position because it was written later.
@@ -121,7 +121,9 @@ class KeptPositions:
         }
 
     @staticmethod
-    def shows_loss(kept: Mapping[TopicPartition, Kept], behind: Mapping[TopicPartition, Reached | None]) -> bool:
+    def shows_loss(
+        kept: Mapping[TopicPartition, KeptPosition], behind: Mapping[TopicPartition, Reached | None]
+    ) -> bool:
         """Return whether ZooKeeper has lost a commit of this member: a committed offset is missing, or lower than the
         offset that this member committed. behind: the result of `behind`.
         """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..questions.asking import Follow
     from ..transport.connection import Connection, Exchange
 
-__all__ = ["EndBatch", "EndingCore", "Place", "Telling"]
+__all__ = ["EndBatch", "EndingCore", "EndPlace", "Telling"]
 
 _PAUSE_SECONDS = 0.1
 """Pause before the outcomes of a failed request are sent again."""
@@ -75,14 +75,14 @@ class EndBatch:
 
     __slots__ = ("place", "request", "sender", "tellings")
 
-    def __init__(self, place: Place, tellings: list[Telling], sender: object) -> None:
+    def __init__(self, place: EndPlace, tellings: list[Telling], sender: object) -> None:
         self.place = place
         self.tellings = tellings
         self.sender = sender
         self.request: Exchange | None = None
 
 
-class Place:
+class EndPlace:
     """The outcomes for one partition. batch: the outcomes that are in flight or about to be sent; None: there are none.
     gathered: the outcomes for later batches. paused: whether the last request has failed, and the core waits for
     `resume`. lingers: whether the gathered outcomes are held back for a moment, so that more can join them.
@@ -102,7 +102,7 @@ class EndingCore:
     """Decides which outcomes are sent when, and with which error an outcome ends."""
 
     def __init__(
-        self, follow: Follow, clock: Callable[[], float], resume_later: Callable[[float, Place], None]
+        self, follow: Follow, clock: Callable[[], float], resume_later: Callable[[float, EndPlace], None]
     ) -> None:
         """resume_later: called as resume_later(seconds, place) when a pause of `place` begins. The driver must call
         `resume` after this number of seconds, and must not wait inside the callback.
@@ -113,8 +113,8 @@ class EndingCore:
         self._clock = clock
         self._resume_later = resume_later
         self._lock = threading.Lock()
-        self._places: dict[TopicPartition, Place] = {}
-        self._lingering: list[Place] = []
+        self._places: dict[TopicPartition, EndPlace] = {}
+        self._lingering: list[EndPlace] = []
         self._closed = False
 
     def add(self, telling: Telling) -> EndBatch | None:
@@ -209,7 +209,7 @@ class EndingCore:
                 place.batch = None
         return None
 
-    def resume(self, place: Place) -> EndBatch | None:
+    def resume(self, place: EndPlace) -> EndBatch | None:
         """End the pause of a partition. Return the batch to send."""
         with self._lock:
             place.paused = False
@@ -254,11 +254,11 @@ class EndingCore:
             each.error = _closed()
         return left
 
-    def _place(self, partition: TopicPartition) -> Place:
+    def _place(self, partition: TopicPartition) -> EndPlace:
         found = self._places.get(partition)
-        return self._places.setdefault(partition, Place(partition)) if found is None else found
+        return self._places.setdefault(partition, EndPlace(partition)) if found is None else found
 
-    def _take(self, place: Place, sender: object) -> EndBatch | None:
+    def _take(self, place: EndPlace, sender: object) -> EndBatch | None:
         """Make the partition's next batch of its gathered outcomes. Return None if there are no such outcomes, or the
         partition is paused. The caller must hold the lock.
         """
@@ -276,6 +276,6 @@ def _closed() -> ClientError:
     return ClientError("this producer is closed")
 
 
-def _all_of(place: Place) -> list[Telling]:
+def _all_of(place: EndPlace) -> list[Telling]:
     under_way = [] if place.batch is None else place.batch.tellings
     return [each for each in (*under_way, *place.gathered) if not each.done]

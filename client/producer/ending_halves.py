@@ -28,7 +28,7 @@ from ..runtime.timers import Timers
 from ..runtime.waiting import finish_together
 from ..transport.connection import Connection, Exchange, Reply
 from . import tuning
-from .ending_core import EndBatch, EndingCore, Place, Telling
+from .ending_core import EndBatch, EndingCore, EndPlace, Telling
 
 __all__ = ["Ender", "Telling"]
 
@@ -136,10 +136,10 @@ class Ender:
         if (batch := self._core.untaken(partition, sender)) is not None:
             self._transmit(batch)
 
-    def _resume_later(self, seconds: float, place: Place) -> None:
+    def _resume_later(self, seconds: float, place: EndPlace) -> None:
         self._timers.call_later(seconds, partial(self._resume, place))
 
-    def _resume(self, place: Place) -> None:
+    def _resume(self, place: EndPlace) -> None:
         """Send the partition's outcomes after the pause that follows a failure. Runs on the timer thread."""
         if (batch := self._core.resume(place)) is not None:
             self._transmit(batch)
