@@ -386,8 +386,7 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Tell the source broker to act as `state` requires. Raises MetaqError if the source does not do so yet.
-        """
+        """Tell the source broker to act as `state` requires. Raises MetaqError if the source does not do so yet."""
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):
             raise MetaqError(str(waits_for))

@@ -1,5 +1,4 @@
-"""Follow one leader after another, and connect again after a connection breaks. The code runs on the reactor thread.
-"""
+"""Follow one leader after another, and connect again after a connection breaks. The code runs on the reactor thread."""
 
 from __future__ import annotations
 

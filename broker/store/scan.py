@@ -191,8 +191,7 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Return the CRC-32 of the body of each record in the run. The function needs no Python loop over the records.
-    """
+    """Return the CRC-32 of the body of each record in the run. The function needs no Python loop over the records."""
     bodies: Iterable[Buffer]
     if run.size:
         records = memoryview(data)[run.starts[0] : run.end]

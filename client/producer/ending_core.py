@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ..questions.asking import Follow
     from ..transport.connection import Connection, Exchange
 
-__all__ = ["EndBatch", "EndingCore", "EndPlace", "Telling"]
+__all__ = ["EndBatch", "EndPlace", "EndingCore", "Telling"]
 
 _PAUSE_SECONDS = 0.1
 """Pause before the outcomes of a failed request are sent again."""

@@ -51,8 +51,7 @@ class Sources(NamedTuple):
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Return the brokers that have a topic for readers. Raises NoPartition if no broker offers the topic to readers.
-    """
+    """Return the brokers that have a topic for readers. Raises NoPartition if no broker offers the topic to readers."""
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):

@@ -24,8 +24,7 @@ _PLACE = re.compile(r"([0-9]{1,9})-([0-9]{1,9})\Z")
 
 
 class MoveState(Enum):
-    """The states of a move, in the order of a normal move. CANCELLED may follow only ASKED, COPYING or CLOSING.
-    """
+    """The states of a move, in the order of a normal move. CANCELLED may follow only ASKED, COPYING or CLOSING."""
 
     ASKED = "asked"
     """The move was requested, but the target broker has not read it yet."""

@@ -57,8 +57,7 @@ class FakeHalf:
 
 
 class FakeHalves:
-    """The waiting and the decided half messages of a FakeBroker. This object may be used by one thread only.
-    """
+    """The waiting and the decided half messages of a FakeBroker. This object may be used by one thread only."""
 
     def __init__(self, clock: Callable[[], float], deliver: Callable[[FakeHalf], tuple[int, int]]) -> None:
         """clock: returns seconds since 1970. deliver: stores a committed half message in its partition, and returns the
