@@ -304,7 +304,7 @@ class Unfinished:
 
     @property
     def waiting(self) -> int:
-        """The number of connections that the broker does not read from, because there is no memory for their requests."""
+        """Number of connections that the broker does not read from, because there is no memory for their requests."""
         return len(self._waiting)
 
     def has(self, who: object, address: str, size: int, fresh: bool, cut: Callable[[str], bool]) -> bool:

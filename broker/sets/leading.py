@@ -30,7 +30,7 @@ _NOTHING = -1
 
 
 class Mark(NamedTuple):
-    """The position in a log where a block ends: the end offset `end`, and the log's own count of records up to there."""
+    """The position in a log where a block ends: the end offset `end`, and the log's count of records up to there."""
 
     log: Any
     end: int

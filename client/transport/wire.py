@@ -205,7 +205,7 @@ class Wire:
         self._fail_sending(broken)
 
     def _send_now(self, buffers: Sequence[Buffer]) -> bytes:
-        """Send the buffers for at most TICK seconds. Return the data that the socket has not accepted within this time."""
+        """Send the buffers for at most TICK seconds. Return the data that the socket has not accepted in this time."""
         if len(buffers) == 1 or sum(map(len, buffers)) <= _SMALL_BYTES:
             data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
             sent = self._try_send(self._sock.send, data)

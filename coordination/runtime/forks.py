@@ -22,7 +22,7 @@ than a call of os.getpid().
 
 
 class ForkGuard:
-    """Remembers which process has made the guard. what: the name of the guarded object in errors, such as "Producer"."""
+    """Remembers which process has made the guard. what: the guarded object's name in errors, such as "Producer"."""
 
     __slots__ = ("_generation", "_process", "_what")
 
