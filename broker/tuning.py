@@ -24,6 +24,12 @@ COUNTED_SECONDS = 0.001
 because counting costs one more iteration.
 """
 
+KEEPALIVE_SECONDS = 15
+"""After this many seconds without data from a client, the kernel asks whether the client still exists, and asks again
+after every third of this time. After three questions without an answer, the kernel ends the connection. The broker does
+not read from a connection that waits for memory, so it would not notice otherwise that the client is gone.
+"""
+
 MOST_EVENTS = 512
 """Maximum number of file descriptors that one iteration of the reactor serves. For example, processing the end of one
 connection takes 22 µs.

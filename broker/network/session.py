@@ -220,7 +220,8 @@ class Session(Protocol):
             self._update_reading()
             return
         self._take(self._reader.receive(data))
-        turns.has_worked(now)
+        if turns.has_worked(now):
+            self._busy = tuning.BUSY_READS
 
     @property
     def large(self) -> bool:
@@ -263,7 +264,8 @@ class Session(Protocol):
             self._update_reading()
         else:
             self._take(self._reader.receive(b""))
-        self._turns.has_worked(now if since is None else since)
+        if self._turns.has_worked(now if since is None else since):
+            self._busy = tuning.BUSY_READS
 
     def _take(self, requests: list[WireRequest]) -> None:
         if self._queue or self._yielding:
@@ -442,6 +444,8 @@ class Session(Protocol):
                         return
                     served_run = True
                 self._serve_one(verb, request)
+                if self._closed:  # the connection was handed over (`become`) or aborted
+                    return
                 if self._work is not None:  # later requests wait for its end
                     self._queue.extend(requests)
                     return
@@ -484,6 +488,7 @@ class Session(Protocol):
     def _go_on(self) -> None:
         """Continue the work of this connection in its next turn. The turns of other connections have come before."""
         self._yielding = False
+        since = self.seconds()
         if self._reads_later:
             self._reads_later = False
             if not self._lost:
@@ -494,7 +499,7 @@ class Session(Protocol):
             self._work = None
             self._fresh = True
             self._pending -= 1
-            if self._lost and verb.lists:  # nobody would get the list
+            if verb.lists and self._has_gone():  # nobody would get the list
                 self._turns.listing.end()
             else:
                 self._work_off(verb, request, work)
@@ -502,6 +507,8 @@ class Session(Protocol):
                 self._count_held()
         if not self._lost and not self._yielding:
             self._go_on_serving()
+        if self.seconds() - since >= tuning.TURN_SECONDS:
+            self._busy = tuning.BUSY_READS
 
     def _work_off(self, verb: Verb, request: WireRequest, work: Work) -> None:
         """Handle a request until it is done or this turn's time is over. If the connection is lost, the request is
@@ -519,6 +526,14 @@ class Session(Protocol):
                 break
         self._put_aside(verb, request, work)
         self._yield_turn()
+
+    def _has_gone(self) -> bool:
+        """Return whether the connection is lost. A connection with a request under way is not read, so its socket is
+        asked.
+        """
+        if not self._lost and self._transport.is_reset():
+            self._end("reset by the client")
+        return self._lost or self._closed
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
         """Return the WorkPlaces object that limits how many requests of this kind are handled at the same time; None if
@@ -541,6 +556,8 @@ class Session(Protocol):
             self._serve_pull(served)
         elif isinstance(served, GeneratorType):
             places = self._places(verb, request)
+            if verb.lists and self._has_gone():
+                return
             if places is not None and not places.begin(self._go_on, self.address):
                 self._put_aside(verb, request, served)
                 self._yielding = True
@@ -653,9 +670,13 @@ class Session(Protocol):
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
-            self._closing = self._closed = True
-            self._queue.clear()
-            self.abort(f"internal error: {type(error).__name__}")
+            self._end(f"internal error: {type(error).__name__}")
+
+    def _end(self, why: str) -> None:
+        """Take no more requests, and abort the connection."""
+        self._closing = self._closed = True
+        self._queue.clear()
+        self.abort(why)
 
     def _write_ordered(self) -> None:
         ordered = self._ordered

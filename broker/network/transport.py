@@ -68,6 +68,9 @@ class PlainConnection(tcp.Server):
         """Accepts the arguments that Twisted passes to a connection."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, tuning.KEEPALIVE_SECONDS)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, tuning.KEEPALIVE_SECONDS // 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
         if _may_receive():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         super().__init__(sock, *others)
@@ -77,6 +80,12 @@ class PlainConnection(tcp.Server):
 
     sent_bytes = 0
     """The number of bytes that were sent from the buffer; bytes that the socket takes at once do not count."""
+
+    def is_reset(self) -> bool:
+        """Return whether the client has reset the connection since the last call. This also works while the connection
+        is not read.
+        """
+        return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def writeSomeData(self, data: bytes) -> int | ConnectionLost:  # noqa: N802
         """Send data as Twisted does: return the number of bytes sent, or the reason why none were sent."""

@@ -108,5 +108,8 @@ class Transport(Protocol):
     def loseConnection(self) -> object: ...  # noqa: N802
     def abortConnection(self) -> object: ...  # noqa: N802
     def getPeer(self) -> object: ...  # noqa: N802
+    def is_reset(self) -> bool:
+        """Return whether the client has reset the connection since the last call."""
+
     def read_once(self) -> object:
         """Receive data once and process them, without asking the reactor first whether there are any data."""

@@ -91,12 +91,15 @@ class ConnectionTurns:
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
-    def has_worked(self, since: float) -> None:
+    def has_worked(self, since: float) -> bool:
         """Record that a connection has worked on incoming data since the time `since`. The time of this work counts
-        against the time limit of the reactor's present iteration.
+        against the time limit of the reactor's present iteration. Return whether the work took at least a whole turn.
         """
-        if self.seconds() >= since + tuning.COUNTED_SECONDS:
-            self._time()
+        took = self.seconds() - since
+        if took < tuning.COUNTED_SECONDS:
+            return False
+        self._time()
+        return took >= tuning.TURN_SECONDS
 
     def _time(self) -> None:
         if not self.timed:

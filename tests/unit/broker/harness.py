@@ -110,6 +110,7 @@ class Transport(StringTransport):
     """Keeps each write apart, and can be full."""
 
     sent_bytes = 0
+    reset = False
 
     def __init__(self, peerAddress: Any = None) -> None:  # noqa: N803
         super().__init__(peerAddress=peerAddress)
@@ -126,6 +127,9 @@ class Transport(StringTransport):
 
     def abortConnection(self) -> None:  # noqa: N802
         self.aborted = True
+
+    def is_reset(self) -> bool:
+        return self.reset
 
 
 class StreamTransport(Transport):

@@ -210,6 +210,32 @@ def test_large_frames_that_are_complete_at_once_are_looked_at_in_several_iterati
     assert [len(peer.frames()) for peer in peers] == [1] * 10
 
 
+def test_a_small_request_does_not_wait_for_single_large_frames_of_many_addresses(harness, monkeypatch):
+    def slowly(*arguments):
+        harness.reactor.rightNow += 0.008
+        return parse_frame(*arguments)
+
+    monkeypatch.setattr("metaq.protocol.requests.parse_frame", slowly)
+    peers = [harness.connect(f"127.0.0.{number}") for number in range(10)]
+    data, small = frame_of(100_000), harness.connect("127.0.1.1")
+    waited = 0
+    for _ in range(2):  # the first round shows who takes long
+        for peer in peers:
+            peer.send(data[:-1])
+        for peer in peers:
+            peer.session.space[:] = data[-1:]
+            peer.session.received(1)
+        small.send(b"version 1\r\n")
+        waited = 0
+        while not (answered := small.received()):
+            iteration(harness.reactor)
+            waited += 1
+        assert answered
+        while harness.reactor.getDelayedCalls() and not all(peer.frames() for peer in peers):
+            iteration(harness.reactor)
+    assert waited <= 1
+
+
 class SlowSocket:
     """Brings a piece of a frame that never ends each time, which takes a while."""
 
