@@ -54,14 +54,20 @@ def stats_lines(broker: Broker, item: str) -> Lines:
 
 
 def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
-    """Return all lines as a list. Other requests may be served at each `yield`."""
+    """Return all lines as a list. Other requests may be served at each `yield`. Names in lines may be any text; a
+    character that cannot be printed, for example one that ends a line, is escaped.
+    """
     found = []
     for line in lines:
         if line is not None:
-            found.append(line)
+            found.append(line if line.isprintable() else _printable(line))
         if line is None or not len(found) % tuning.STATS_LINES:
             yield
     return found
+
+
+def _printable(line: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
 
 
 def _system_lines(broker: Broker) -> Lines:
@@ -182,7 +188,7 @@ def _topic_lines(broker: Broker, topic: str) -> Lines:
     logs = [log for log in broker.store.logs() if log.topic == topic]
     yield None
     messages, size = yield from _sums(logs)
-    yield "".join(each if each.isprintable() else ascii(each)[1:-1] for each in topic)  # a name may be any text
+    yield topic
     yield f"resultCode {_HAS_DATA if logs else _EMPTY if topic in broker.config.topics else _UNKNOWN}"
     yield f"partitions {len(logs)}"
     yield f"message_count {messages}"

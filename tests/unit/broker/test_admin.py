@@ -6,7 +6,7 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from metaq.broker.assembly.admin import admits
-from metaq.broker.assembly.stats import stats_lines
+from metaq.broker.assembly.stats import all_lines, stats_lines
 from metaq.broker.requests.gate import Nodes
 from metaq.broker.runtime.account import MAX_ASKED_MOVES
 from metaq.broker.store.directories import lock_data_path
@@ -200,6 +200,13 @@ def test_a_stats_item_cannot_end_the_answer(peer):
     ext = StatsRequest("x\r\nEND\r\n\u2028y").to_ext()
     lines = bytes(peer.ask_frame(encode_frame(RequestCode.STATS, 1, ext)).body).decode().splitlines()
     assert (lines[1], lines.index("END")) == (r"x\r\nEND\r\n\u2028y", len(lines) - 1)
+
+
+def test_a_name_in_a_line_of_statistics_cannot_end_the_line_or_turn_its_direction():
+    lines = all_lines(iter(["group:a\u2028b\x85\u202ec asked 1", "topic\u00fc"]))
+    with pytest.raises(StopIteration) as done:
+        next(lines)
+    assert done.value.value == [r"group:a\u2028b\x85\u202ec asked 1", "topic\u00fc"]
 
 
 @pytest.mark.parametrize("item", ["", "topics"])
