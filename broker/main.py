@@ -83,9 +83,9 @@ def run(
     code.
 
     On SIGHUP the broker reads its configuration files again. To stop, the broker first unregisters from ZooKeeper. Then
-    it continues to serve clients for a while, so that they can move to other brokers; zkSyncTimeMs in server.ini gives
-    the length of this while in milliseconds. A second SIGTERM or SIGINT makes the broker stop at once. This function
-    must be called by the main thread.
+    it continues to serve clients for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that they can
+    move to other brokers. A second SIGTERM or SIGINT makes the broker stop at once. This function must be called by the
+    main thread.
 
     filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).

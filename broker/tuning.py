@@ -36,7 +36,9 @@ connection takes 22 µs.
 """
 
 FEW_BUSY = 2
-"""If at least this many busy connections wait for their turns, other busy connections have to wait, too."""
+"""If at least this many busy connections wait for their turns, a further busy connection must also wait for a turn,
+instead of being served at once. A connection is busy if it has lately had work for more than one turn.
+"""
 
 BUSY_READS = 8
 """A connection that had more work than one turn allows counts as busy for this many more reads."""
@@ -123,8 +125,8 @@ costs less than a memoryview.
 """
 
 SEND_PARTS = 128
-"""Maximum number of parts of a SEND_MANY that are decoded and checked in one step. Other requests are served between
-the steps.
+"""Maximum number of parts of a SEND_MANY (the messages for one partition each) that are decoded and checked in one
+step. Other requests are served between the steps.
 """
 
 PACKED_SLICE_RECORDS = 2048
@@ -180,8 +182,9 @@ MAX_SEQUENCES = 1 << 17
 """
 
 FORGOTTEN_SEQUENCES = 1 << 10
-"""Number of pairs of producer and partition that are forgotten at once. If a quarter of all pairs of the chosen client
-address is a smaller number, only this quarter is forgotten. Forgetting the pairs takes some milliseconds.
+"""Number of pairs of producer and partition that are forgotten at once. If the client address whose pairs are to be
+forgotten has fewer than four times this number, only a quarter of its pairs is forgotten. Forgetting the pairs takes
+some milliseconds.
 """
 
 FEW_SEQUENCES = 8
@@ -191,7 +194,7 @@ all addresses are forgotten.
 
 REPEAT_LATE_SECONDS = 15 * 60.0
 """Maximum seconds that a repeated send may have been on its way through the network, in addition to the age that its
-producer states. TCP gives up earlier.
+producer states. TCP gives up a transmission before that time.
 """
 
 SEQUENCES_SWEPT = 1 << 9
@@ -214,7 +217,9 @@ SEQUENCE_ROWS = 1 << 10
 # --- delayed messages: `python -m bench.delays`; docs/broker.md promises the first ones ------------------------------
 
 DELAYED_SLEEP_SECONDS = 1.0
-"""Maximum seconds between two readings of the wall clock, so that a step of the clock is noticed."""
+"""Maximum seconds between two readings of the wall clock, so that the broker soon notices when somebody has set the
+clock.
+"""
 
 DELAYED_LEAST_SECONDS = 0.0005
 """Shortest time, in seconds, until a timer for delayed messages fires."""
@@ -291,7 +296,7 @@ LISTING_PAUSE_SECONDS = 0.00005
 """Pause in seconds during which a worker thread that builds a list lets other threads run Python code."""
 
 DELAYED_LATENESS = 1 << 13
-"""Number of the last deliveries of delayed messages whose lateness the metrics remember."""
+"""The metrics remember how late delayed messages were delivered, for this many of the most recent deliveries."""
 
 # --- half messages: broker/halves -------------------------------------------------------------------------------------
 
@@ -359,8 +364,9 @@ than a millisecond.
 """
 
 PULL_MAX_LOADS = 64
-"""Maximum number of pieces of an index that are loaded in the background for one pull. If more are needed, the pieces
-leave the page cache again and again, so the pull reads from the disk directly. A search needs a dozen pieces.
+"""Maximum number of pieces of an index that are loaded in the background for one pull. If a pull needs more loads, the
+loaded pieces evidently leave the page cache again before they are used. So the pull then reads from the disk directly.
+A search needs a dozen pieces.
 """
 
 PULL_MAX_RUNS = 4096
@@ -447,7 +453,9 @@ PACE_MIN_BYTES_PER_SECOND = 32 << 20
 """The minimum rate, in bytes per second, at which all cold readers together may always read."""
 
 PACE_WRITTEN_FACTOR = 1.0
-"""All cold readers together may also always read at this multiple of the rate of writes, so that they keep up."""
+"""All cold readers together may also always read at this multiple of the rate of writes to the broker, so that they do
+not fall further behind the writers.
+"""
 
 PACE_MAX_LATENESS_SECONDS = 0.001
 """The highest allowed mean lateness of the reactor's timers, in seconds. If timers are later, cold reads are slowed

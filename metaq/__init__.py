@@ -92,7 +92,7 @@ _NAMES = {
     "protocol.half_messages": ("HalfOutcome",),
     "protocol.transactions": ("XaCode", "XaVote"),
 }
-"""The public names of the package, by the module below metaq that defines them."""
+"""The public names of the package. Each key is the module below `metaq` that defines the names in its value."""
 
 _HOMES = {name: f"metaq.{module}" for module, names in _NAMES.items() for name in names}
 

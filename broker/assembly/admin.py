@@ -67,8 +67,8 @@ class Admin:
         self._seconds = seconds
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
-        """Close partitions. Raises TopicNotAccepted if the topic has no section, and WrongPartition for a number that
-        is not below the topic's number of partitions.
+        """Close partitions. Raises TopicNotAccepted if server.ini has no section for the topic, and WrongPartition for
+        a partition number that is not below the topic's number of partitions.
         """
         self._partitions.close(request.topic, request.start, request.end)
         return {"topic": request.topic, "closed": self._partitions.closed(request.topic)}
@@ -97,8 +97,8 @@ class Admin:
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
         """Hand the leadership over to another node of the broker set. The answer has the new leader's name and the
-        duration of the hand-over. Raises NotReplicating. Fails with NotLeader, or with CoordinationError if the
-        hand-over did not happen.
+        duration of the hand-over. Raises NotReplicating. The Deferred fails with NotLeader if this node does not lead,
+        and with CoordinationError if the hand-over did not happen for another reason.
         """
         member = self._member()
         if member is None:

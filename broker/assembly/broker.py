@@ -62,7 +62,7 @@ M = TypeVar("M", bound=Memory[Any])
 
 
 class Reloads(Protocol):
-    """The method of reload.Reloader that handlers use."""
+    """The method of reload.Reloader that the actions of requests use."""
 
     def reload(self) -> Deferred[ReloadReport]:
         """Read server.ini again. Fails with ConfigError; nothing has changed then."""
@@ -71,8 +71,8 @@ class Reloads(Protocol):
 class WorkerThreads(NamedTuple):
     """Functions that run a given function in a worker thread, where it may block. disk: threads for syncs and searches.
     filters: threads for users' filters, which may be slow. cold: threads for reads of data that are not in the page
-    cache. If `filters` or `cold` is None, the threads of `disk` are used. pause(seconds): sleeps in a worker thread, so
-    that other threads can run Python code.
+    cache. If `filters` or `cold` is None, the threads of `disk` are used. pause(seconds): a worker thread with much
+    work calls this function to sleep for a moment, so that other threads can run Python code.
     """
 
     disk: RunInThread
@@ -165,8 +165,8 @@ class Broker:
         self.run_in_thread = threads.disk
         self.options = options
         self.memories: list[Memory[Any]] = []
-        """The memories of all kinds of messages. When this node becomes the leader, the memories begin to lead in the
-        order of this list.
+        """The memories of all kinds of messages. When this node becomes the leader, `Memory.lead` is called for the
+        memories in the order of this list.
         """
         for kind in KINDS.values():
             self.memories.append(kind.memory_in(self))
@@ -260,7 +260,7 @@ class Broker:
         return int(self.clock() * 1000)
 
     def in_thread(self, function: Callable[[], T]) -> Deferred[T]:
-        """Run a function that may wait for the disk in a worker thread; the Deferred gets its result."""
+        """Use a worker thread to run a function that may wait for the disk; the Deferred gets the function's result."""
         return _deferred(self.run_in_thread, function)
 
 

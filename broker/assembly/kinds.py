@@ -86,6 +86,6 @@ KINDS: dict[str, MessageKind] = {
         MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
-"""All kinds of messages that have internal logs, by internal topic. The memories of the kinds are created, and begin to
-lead, in the order of this dict.
+"""All kinds of messages that have internal logs, by internal topic. The memories of the kinds are created in the order
+of this dict. In the same order, `Memory.lead` is called for them when this broker becomes the leader.
 """

@@ -90,8 +90,8 @@ __all__ = ["make_gate"]
 
 
 def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, caller: Caller | None) -> Served:
-    """Serve a request if its connection shows a broker's certificate, which names a host. Certificates of clients name
-    no host.
+    """Serve a request if its connection shows a broker's certificate; otherwise raise BrokerCertificateRequired. A
+    broker's certificate names a host, and certificates of clients name no host.
     """
     if caller is None or not caller.certified_hosts:
         raise BrokerCertificateRequired

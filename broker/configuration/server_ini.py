@@ -75,14 +75,16 @@ def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
 
 
 def _optional(read: ReadValue) -> ReadValue:
-    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. So the
-    default may be None.
+    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. If the
+    default is None, the function returns None, whereas for other keys a default of None means that the key is required.
     """
     return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
 
 
 def _parsed(parse: Callable[[str, str], Any]) -> ReadValue:
-    """Return a function that reads a key by calling parse(text, place)."""
+    """Return a function that reads a key by calling parse(text, place). text: the key's value. place: the file, the
+    line and the key, for errors.
+    """
 
     def read(values: SectionValues, key: str, default: Any) -> Any:
         entry = values.entry(key)
@@ -195,7 +197,9 @@ value, this broker refuses the value, too. So a Java broker can always use the s
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
-"""Keys that the Java broker accepts without effect, because its configuration class has such fields."""
+"""Keys that the Java broker accepts although they have no effect, because its configuration class happens to have
+fields with these names.
+"""
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
 SYSTEM_KEYS = TOPIC_KEYS | {key.name for table in (_SYSTEM, _TRANSACTIONS) for key in table.values()}

@@ -77,8 +77,9 @@ class BrokerOptions:
     zone: str | None = None
     """Overrides BrokerConfig.zone; None: use the value of server.ini."""
     half_check_seconds: float = 6.0
-    """Seconds from a half message's arrival to its first check, unless the message has its own time. The pause before
-    the second check is this value, too; each later pause is twice as long as the pause before it, but at most an hour.
+    """Seconds from a half message's arrival to its first check, unless the producer has sent another number of seconds
+    with the message. The pause before the second check is this value, too; each later pause is twice as long as the
+    pause before it, but at most an hour.
     """
     security: str | None = None
     """The path of security.ini (security_ini.py); None: no TLS."""
@@ -87,8 +88,8 @@ class BrokerOptions:
     (http/browsers.py).
     """
     half_checks: int = 15
-    """How often producers are asked for the outcome of a half message before the message is parked, which means that
-    they are no longer asked.
+    """The number of times that producers are asked for the outcome of a half message. After that the message is parked,
+    which means that producers are no longer asked about it.
     """
 
 

@@ -2,9 +2,9 @@
 only on the reactor thread.
 
 The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads the log as
-it grows; a leader knows which records it has appended. The mark of a delivery counts for a message only if the message
-is really in its partition. A node checks this when it becomes the leader (in `lead`); until then the messages stay in
-the table.
+it grows; a leader knows which records it has appended, so it need not read them. The mark of a delivery counts for a
+message only if the message is really in its partition. When a node becomes the leader, it checks for each mark whether
+this is so (in `lead`); until then the messages that the mark names stay in the table of waiting messages.
 """
 
 from __future__ import annotations
@@ -383,8 +383,8 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return a copy of the group in which NOWHERE replaces these ids. The copy keeps the sizes of all messages, so that
-    the offsets of the other messages do not change.
+    """Return a copy of the group in which the value NOWHERE, which is no id, stands in place of each of these ids. The
+    copy keeps the sizes of all messages, so that the offsets of the other messages do not change.
     """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))

@@ -295,8 +295,9 @@ class Delays(Memory[DelayedLog]):
             self._timer = self.call_later(self._seconds_until(due), self._wake)
 
     def _seconds_until(self, due: float) -> float:
-        """Return how many seconds to sleep until the time `due` (Unix ms). The result is 0 only if `due` has come,
-        although clocks and floats are inexact.
+        """Return how many seconds to sleep until the time `due` (Unix ms). The result is 0 only if the wall clock has
+        reached `due`. Before that, the result is never less than DELAYED_LEAST_SECONDS, even if inexact clocks and
+        floats would give 0.
         """
         if due <= self.now_ms():
             return 0.0
@@ -526,7 +527,9 @@ class Delays(Memory[DelayedLog]):
         self._pause(late, str(error))
 
     def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        """Cancel damaged messages permanently. The partitions of these messages are unknown."""
+        """Cancel damaged messages permanently. The mark names no partition for these messages, because their records
+        cannot be read.
+        """
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
             contents.log.directory,
@@ -572,7 +575,9 @@ class Delays(Memory[DelayedLog]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to lead, as Memory.lead describes. From now on, due messages are delivered."""
+        """Begin the work of a leader, as Memory.lead describes: read the internal logs to their ends, and deliver due
+        messages from now on.
+        """
         for log in self.store.internal_logs(self.topic):
             contents = self._of(log)
             if returned := contents.lead(self.store.find):
@@ -627,8 +632,8 @@ class Delays(Memory[DelayedLog]):
         return self.needed_from(log)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called after records of waiting messages were rewritten at the log's end. The older marks about these
-        messages now lie before their records. Subclasses may write such marks again.
+        """Called after records of waiting messages were rewritten at the log's end. Marks that were written about these
+        messages earlier now lie before the messages' records in the log. A subclass can write these marks again here.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------

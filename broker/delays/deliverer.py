@@ -24,9 +24,9 @@ __all__ = ["Delayed", "Deliverer", "DueWrite"]
 class Delayed:
     """Describes a write to an internal log of delayed messages.
 
-    target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the pending id
-    of the first message; 0 if it is unknown, which is possible for a repeated write. pended: the records of the
-    messages, until they are appended.
+    target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the id that
+    the first message has in the internal log; 0 if it is unknown, which is possible if a producer repeats a numbered
+    send. pended: the records of the messages, until they are appended.
     """
 
     target: PartitionLog

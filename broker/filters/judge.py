@@ -117,10 +117,10 @@ def choose_records(
 
     read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: the most bytes of returned records,
     and the size of each read. largest: a first record longer than `size` is returned as a whole if it has at most this
-    number of bytes. gap: how many rejected bytes may be left out. If more bytes than `gap` are rejected before the
-    first accepted record, no record is returned. Then next_offset is the offset of the first accepted record, or lies
-    SCAN_BYTES after `offset`. If no whole record begins at `offset`, the bytes there are returned unchanged, and
-    next_offset is `offset`; the client can handle such bytes.
+    number of bytes. gap: an answer with records ends when about this many rejected bytes were left out. If more bytes
+    than `gap` are rejected before the first accepted record, no record is returned. Then next_offset is the offset of
+    the first accepted record, or lies SCAN_BYTES after `offset`. If no whole record begins at `offset`, the bytes there
+    are returned unchanged, and next_offset is `offset`; the client can handle such bytes.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -9,7 +9,8 @@ __all__ = ["FilteredMessage"]
 
 
 class FilteredMessage:
-    """One message of a partition, as a read-only object. An attribute is decoded only when a filter uses it.
+    """One message of a partition, as a read-only object. An attribute of this object, such as `payload`, is decoded
+    only when a filter uses it.
 
     topic, partition, offset (the byte position of the record), id and flag have the values of the stored message.
     """

@@ -43,14 +43,16 @@ their offsets every 5 s by default, and pause for 0.5 s after an answer 301.
 """
 
 _MAX_ANSWERS = 4
-"""The most answers that are kept for one connection and partition. Several are needed after a request has timed out, or
-if an application sends its own gets.
+"""The most answers that are kept for one connection and partition. One answer is not enough if a request has timed out
+at the client, or if the application sends gets in addition to the gets of its consumer: then the next request may
+continue after an earlier answer.
 """
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
-"""The most bytes of memory that the stored ends of records within answers may take for all connections together. Each
-record takes 8 bytes. The data about the oldest answers are dropped first.
+"""The most bytes of memory that the arrays `client_ends` and `stored_ends` of the remembered answers may take for all
+connections together. Each record in an answer takes 8 bytes. If there are more bytes, the arrays of the oldest answers
+are dropped first.
 """
 
 Key = tuple[str, int, str]
@@ -91,8 +93,8 @@ class Answered(NamedTuple):
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
     def place_of(self, offset: int) -> int | None:
-        """Return the stored offset for a client's offset that is the start or the end of a record; None for any other
-        offset.
+        """Return the offset in the log (the stored offset) that the client means by `offset`. Return None if `offset`
+        is not in this answer, or if no record of this answer begins or ends there in the client's count.
         """
         if offset == self.offset + self.size:
             return self.stored_end
@@ -154,7 +156,9 @@ class RememberedPlaces:
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """The number of keys that a connection holds, as far as the object knows."""
+        """The number of keys for which this object remembers a holder, which is the connection that last sent a request
+        for the key.
+        """
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:

@@ -34,8 +34,9 @@ class Questions(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The common outcome of the half messages that `group` names. If they were committed, the group's base and first id
-    determine their offsets and ids in the partition.
+    """The common outcome of the half messages that `group` names. If they were committed, `group` has the byte offset
+    and the id of the first of them in the partition (`base` and `first_id`), and the sizes of all. Together these give
+    the offset and the id of each message.
     """
 
     outcome: HalfOutcome
@@ -116,12 +117,14 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """Remember how often producers were asked about half messages, as this group of a mark says."""
+        """Remember how often producers were asked about the half messages of `group`. The group comes from a mark in
+        the internal log and contains these numbers.
+        """
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)
 
     def decide(self, group: Group, *, committed: bool) -> Decision:
-        """Remember the outcome of the half messages in this group of a mark."""
+        """Remember the outcome of the half messages of `group`, which comes from a mark in the internal log."""
         decision = Decision(HalfOutcome.COMMITTED if committed else HalfOutcome.ROLLED_BACK, group)
         self.decided.update(dict.fromkeys(group.ids.tolist(), decision))
         while len(self.decided) > tuning.HALVES_DECIDED:

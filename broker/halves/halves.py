@@ -238,7 +238,9 @@ class Halves(Delays):
             del self._given[caller]
 
     def _end_poll(self, poll: Poll[Checked], checked: Checked = ()) -> None:
-        """Answer a poll with these half messages; by default there are none."""
+        """Answer a poll (a waiting CHECK_HALVES request) with the half messages `checked`; by default the answer has
+        none.
+        """
         if not poll.answer.called:
             self._groups.answered(poll, self._running())
             poll.answer.callback(checked)

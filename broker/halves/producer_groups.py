@@ -35,7 +35,7 @@ _ANYBODY = ""
 
 _LOOKED_AT = 512
 """How many entries of lanes are examined for one poll before the reactor does other work. The examination of so many
-entries takes some 3 ms. One answer needs fewer entries than this.
+entries takes some 3 ms. The half messages of one answer take up fewer entries than this number.
 """
 
 
@@ -77,8 +77,9 @@ class Poll(NamedTuple, Generic[T]):
 
 class _Lane:
     """The half messages of a group and topic that are handed out only to `producer`; if `producer` is _ANYBODY, to
-    every producer of the group. due: entries (at, id), some of which may be stale. count: number of half messages in
-    the lane. alarm_at: time of the lane's alarm; NEVER if the lane has no alarm.
+    every producer of the group. due: entries (at, id); some entries may be about half messages that have left the lane
+    or are due at another time. count: number of half messages in the lane. alarm_at: time of the lane's alarm; NEVER if
+    the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -198,7 +199,9 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """A time on the module's clock. Before it, a producer counts as asking even if it has not asked yet."""
+        """A time on the module's clock, set when this node becomes the leader. Before this time, a producer counts as
+        asking even if it has not sent a poll to this node yet.
+        """
 
     def __len__(self) -> int:
         return len(self._halves)

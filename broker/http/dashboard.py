@@ -247,9 +247,9 @@ class Dashboard:
             await self.broker.turns.turn(NOBODY)
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
-        """Run a function that asks ZooKeeper in a worker thread, and return its result. Raises AccountSpent while too
-        many pages wait for ZooKeeper. If ZooKeeper does not answer, such pages would otherwise occupy the threads that
-        sync messages.
+        """Run a function in a worker thread and return its result; the function sends requests to ZooKeeper. Raises
+        AccountSpent while too many pages wait for ZooKeeper. Without this limit, the pages could occupy all threads
+        that sync messages if ZooKeeper does not answer.
         """
         pages = self.broker.account.pages
         pages.check(NOBODY)

@@ -61,7 +61,7 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve an HTTP request now, or in a later turn of the client address that has sent it."""
+        """Serve an HTTP request now, or later, when the client address that has sent it gets its next turn."""
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)

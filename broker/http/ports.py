@@ -175,8 +175,8 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close the connection when the client has received all its answers. Close it after a time limit even if the
-        client has not received them all, because nothing reports how much the client has received.
+        """Close the connection when the client has received all its answers. After IDLE_SECONDS close it even if the
+        client has not received all answers: nothing tells the broker whether the client is still receiving them.
         """
         self._wait()
         super().loseConnection()

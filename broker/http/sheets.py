@@ -31,10 +31,10 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write a sheet in turns, and finish the request. The turns count as use of the client address that asked for the
-    page. failed: returns the sheet that is written instead, if a piece of the page cannot be made and nothing has been
-    written yet. If making a later piece fails, the connection is closed, so that the reader does not take a part for
-    the whole page. Used only on the reactor thread.
+    """Write a sheet in turns, and finish the request. The account of the client address that asked for the page is
+    charged for these turns. failed: returns the sheet that is written instead, if a piece of the page cannot be made
+    and nothing has been written yet. If making a later piece fails, the connection is closed, so that the reader does
+    not take a part for the whole page. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 

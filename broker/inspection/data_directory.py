@@ -141,7 +141,8 @@ def stored_topics(path: Path) -> dict[str, int]:
 class StoredNode(NamedTuple):
     """The information in a data directory about the broker set's node that has used the directory. instance: identifies
     the node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a copy of a
-    node's directory. The data in a copy do not belong to the instance.
+    node's directory. If it is, `instance` is a new random identifier, because the stored identifier stands only for the
+    data in the original directory.
     """
 
     instance: str

@@ -194,8 +194,9 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares each trusted unit of an index with the good record at the unit's offset. Trusted units that lie between
-    good records belong to records that were damaged later.
+    """Compares each trusted unit of an index with the good record at the unit's offset. Some trusted units have an
+    offset between two good records, where there is no good record. These units belong to records that were damaged
+    after the index was written; they are not compared.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -206,8 +207,8 @@ class _IndexComparison:
         """Whether some units of the index have other offsets or sizes than the records."""
 
     def agrees(self, units: UnitArray) -> bool:
-        """Return whether the index agrees with good records. units: the units made from adjacent records. Raises
-        OSError.
+        """Return whether the index agrees with some good records that are adjacent to each other. units: the units that
+        the index should have for these records. Raises OSError.
         """
         units = units[units["offset"] < self._known.end]
         if not len(units):

@@ -127,7 +127,9 @@ class _Inspection:
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:
-        """Return whether no start of a metaq broker will read this position any more."""
+        """Return whether this position lies before the place where the next start of a metaq broker begins to replay
+        the log, so that no later start will read the position either.
+        """
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
 

@@ -1,5 +1,5 @@
-"""Keep the internal logs of one kind of message short: rewrite the records that are still needed at the log's end, and
-drop the segments before them.
+"""Keep the internal logs of one kind of message short: append the records that are still needed to the log's end once
+more, and then drop the segments before them.
 """
 
 from __future__ import annotations

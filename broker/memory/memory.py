@@ -1,9 +1,9 @@
 """A broker's memory of one kind of message, such as delayed messages. A memory consists of tables that are built from
 the kind's internal logs.
 
-`assembly/kinds.py` has one row for each kind. The broker, its node of a set, `stats`, `/metrics`, moves of partitions
-and `metaq check` iterate over these rows and contain no code for any single kind. CONTRIBUTING.md says how to add a
-kind.
+`assembly/kinds.py` has one row for each kind. The broker, its node of a broker set, `stats`, `/metrics`, moves of
+partitions and `metaq check` iterate over these rows and contain no code for any single kind. CONTRIBUTING.md says how
+to add a kind.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ R = TypeVar("R", bound=LogReader)
 
 
 class Memory(ABC, Generic[R]):
-    """The memory of one kind of message. Used only on the reactor thread. On a single broker the memory leads from the
-    start; on a node of a broker set it follows until the node leads.
+    """The memory of one kind of message. Used only on the reactor thread. On a single broker, `lead` is called at the
+    start. On a node of a broker set, the memory serves no requests and only reads the records that the leader has
+    written, until this node becomes the leader and `lead` is called.
     """
 
     topic: str

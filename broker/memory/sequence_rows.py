@@ -191,7 +191,7 @@ def _rows(body: bytes, head: bytes, topics: Sequence[str]) -> Iterator[SequenceR
 class RowTable(NamedTuple):
     """The rows of many records, in order. end: byte offset where the last record ends. rows: a numpy array with the
     fields of SequenceRow, but `topic` is a number, the topic's index in the list of topics of the row's record. topics:
-    for each row an index into `names`.
+    for each row, the index of the row's topic in `names`. names: the names of all topics of the table.
     """
 
     end: int

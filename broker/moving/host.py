@@ -26,7 +26,7 @@ class Leadership(Protocol):
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node of the set has been elected until now."""
+        """Whether it is certain that no other node of the set has been elected as the leader until now."""
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
         """Call `done` when the in-sync nodes have all data that this node appended before the call of `replicate`."""

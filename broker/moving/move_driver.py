@@ -51,13 +51,14 @@ _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""For _STALE_SECONDS after the move, the moved partitions stay claimed in ZooKeeper for each consumer group. The reason
-is that a member of a group may still not know of the move.
+"""For this many seconds after the move is done, this broker keeps the owner znodes of the source's partitions, which it
+has created for each consumer group. So a member that does not know of the move yet cannot become the owner of such a
+partition.
 """
 
 _PATIENCE_SECONDS = 10.0
-"""Members of consumer groups may take this many seconds to release partitions. After that the log names them; status()
-names them at once.
+"""Members of consumer groups may take this many seconds to release partitions. After that time, a log line names the
+members that still own some; status() names them from the beginning.
 """
 
 

@@ -147,8 +147,8 @@ class BrokerMoves:
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node of this broker's set has been elected until now; always True for a
-        single broker.
+        """Whether it is certain that no other node of this broker's set has been elected as the leader until now;
+        always True for a single broker.
         """
         member = self.broker.member
         return member is None or (member.leader is not None and member.leader.leads_now)
@@ -295,8 +295,8 @@ class BrokerMoves:
         """Return the final end offsets of the move's partitions, or the reason why these offsets are not known yet.
 
         Before this method is called, the broker has read the move's state and has begun to act on it. If this node of a
-        broker set still leads now, no other node can have led in the meantime. So every later leader will also read
-        this state from ZooKeeper.
+        broker set still leads now, no other node of the set can have led since then. A later leader reads the states of
+        moves after its election, so it will also know this state.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}

@@ -104,8 +104,8 @@ class _Slot:
 
 
 def _memory(request: WireRequest) -> int:
-    """Return how many bytes a request keeps in memory: the size of the buffer that contains its frame, or the size of
-    the bodies of a put run.
+    """Return how many bytes a request keeps in memory: for a frame the size of the buffer that contains it, and for a
+    PutRun (several puts that arrived together) the total size of their bodies.
     """
     if type(request) is Frame:
         return memoryview(request.body.obj).nbytes
@@ -165,7 +165,7 @@ class Session(Protocol):
         self._pending_puts = shared.pending_puts
         self._account = shared.account
         self.address = "?"
-        """The address for whose limits the connection counts in the account."""
+        """The client address to which the account attributes everything that this connection uses."""
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -462,7 +462,7 @@ class Session(Protocol):
         self._queue.extend(following)
 
     def _hold_back(self, verb: Verb, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Serve none of these requests, and read nothing, until fewer puts wait."""
+        """Serve none of these requests, and read nothing, until fewer puts of all connections wait for the disk."""
         self._put_off(verb, request, following)
         self._wait_for_room()
 

@@ -106,7 +106,7 @@ class Certificates:
 
     @property
     def brokers_required(self) -> bool:
-        """Whether requests of brokers need a broker's certificate."""
+        """Whether requests that only brokers send are refused on a connection without a broker's certificate."""
         return self._security.brokers == "required"
 
     @property

@@ -209,8 +209,8 @@ class FastConnection(PlainConnection):
 
 @cache
 def _may_receive() -> bool:
-    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If not, the size that the
-    kernel chooses itself may be larger.
+    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If not, the size of the
+    buffer is left to the kernel, which may choose a larger one than this limit.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)

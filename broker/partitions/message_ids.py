@@ -16,7 +16,8 @@ class MessageIds:
     The counter follows the wall clock but never decreases. When the clock is set back, or when more than 4,096 ids are
     needed in a millisecond, the counter is increased from its last value. After a restart the counter begins above
     `floor_id`, the largest id in the store. All ids are positive: the counter does not follow a clock that is beyond
-    the largest possible id, and it does not follow foreign ids.
+    the largest possible id. It also does not follow a foreign id, which is an id so large that no metaq broker can have
+    assigned it yet (foreign_from in protocol/message_id.py).
     """
 
     def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:

@@ -34,7 +34,9 @@ T = TypeVar("T")
 
 
 class _Reader:
-    """A group that reads data of a partition outside the page cache. `start`, `end`: byte offsets of its last read."""
+    """A consumer group that reads data of one partition that are not in the page cache. `start`, `end`: byte offsets of
+    its last read.
+    """
 
     __slots__ = ("busy", "end", "reader", "start")
 
@@ -158,9 +160,9 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """Find out what is at a readable `offset`. The Deferred gets the result, or the error that prevents a result as
-        its value; the Deferred never fails. If the same offset is already being examined, the caller gets the result of
-        this examination.
+        """Find out what is at a readable `offset`. The Deferred gets the result. If an error prevents a result, the
+        Deferred gets the error as its value and does not fail. If the same offset is already being examined, the caller
+        gets the result of this examination.
 
         question: the result of log.lookup.examination(offset), if the caller already has it.
         """

@@ -18,8 +18,8 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""The most entries of the list of deadlines that are dropped at once. Dropping this many takes less than a
-millisecond.
+"""When no request is parked any more, the list of deadlines is emptied at once, but only if it has at most this many
+entries. Dropping so many entries takes less than a millisecond.
 """
 
 
@@ -54,8 +54,8 @@ class ParkedPulls:
 
     Pulls are woken in the reactor's next turn. So one answer contains all data that were appended in a turn, and puts
     are answered before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one
-    timer of the reactor, for two reasons. The reactor would run all due timers in one turn. Also, whenever half of its
-    timers are cancelled, the reactor looks at all of them.
+    timer of the reactor, for two reasons. If each deadline had a timer of its own, the reactor would run all due timers
+    in one turn. Also, the reactor would look at all these timers whenever half of them are cancelled.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -160,8 +160,8 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """Yield the parked requests that are to be resumed, until there are none left. Some of them may no longer wait.
-        None is yielded in place of a request that is not parked.
+        """Yield the parked requests that are to be resumed, until there are none left. A yielded request may no longer
+        wait. If a request that was to be woken is no longer parked, yield None in its place.
         """
         while True:
             if self._woken:

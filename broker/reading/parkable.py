@@ -25,7 +25,7 @@ class Step(Enum):
     WAIT = "wait"
     """The request cannot be answered before more data arrive."""
     AGAIN = "again"
-    """None of the records that were looked at matched, and there are more records."""
+    """The records examined so far do not suffice for an answer, and there are more records to examine."""
 
 
 class Loading(NamedTuple):
@@ -38,7 +38,7 @@ class Loading(NamedTuple):
 
 class Parkable:
     """A request that `step` advances, while it is being served. Lives on the reactor thread. The class is not an ABC,
-    because `isinstance`, which is called for every answer, would be several times as slow.
+    because `isinstance`, which is called for every answer, takes several times as long for an ABC as for another class.
 
     opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: when the
     request's wait ends, in seconds of the reactor's clock. held_bytes: the bytes of memory that the request takes while

@@ -35,9 +35,9 @@ class Fetched(NamedTuple):
 
     moved_to: the offset at which to continue; set only if the master does not have the requested offset. end: the end
     offset of the master's readable data. behind: the number of the master's messages after these bytes. `end` and
-    `behind` are None if the master's answer does not contain them. waited: whether the master delays answers until
-    there are data, so that no pause is needed. damaged: a range [start, end) of the master's bytes at the requested
-    offset that contains no good record.
+    `behind` are None if the master's answer does not contain them. waited: whether the master delays its answers until
+    it has data; if so, the slave need not pause before its next request. damaged: a range [start, end) of the master's
+    bytes at the requested offset that contains no good record.
     """
 
     data: bytes | memoryview = b""

@@ -58,7 +58,9 @@ class SamsaPlugin:
     """
     send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
-    """slaveContinuousFailureThreshold: the broker unregisters after this many consecutive bad answers and timeouts."""
+    """slaveContinuousFailureThreshold: the master unregisters from ZooKeeper when this many consecutive requests to its
+    slave have got a bad answer or no answer in time.
+    """
     check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
     """checkSlaveIntervalInMills: milliseconds between two probes of a failed slave."""
 

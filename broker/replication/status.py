@@ -19,7 +19,7 @@ class CopyState(Enum):
     """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
-    """The slave's last request has found no data that the slave does not have."""
+    """At the slave's last request, the slave had all data of the partition that the master had."""
     TROUBLED = "troubled"
     """The last attempt to copy has failed; the slave tries again."""
     STOPPED = "stopped"
@@ -46,7 +46,9 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """The number of bytes that the master has and the slave has not; None before the first answer."""
+        """The number of bytes that the master has and the slave has not; None until the master has told the end offset
+        of its partition.
+        """
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ class ReplicationStatus:
     since_ms: int = 0
     """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever made."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
-    """Additional figures that only this role has, by name."""
+    """Additional figures by name; which figures there are depends on `role`."""
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
     """The followers of a broker set's leader; None on all other brokers."""

@@ -2,9 +2,9 @@
 and returns the verb that serves the request. A verb is a row of the table in verbs.py.
 
 The gate checks requests of both protocols, requests of the HTTP gateway, and requests for the dashboard's pages. A
-request that has to wait after the check keeps its verb (session.py). A pull that resumes was admitted before. The
-command `quit` is the only request that does not pass the gate, because it only ends its own connection. The methods
-that serve requests turn every error into an answer.
+request that has to wait after the check keeps its verb (session.py). A parked pull that resumes does not pass
+`Gate.admit` again, because it was admitted when it arrived. The command `quit` is the only request that does not pass
+the gate, because it only ends its own connection. The methods that serve requests turn every error into an answer.
 """
 
 from __future__ import annotations
@@ -289,8 +289,8 @@ class Gate:
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """Return the answer. Return a refusal instead if the answer is large and clients at this address already have
-        too many bytes of unread answers.
+        """Return the answer. But if the answer is large and clients at this address already have too many bytes of
+        unread answers, return a refusal in its place.
         """
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)

@@ -138,7 +138,7 @@ class _Filtered(NamedTuple):
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
-        """Return the answer for an offset in the request that has no readable data."""
+        """Return the answer to a request whose offset has no readable data."""
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))

@@ -429,8 +429,8 @@ class _Accepted(NamedTuple):
 
 
 def _read_accepted(judge: Judge, log: Snapshot, runs: list[ByteSpan], next_offset: int) -> _Accepted:
-    """Read the records of `runs`, and return the records that the filter accepts. Stop at a damaged record, or when the
-    judge's time limit has passed. Runs in a worker thread.
+    """Read the records of `runs`, which are spans of adjacent records, and return the records that the filter accepts.
+    Stop at a damaged record, or when the judge's time limit has passed. Runs in a worker thread.
     """
     accepted: list[ByteSpan] = []
     parts: list[Buffer] = []

@@ -1,5 +1,5 @@
-"""`put` and SEND: store the puts of one read together, and answer them in their order. Also `sync`, which stores a
-synchronous master's copies.
+"""Serve `put` and SEND: store together all puts that arrive in one read of a connection, and answer them in their
+order. Also serve `sync`, with which a synchronous master sends a copy of a message to its slave.
 
 broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts whose fields are kept in
 columns (protocol/put_run.py), so that they can be stored all at once. The benchmark for runs is `python -m bench

@@ -85,7 +85,7 @@ A single record may be larger.
 
 REFUSED_ANSWER_BYTES = 80 << 10
 """While an address has no room for unsent answers, an answer with more bytes than this is refused. An answer with
-SCARCE_ANSWER_BYTES of data and the description of the data still fits.
+SCARCE_ANSWER_BYTES of data and a description of these data is not larger than this number, so it is not refused.
 """
 
 WAITING_BYTES = 1 << 10
@@ -98,7 +98,7 @@ eight times as much.
 
 
 LOST_BYTES = 32 << 20
-"""A number of bytes. When the requests that were never completed have had so many bytes in total, the heap gives free
+"""A number of bytes. When requests that were never completed have brought this many bytes in total, the heap gives free
 memory back to the system. Otherwise the memory might stay unused, because later requests may not fit into the memory
 blocks that the incomplete requests have left.
 """
@@ -155,7 +155,9 @@ class Quotas:
     each has its own group and producer.
     """
     address_share: int = 50
-    """The percentage of each limit that one address may use while other addresses use some."""
+    """The percentage of each limit that one address may use while other addresses also use something of the same
+    resource.
+    """
 
 
 def account_address(host: str) -> str:
@@ -186,7 +188,9 @@ def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def address_of(caller: object) -> str:
-    """Return the address of a connection."""
+    """Return the client address to which the use of `caller`, such as a connection, is attributed; NOBODY if it has
+    none.
+    """
     address: str = getattr(caller, "address", NOBODY)
     return address
 
@@ -312,7 +316,7 @@ class Unfinished:
         are none. Return whether the broker should continue to read from this connection.
 
         fresh: whether a request was completed since the last call. cut(why): ends the connection if the broker
-        currently reads from it. Returns whether the connection was ended.
+        currently reads from it; `cut` returns whether it has ended the connection.
         """
         mine = self._begun.get(address)
         if not size:
@@ -474,7 +478,7 @@ class Unsent:
 
     def hold(self, address: str, change: int) -> None:
         """Record that `change` more bytes of answers wait for an HTTP connection. HTTP connections have their own time
-        limit.
+        limit, so `look` does not check them.
         """
         self._budget.add(address, change)
 
@@ -565,7 +569,7 @@ class Account:
         self.connections = Shares("connections", "", connections, limits.address_share)
 
     def budgets(self) -> Iterator[tuple[str, Shares]]:
-        """Yield each budget with its name in the metrics."""
+        """Yield the Shares object of each limited resource, with the resource's name in the metrics."""
         yield "connections", self.connections
         yield "http_connections", self.http
         yield "waiting_pages", self.pages

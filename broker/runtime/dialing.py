@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Protocol)
 
 
 def meta_url(host: str, port: int) -> str:
-    """Return `meta://host:port`. host: a name or an address, IPv6 without brackets."""
+    """Return `meta://host:port`. host: a name or an IP address; this function adds the brackets of an IPv6 address."""
     return f"meta://{host_and_port(host, port)}"
 
 
@@ -41,10 +41,10 @@ class Dialer:
         self._tls = tls
 
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
-        """Connect to another broker. The Deferred gives the protocol object that `make` returned, once it is connected.
-        The Deferred fails with Twisted's errors, or with TlsFailed if the other broker's certificate is refused or does
-        not contain this host. seconds: the time limit for connecting, and again for the TLS handshake. Cancelling the
-        Deferred ends the attempt.
+        """Connect to another broker. `make` creates the Twisted protocol object for the connection. The Deferred gives
+        this object once the connection is made. The Deferred fails with Twisted's errors, or with TlsFailed if the
+        other broker's certificate is refused or does not contain this host. seconds: the time limit for connecting, and
+        again for the TLS handshake. Cancelling the Deferred ends the attempt.
         """
         endpoint = HostnameEndpoint(self._reactor, host, port, seconds)
         if self._tls is None:
@@ -63,9 +63,10 @@ def _factory(make: Callable[[], Protocol]) -> Any:
 
 
 class _TlsConnection(Protocol):
-    """Adds TLS to a TCP connection. To the TCP connection, this object is the Twisted protocol. To the protocol object
-    that `make` has returned, it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts
-    the bytes that the protocol object sends.
+    """Adds TLS to a TCP connection. This object stands between the TCP connection and the protocol object that the
+    caller's `make` has returned. For the TCP connection, this object is the Twisted protocol; for the protocol object,
+    it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts the bytes that the
+    protocol object sends.
     """
 
     def __init__(self, stream: TlsStream, inner: Protocol) -> None:
@@ -79,7 +80,7 @@ class _TlsConnection(Protocol):
         return self.transport
 
     def secured(self, reactor: Any, seconds: float) -> Deferred[Protocol]:
-        """Return a Deferred. When the TLS handshake is done, the Deferred fires with the protocol object that uses this
+        """Return a Deferred that fires when the TLS handshake is done. Its result is the protocol object that uses this
         TLS connection. The Deferred fails if the connection ends before the handshake is done. seconds: the time limit
         for the handshake.
         """

@@ -12,7 +12,7 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""At most PERIOD_LINES log lines of one kind are written in PERIOD_SECONDS. So many lines are enough to show an
+"""At most PERIOD_LINES log lines of one kind are written in PERIOD_SECONDS. This number of lines is enough to show an
 operator the cause. The limit prevents a client from filling the disk with log lines.
 """
 

@@ -80,8 +80,9 @@ def collect_later() -> None:
 
 
 def keep_for_good() -> None:
-    """Collect garbage from now on, but never examine the objects that exist now. Full collections examine objects that
-    are created later only once. To be called once, when the broker has read all its data at the start. Examining the
+    """Collect garbage from now on, but never examine the objects that exist now. An object that is created later is
+    examined by at most one full collection, because each full collection adds the objects that it has kept to those
+    that are never examined again. To be called once, when the broker has read all its data at the start. Examining the
     objects of 10,000 partitions and groups takes half a second
     (docs/decisions/115-the-collector-leaves-the-start-alone.md).
     """

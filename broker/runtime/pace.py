@@ -14,8 +14,9 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
-    """Measures how late the reactor's loop is while cold data are read. The allowed rate is halved if the loop is too
-    late, and grows otherwise. While no producer writes, there is no limit, because the reads then delay no producer.
+    """While cold data are read, measures how much later than its due time the reactor's loop calls a timer. The allowed
+    rate is halved if the loop is too late, and grows otherwise. While no producer writes, there is no limit, because
+    the reads then delay no producer.
 
     The lateness includes everything that delays the loop. Causes can be a machine with too few processors, worker
     threads that take the interpreter lock, or the loop's own work for producers and for readers of cached data. This
@@ -33,8 +34,8 @@ class Pace:
     ) -> None:
         """written: returns the number of bytes appended so far. waited: returns how many seconds the reactor thread has
         waited so far for a processor (CPU). least: the rate that is always allowed, in bytes a second, > 0.
-        written_factor: producers write at some rate; a rate of cold reads up to written_factor times this rate is also
-        always allowed.
+        written_factor: cold reads are also always allowed at up to written_factor times the rate at which producers
+        write.
         """
         self._least = least
         self._written_factor = written_factor

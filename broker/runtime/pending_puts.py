@@ -1,5 +1,6 @@
-"""Limit the puts of all connections that are not safe yet. If they have more bytes than a limit, the broker stops
-reading from connections that bring more puts.
+"""Limit the puts of all connections that are not safe yet. A put is safe when it is stored as its acknowledgement
+promises. If the puts that are not safe have more bytes together than a limit, the broker stops reading from connections
+that bring more puts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class PendingPuts:
     thread only.
 
     A caller that finds `full` set calls `wait` and accepts no more puts. When a quarter of the limit is free again,
-    callers are woken in their order until the limit is exceeded again. No caller waits forever, because each counted
-    put becomes safe or fails.
+    callers are woken in the order of their `wait` calls, until the limit is exceeded again. No caller waits forever,
+    because each counted put becomes safe or fails.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:
@@ -53,8 +54,8 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when the bytes of waiting puts are below the limit again. `resume` is never called before
-        `wait` has returned.
+        """Call `resume` once, when a quarter of the limit is free again and the callers that wait longer than this one
+        have been woken. `resume` is never called before `wait` has returned.
         """
         self._waiting[who] = resume
 

@@ -26,7 +26,8 @@ elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 """A clock in seconds that never goes back or jumps, even if the wall clock is set. On Linux it continues to run while
-the machine sleeps. So a grant in a broker set has expired when a leader's machine wakes up.
+the machine sleeps. In a broker set, a follower's grant is a promise not to stand for election for some time. So when a
+leader's machine wakes up, the leader sees that the grants have expired.
 """
 
 
@@ -58,8 +59,8 @@ def measures_elapsed_time(reactor: Any) -> Any:
     """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. When this function is called, no
     timer of the reactor may be scheduled yet.
 
-    Twisted's own clock is the wall clock. If the wall clock is set back by an hour, all timers stop for an hour, and
-    grants last longer.
+    Twisted's own clock is the wall clock. With that clock, if somebody sets it back by an hour, all timers would stop
+    for an hour, and the grants of a broker set would last an hour longer.
     """
     reactor.seconds = elapsed_seconds
     return reactor
@@ -97,7 +98,7 @@ class Transport(Protocol):
 
     certified_hosts: frozenset[str]
     sent_bytes: int
-    """The number of bytes of answers that were sent after they had to wait in the transport's buffer."""
+    """How many bytes of answers had to wait in the transport's buffer and have been sent since then."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802

@@ -58,8 +58,8 @@ def _report(failure: Failure, name: str) -> None:
 
 
 class ScheduledCalls:
-    """Calls a function on the reactor thread whenever one of several schedules is due. The function gets this schedule
-    as its argument.
+    """Calls a function on the reactor thread whenever one of several schedules is due. The function gets the schedule
+    that is due as its argument.
     """
 
     def __init__(

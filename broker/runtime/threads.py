@@ -28,8 +28,9 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. An object of the
-    class `Turns` (store/worker_turns.py) can use this function in place of a worker thread.
+    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. The class `Turns`
+    (store/worker_turns.py) shares worker threads among callers. If a `Turns` object gets this function as its
+    `run_in_thread`, it shares the time of the present thread among coroutines instead.
     """
     ensureDeferred(begin()).addBoth(done)
 
@@ -61,9 +62,10 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A `RunInThread` (store/worker_turns.py) for users' filters, or for reads outside the page cache. The pool's
-    threads are separate from the threads that sync files. The pool has at most `limit` threads. A thread starts when it
-    is first needed, and never stops.
+    """A pool of threads for users' filters, or for reads outside the page cache. The object is called as a
+    `RunInThread` (store/worker_turns.py): with a function to run and a callback for its result. The pool's threads are
+    separate from the threads that sync files. The pool has at most `limit` threads. A thread starts when it is first
+    needed, and never stops.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -80,9 +82,9 @@ class DaemonThreads(ThreadPool):
 
 
 class DiskThread:
-    """A `RunInThread` (store/worker_turns.py) that only the journal uses, so that an acknowledgement never waits for
-    other disk work. The thread runs the functions that it is given one after the other. A call has less overhead than a
-    call in a thread pool.
+    """A thread that only the journal uses (through a `RunInThread`, store/worker_turns.py), so that an acknowledgement
+    never waits for other disk work. The thread runs the functions that it is given one after the other. A call has less
+    overhead than a call in a thread pool.
 
     The first call starts the thread. A caller that needs the last call's result must wait for it before the process
     ends.

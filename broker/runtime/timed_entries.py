@@ -11,8 +11,8 @@ __all__ = ["MOVED_ENTRIES", "TimedEntries"]
 E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
-"""How many entries of the old heap one push examines. Two entries per push would be enough to move all old entries
-before the new heap has too many entries.
+"""While `TimedEntries` replaces its heap by a new one, each `push` examines this many entries of the old heap. Two
+entries per push would be enough to move all old entries before the new heap has too many entries.
 """
 
 _NONE: list[Any] = []
@@ -22,9 +22,9 @@ never changed.
 
 
 class TimedEntries(Generic[E]):
-    """A heap of entries that may be stale. When the heap has twice as many entries as there are current objects, it
-    becomes the old heap. Each push then moves a few entries from the old heap to a new one, so no single push is slow
-    because there are many entries.
+    """A heap of entries; an entry is stale when its object is gone or has a different time now. When the heap has twice
+    as many entries as there are current objects, it becomes the old heap. Each push then examines a few entries of the
+    old heap and moves those that are not stale to a new heap. So no single push is slow even if there are many entries.
     """
 
     __slots__ = ("_new", "_old")
@@ -54,8 +54,8 @@ class TimedEntries(Generic[E]):
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """Add an entry. things: the maximum number of current entries. is_current: returns whether an entry is not
-        stale.
+        """Add an entry. things: the number of objects, which is the maximum number of entries that are not stale.
+        is_current: returns whether an entry is not stale.
         """
         heappush(self._new, entry)
         for _ in range(min(MOVED_ENTRIES, len(self._old))):

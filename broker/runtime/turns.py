@@ -60,8 +60,8 @@ class ConnectionTurns:
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
         """Limits how many requests whose answers take much memory are handled at once."""
         self.timed = False
-        """Whether the time of the present iteration of the reactor is counted. If it is not, `defers` returns False.
-        The next iteration begins with `_take_turns`.
+        """True if the present iteration of the reactor has a time limit (`_until`) and `_take_turns` will run in the
+        next iteration. If False, `defers` returns False.
         """
         self._until = 0.0  # when this iteration stops taking turns
 

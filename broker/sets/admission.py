@@ -58,8 +58,9 @@ class Admission:
         self._unlisted: list[Callable[[], None]] = []  # followers that wait for that read
 
     def hold(self) -> None:
-        """From now on, let followers that connect wait for their answer. A follower may learn from ZooKeeper that this
-        node was elected before this node itself learns it.
+        """From now on, let followers that connect wait for their answer. Reason: a follower may learn from ZooKeeper
+        that this node was elected, and connect, before this node itself knows that it was elected. Such a follower must
+        not be refused.
         """
         self._early = []
 

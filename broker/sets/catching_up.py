@@ -2,7 +2,7 @@
 
 A round copies each partition up to the point where the partition ended when the round began. Further rounds follow
 until little is left to copy. During the last round the leader holds its new blocks back, so that they arrive after the
-copy. Worker threads read the files. The next piece is sent only when the connection has room for it.
+copy. Worker threads read the files. The next piece of the copy is sent only when the connection's send buffer has room.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Copying:
         await deferLater(cast(Any, self._broker.reactor), 0)
 
     async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
-        """Yield the items, at most LOOKED_AT in one turn of the reactor."""
+        """Yield the items, at most LOOKED_AT in one iteration of the reactor."""
         for number, item in enumerate(items):
             if number and not number % tuning.LOOKED_AT:
                 await self._turn()

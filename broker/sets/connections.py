@@ -28,7 +28,10 @@ class StreamProtocol(Protocol):
     """
 
     large = False
-    """The transport of an accepted connection reads this attribute (network/transport.py)."""
+    """The transport of an accepted connection (network/transport.py) asks its protocol object by this attribute whether
+    a large request is arriving, which the transport would read in another way. On a replication connection this never
+    happens, so the value is always False.
+    """
 
     def __init__(
         self,
@@ -58,7 +61,7 @@ class StreamProtocol(Protocol):
             cast(Transport, self.transport).writeSequence(buffers)
 
     def drained(self) -> Deferred[None]:
-        """Return a Deferred that fires when the transport has room, or when the connection is lost."""
+        """Return a Deferred that fires when the transport's send buffer has room, or when the connection is lost."""
         deferred: Deferred[None] = Deferred()
         if self.full and self.lost is None:
             self._drained.append(deferred)

@@ -92,8 +92,8 @@ class Follower:
         on_caught_up: Callable[[], None],
     ) -> None:
         """ready_mirror: waits until nothing else uses the transaction log, and then returns the log's mirror.
-        grants(`epoch`): returns whether to answer a ping with a grant now. Before `grants` returns True, it records the
-        promise.
+        grants(`epoch`): returns whether to answer a ping with a grant now. A grant is the promise not to stand for
+        election for some time; before `grants` returns True, it records this promise.
         """
         self.connection: StreamProtocol | None = None
         self.live = False
@@ -135,7 +135,8 @@ class Follower:
 
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
         """Follow the leader of `epoch` until the connection is lost, then raise the reason. If the reason is
-        ReplicaDiverged, an operator must decide which node's data are right. chosen: `SetState.chosen`.
+        ReplicaDiverged, an operator must decide which node's data are right. chosen: the highest epoch that was known
+        when an operator last chose a leader (`SetState.chosen`); 0 for never.
         """
         connection = await self._connect(host, port)
         self.connection = connection
@@ -288,7 +289,7 @@ class Follower:
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
-        """Start a change of the store and wait until it is done. Raises StoreError."""
+        """Call `change`, which starts a change of the store, and wait until the change is done. Raises StoreError."""
         changed: Deferred[StoreError | None] = Deferred()
         change(lambda kept, error: changed.callback(error))
         error = await changed
@@ -307,8 +308,8 @@ class Follower:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     def _messages(self, messages: Sequence[StreamMessage]) -> None:
-        """Handle the messages of one read. Raises RemoteProtocolError, StoreError or LogReadOnly, which end the
-        connection.
+        """Handle the messages that one read of the connection has completed. Raises RemoteProtocolError, StoreError or
+        LogReadOnly, which end the connection.
         """
         if self._stopped:
             return
@@ -384,7 +385,9 @@ class Follower:
         self._ack_due = True
 
     def _copied(self, entries: Sequence[StreamEntry]) -> None:
-        """Append a part of a copy. The part is not journaled, because the complete copy is synced."""
+        """Append a part of a copy. The part is not written to the journal, because all files are synced when the copy
+        is complete.
+        """
         for entry in entries:
             if entry.segment < 0:
                 self._take_mirrored(entry)
@@ -485,8 +488,8 @@ class Follower:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """Call `done` when bytes are synced that were appended before their logs had group commit. Nothing else waits
-        for these bytes.
+        """Call `done` when each of these logs is synced up to the given end offset. These bytes were appended before
+        their log had group commit, so no request waits for their sync and reports it.
         """
 
         def look() -> None:
@@ -540,7 +543,8 @@ class Follower:
         _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
-        """Remove all data of the partitions that the leader has named, and let them begin at new offsets. Later
+        """The leader has named partitions and a first offset for each. Remove all data of these partitions, and let
+        each partition begin anew at its first offset; a partition that already ends there is not changed. Later
         messages of the leader are handled only when this is done.
         """
         anew = {}

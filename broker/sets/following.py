@@ -38,8 +38,8 @@ class FollowedLeader:
     ) -> None:
         """make: returns a new Follower for one connection. address: returns the host and port of the named node, or
         None if they are unknown. on_gone: called with the office of a leader whose process has ended. on_failure:
-        called when this node may follow no leader until an operator acts. After this call, this object does not connect
-        again.
+        called when this node may follow no leader until an operator acts. After calling `on_failure`, this object does
+        not connect again.
         on_end: called after each connection.
         """
         self.office: Office | None = None
@@ -62,7 +62,9 @@ class FollowedLeader:
         return self.follower is not None and self.follower.live
 
     def follow(self, office: Office, chosen: int) -> None:
-        """Follow this leader, and no other one. chosen: `SetState.chosen`."""
+        """Follow this leader, and no other one. chosen: the highest epoch that was known when an operator last chose a
+        leader (`SetState.chosen`).
+        """
         if self.office == office:
             return
         self.stop()
@@ -86,8 +88,8 @@ class FollowedLeader:
             follower.stop()
 
     async def ended(self) -> None:
-        """Wait until following has really ended, because a follower may still be cutting logs or writing the node's
-        file.
+        """Wait until all work of following has ended. After `stop`, a Follower may still be cutting logs or writing the
+        node's file.
         """
         while self._ended is not None:
             deferred: Deferred[None] = Deferred()
@@ -126,8 +128,8 @@ class FollowedLeader:
     async def _follow_once(
         self, follower: Follower, office: Office, address: tuple[str, int], chosen: int
     ) -> MetaqError | None:
-        """Follow until the connection has ended. Return the reason if this node may follow no leader any more, None to
-        try again.
+        """Follow until the connection has ended. If this node may follow no leader any more, return the reason. Return
+        None if the caller should connect again.
         """
         try:
             await follower.run(*address, office[0], chosen)

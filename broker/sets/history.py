@@ -2,9 +2,9 @@
 this file.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
-"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" is the id of the start of the machine during which
-the node was last known to have all data. "ends" has the end offsets of the node's partitions at the time when the file
-was written. "inode" is the file's own inode number, which is wrong in a copy of the directory.
+"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies a start (boot) of the machine: the last
+one after which the node was known to have all data. "ends" has the end offsets of the node's partitions at the time
+when the file was written. "inode" is the file's own inode number, which is wrong in a copy of the directory.
 
 An epoch's id is random. If ZooKeeper's data were restored from an old backup or lost, two epochs may get the same
 number. The id distinguishes these epochs. The ends of an epoch are the end offsets of the partitions when the epoch
@@ -108,7 +108,7 @@ class EpochHistory:
         return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
-        """Return where the partitions ended when the epoch at index count - 1 began."""
+        """Return where the partitions ended when the epoch number `count` of this history began, counted from 1."""
         ends: dict[str, int] = {}
         for _, _, changed in self.changes[:count]:
             ends.update(changed)
@@ -168,7 +168,7 @@ class NodeFile:
         """
         self.history = EpochHistory()
         self.boot = ""
-        """The id of the start of the machine during which the node was last known to have all data."""
+        """Identifies a start (boot) of the machine: the last one after which the node was known to have all data."""
         self.ends: Mapping[str, int] = {}
         """The end offset of each partition of this node at the time when `history.json` was last written."""
         self._files = files

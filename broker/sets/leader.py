@@ -1,5 +1,5 @@
-"""The work of a broker set's leader. A leader combines appended data to blocks, sends the blocks to its followers, and
-reports which blocks are committed. The code runs on the reactor thread.
+"""The work of a broker set's leader. A leader combines appended data into blocks, sends the blocks to its followers,
+and reports which blocks are committed. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -150,7 +150,9 @@ class Leader:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to lead. The store's present data are block 1, which is committed when every in-sync node has it."""
+        """Begin to lead. All data that the store has now count as block 1. This block is committed when every in-sync
+        node has these data.
+        """
         for log in self._store.all_logs():
             self._note(log)
         self._store.on_append = self._appended
@@ -186,9 +188,10 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these writes are stored as their topics' `ack` settings demand. The writes must be from this
-        turn of the reactor. If it is not certain that a write is stored as its topic demands, set the write's `error`
-        before `done` is called.
+        """Call `done` when these writes are stored as their topics' `ack` settings demand. The writes must have been
+        appended in the present iteration of the reactor's loop, so that they belong to the block that is being
+        gathered. If it is not certain that a write is stored as its topic demands, set the write's `error` before
+        `done` is called.
         """
         missing = 1
 
@@ -263,9 +266,9 @@ class Leader:
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
-        """Put entries that belong to no partition into the next block, in front of its messages. `done` is called with
-        None when the block is committed, or with an error if it is unknown whether the block will be committed. If
-        `entries` is empty, `done` is called when all earlier blocks are committed.
+        """Put entries that belong to no partition (changes of the transaction log) into the next block, in front of its
+        messages. `done` is called with None when the block is committed, or with an error if it is unknown whether the
+        block will be committed. If `entries` is empty, `done` is called when all earlier blocks are committed.
         """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
@@ -369,8 +372,8 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Send the number of the last committed block to the followers, unless a new block that has just been sent
-        contains it.
+        """Send the number of the last committed block to the followers, unless they have just been sent a new block,
+        which contains this number.
         """
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
@@ -541,9 +544,9 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Begin to change the in-sync set if a follower should join or leave it. From the start of a change, commits
-        also need a joining node. The joining node is written into the set when it has all committed data. Commits need
-        a leaving node until the set without this node is written.
+        """Begin to change the in-sync set if a follower should join or leave it. When a node should join, each block is
+        committed only if this node has it, too; the node is written into the set once it has all committed data. When a
+        node should leave, blocks still need this node's acknowledgement until the set without it is written.
         """
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
@@ -616,8 +619,8 @@ class Leader:
         return deferred
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
-        """Tell the follower to stand for election at once. From then on its grants no longer count. leaving: whether
-        this node stops, so that the next leader need not wait for this node.
+        """Tell the follower to stand for election at once. From then on the follower's grants no longer count. leaving:
+        whether this node stops, so that the next leader need not wait for this node.
         """
         link = self._links.get(name)
         if link is not None:
@@ -661,7 +664,9 @@ class Leader:
 
 
 def _joined(entries: list[StreamEntry]) -> Iterator[StreamEntry]:
-    """Join all appends of one log in one turn of the reactor, in their order, into one entry for each segment."""
+    """Join all appends that were made to one log in one iteration of the reactor, in their order, into one entry for
+    each segment.
+    """
     if len(entries) == 1:
         yield entries[0]
         return

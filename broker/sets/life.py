@@ -78,18 +78,22 @@ class NodeEvent(Enum):
 
 class NodeAction(Enum):
     CREATE = auto()
-    """Wait until following has ended, then ask ZooKeeper to create the set's state. Reports CREATED, UNFIT, FAILED."""
+    """Wait until following has ended, then ask ZooKeeper to create the set's state. The result is one of the events
+    CREATED, UNFIT and FAILED.
+    """
     FOLLOW = auto()
     """Follow the leader that ZooKeeper names, unless the node follows it already."""
     STOP_FOLLOWING = auto()
     STAND = auto()
-    """Wait until following has ended, then ask ZooKeeper to make this node the leader. Reports WON, LOST, UNFIT,
-    FAILED.
+    """Wait until following has ended, then ask ZooKeeper to make this node the leader. The result is one of the events
+    WON, LOST, UNFIT and FAILED.
     """
     RECORD = auto()
-    """Write to the disk that this node leads. Reports RECORDED, DISTRUSTED, FAILED."""
+    """Write to the disk that this node leads. The result is one of the events RECORDED, DISTRUSTED and FAILED."""
     LEAD = auto()
-    """Begin to lead. May report COMMITTED or DISTRUSTED at once."""
+    """Begin to lead: send this node's data to followers. The event COMMITTED or DISTRUSTED may happen before this
+    action returns.
+    """
     SERVE = auto()
     """Begin to serve clients."""
     STEP_DOWN = auto()
@@ -111,8 +115,9 @@ leader.
 """
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""In these states, a node grants nothing to a leader. The node checks its promises and enters STANDING in the same turn
-of the reactor. The node stays a candidate until it knows the outcome of the election, however long that takes. (5)
+"""In these states, a node grants nothing to a leader. The node checks its promises and enters STANDING in the same
+iteration of the reactor. The node stays a candidate until it knows the outcome of the election, however long that
+takes. (5)
 """
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})

@@ -160,8 +160,8 @@ class SetMember:
         self._timer = repeat(tuning.REMEMBER_SECONDS, self._remember_new, self._reactor, "the look for new partitions")
 
     def _look_for_losses(self) -> None:
-        """Find out which data the data directories have lost. If data were lost, choose a new instance id for this
-        node's data. Raises StoreError.
+        """Find out which data the data directories have lost since this node's file was last written. If data were
+        lost, choose a new instance id for this node's data. Raises StoreError.
         """
         broker, file = self._broker, self._file
         same_boot = file.boot == self._boot
@@ -193,8 +193,8 @@ class SetMember:
         )
 
     async def _remember(self, boot: str) -> None:
-        """Write the present ends of the node's partitions to its file. boot: the id of the start of the machine during
-        which the node had all data.
+        """Write the present ends of the node's partitions to its file. boot: identifies the start (boot) of the machine
+        after which the node had all data.
         """
         forgetful = self._file.boot != boot
         await self._broker.in_thread(partial(self._file.remember, self._ends(), boot))
@@ -346,7 +346,9 @@ class SetMember:
     # --- ZooKeeper ----------------------------------------------------------------------------------------------------
 
     def _seen(self, view: SetView) -> None:
-        """Pass a new view of ZooKeeper to the reactor thread. Called in ZooKeeper's event thread."""
+        """Pass a new view of the set, which was read from ZooKeeper, to the reactor thread. Called in ZooKeeper's event
+        thread.
+        """
         self._reactor.callFromThread(self._see, view)
 
     def _see(self, view: SetView) -> None:
@@ -476,8 +478,8 @@ class SetMember:
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
         """Replace the set's state in ZooKeeper if that state has version `version`. Return the view of the set once the
-        outcome of the write is known. While the outcome is unknown, ZooKeeper may still receive the request, so the
-        node writes the same state again (rules.counted).
+        outcome of the write is known. While the outcome is unknown, ZooKeeper may still apply the request later. So the
+        node writes the same state again until it reads another version (see rules.counted).
 
         after: the view to return if ZooKeeper confirms the write. If `after` is given, this method need not read
         ZooKeeper again.
@@ -781,8 +783,9 @@ class SetMember:
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Return whether a hand-over should wait for a follower (only for `target` if it is given). True if at least one
-    such follower is connected, but none of them is both in sync and receiving all blocks.
+    """Return whether a hand-over should wait until a follower is ready to lead. If `target` is given, only this
+    follower is considered, else all. True if at least one of the considered followers is connected, but none of them is
+    both in sync and receiving all blocks.
     """
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

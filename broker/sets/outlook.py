@@ -117,7 +117,7 @@ class Outlook:
 
     @property
     def waits_for_promises(self) -> bool:
-        """Whether this node could stand for election if its promises were over."""
+        """Whether only this node's promises to a leader (grants) prevent it from standing for election now."""
         state = self.view.state
         return state is not None and self.promised and self._may_stand(state, promised=False)
 
@@ -179,8 +179,8 @@ class Outlook:
         return ""
 
     def _other_remedy(self) -> str:
-        """Return a text with another thing that the operator can do if this node has no data, because such a node
-        should not lead. Return "" for a node with data.
+        """Return a text that is added to an advice for the operator if this node has no data, because such a node
+        should not lead. The text says how a node with data can lead instead. Return "" for a node with data.
         """
         if self.has_data:
             return ""

@@ -1,6 +1,6 @@
 """The decisions of a broker set's node: pure functions without I/O, clock or thread.
 
-The product calls these functions. The model of the protocol (tests/component/sets) also calls them, and explores every
+The broker calls these functions. The model of the protocol (tests/component/sets) also calls them, and explores every
 order of events for small sets. The numbers in brackets name invariants of docs/replication.md. If a rule is removed,
 its invariant is violated; a test of the model shows this for each rule.
 
@@ -57,7 +57,7 @@ def may_stand(
     leader_gone: bool,
     promises_run_out: bool,
 ) -> bool:
-    """Return whether a node may become a candidate in an election. (2, 5)
+    """Return whether a node may become a candidate in an election. (Invariants 2 and 5.)
 
     in_sync: the in-sync set in the set's present state. The election replaces this state only if its version has not
     changed meanwhile. In-sync status belongs to a copy of the data, not to a node name: a node with a new or copied
@@ -74,7 +74,7 @@ def may_stand(
 
 
 def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[str]) -> tuple[int, tuple[str, ...]]:
-    """Return the epoch and the in-sync set that a candidate writes. (1, 2)
+    """Return the epoch and the in-sync set that a candidate writes. (Invariants 1 and 2.)
 
     Absent nodes are left out, so that commits need not wait for them. No node is added, because only the leader knows
     whether a node has caught up.
@@ -86,11 +86,11 @@ def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[s
 
 
 def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
-    """Return whether a follower may answer the leader's ping with a grant. (5)
+    """Return whether a follower may answer the leader's ping with a grant. (Invariant 5.)
 
     own_epoch: the highest epoch that the follower has seen and written to its disk. stream_epoch: the epoch of the
-    leader whose epoch history the follower has taken over; 0 if the follower has not done so yet. Therefore a node that
-    is still joining grants nothing.
+    leader whose epoch history the follower has taken over; 0 if the follower has not done so yet. A node that is still
+    joining has stream_epoch 0, so it grants nothing.
     standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. The node
     stays a candidate until it knows for certain that its ZooKeeper transaction has failed, however long that takes.
     """
@@ -98,7 +98,7 @@ def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
 
 
 def promised_until(now: float) -> float:
-    """Return the time until which a follower does not stand for election if it grants now. (5)
+    """Return the time until which a follower does not stand for election if it grants now. (Invariant 5.)
 
     A starting node must also act as if it had just granted, because it does not know what it granted before.
     """
@@ -107,7 +107,7 @@ def promised_until(now: float) -> float:
 
 def counted_until(sent_at: float) -> float:
     """Return the time until which the leader may rely on a grant. sent_at: the time when the leader sent the ping, not
-    the time when the answer arrived. (5)
+    the time when the answer arrived. (Invariant 5.)
     """
     return sent_at + GRANT_SECONDS * COUNTED_SHARE
 
@@ -118,7 +118,7 @@ def in_time(now: float, until: float) -> bool:
 
 
 def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Collection[str], me: str) -> bool:
-    """Return whether the leader may tell a client that a message is stored. (1, 5)
+    """Return whether the leader may tell a client that a message is stored. (Invariants 1 and 5.)
 
     granted_until: counted_until() of the last answered ping, by name. needed: the result of counted(). The result is
     valid only at the time `now`, so call this function immediately before the bytes of the client's answer are sent.
@@ -131,7 +131,7 @@ def may_acknowledge(now: float, granted_until: Mapping[str, float], needed: Coll
 
 def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozenset[str]:
     """Return the nodes that count. A block is committed only if all these nodes have a copy, and the leader
-    acknowledges a message only with grants of all these nodes. (2, 5)
+    acknowledges a message only with grants of all these nodes. (Invariants 2 and 5.)
 
     in_sync: the set in the znode, as far as the leader knows. pending: the set that the leader is writing; else None.
     The leader passes `pending` from before it sends the write request until it knows the outcome of the write. If the
@@ -143,7 +143,7 @@ def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozen
 
 def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
     """Return whether, for this partition, the leader may add a follower to the in-sync set and tell it that it is no
-    longer forgetful. (2)
+    longer forgetful (see may_stand()). (Invariant 2.)
 
     acknowledged: the position that the follower has acknowledged. For the decision whether the follower is still
     forgetful, only acknowledgements on the present connection count.
@@ -155,7 +155,7 @@ def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
 
 def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collection[str], me: str) -> int:
     """Return the lowest end of the log on this node and all needed nodes. All these nodes have the log's data below
-    that position. (2, 3)
+    that position. (Invariants 2 and 3.)
 
     own and acknowledged: the positions on the disk for topics with `ack=disk`, else the positions in memory. The
     leader's committed position is the largest value that this function has returned, so it never goes back.
@@ -165,7 +165,7 @@ def committed_position(own: int, acknowledged: Mapping[str, int], needed: Collec
 
 def visible_end(own: int, told: int) -> int:
     """Return the position where the log ends for a follower's readers: `told`, but at most the follower's own end. The
-    leader has reported that all data before `told` are committed. (3, 4)
+    leader has reported that all data before `told` are committed. (Invariants 3 and 4.)
 
     A node that has just started has no such report from a leader yet. A reader may ask for a position between the
     returned one and the log's end, because another node showed it more data. A request for such a position is not
@@ -178,7 +178,7 @@ def visible_end(own: int, told: int) -> int:
 
 
 def accepts(own_epoch: int, epoch: int) -> bool:
-    """Return whether a node may follow a stream of this epoch, or stand for election after it. (1, 2, 5)
+    """Return whether a node may follow a stream of this epoch, or stand for election after it. (Invariants 1, 2 and 5.)
 
     own_epoch: the highest epoch that the node has seen. The node writes an epoch to its disk before it acknowledges or
     grants anything in this epoch. If the state in ZooKeeper has a smaller epoch, the node has read an old state, or
@@ -189,7 +189,7 @@ def accepts(own_epoch: int, epoch: int) -> bool:
 
 def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
     """Return the largest epoch that both histories contain. Return None if they have no epoch in common; in this case
-    the node must not join. (6)
+    the node must not join. (Invariant 6.)
 
     An epoch is a number and an id. If the set's state was lost or set back, two epochs may have the same number. The id
     distinguishes these epochs.
@@ -198,7 +198,7 @@ def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
 
 
 def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
-    """Return where an epoch ends in a node's log. (6)
+    """Return where an epoch ends in a node's log. (Invariant 6.)
 
     later_starts: where each later epoch of the node's history began; 0 for a partition that did not exist then. The
     result depends on the smallest of these starts, not on the first one. A node that lost its unsynced last data has
@@ -208,8 +208,8 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
 
 
 def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
-    """Return where a joining node cuts its log. Both arguments are the result of epoch_end() for the common epoch. (2,
-    6)
+    """Return where a joining node cuts its log. Both arguments are the result of epoch_end() for the common epoch:
+    own_epoch_end for the node's log, leaders_epoch_end for the leader's log. (Invariants 2 and 6.)
 
     The cut must be on the disk before the leader's history replaces the node's own history.
     """
@@ -217,11 +217,12 @@ def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
 
 
 def may_cut(kept: int, told: int, own_epoch: int, chosen: int) -> bool:
-    """Return whether a joining node may cut a partition down to `kept`. (2, 4)
+    """Return whether a joining node may cut a partition down to `kept`. (Invariants 2 and 4.)
 
     told: a leader has told this process that all data before this end are committed. Because of invariant 4, only two
-    kinds of leaders can have less data than that: a leader that an operator has chosen, and a leader that was elected
-    with an old state because ZooKeeper was set back. chosen: see SetState.
+    kinds of leaders can lack data before `told`: a leader that an operator has chosen, and a leader that was elected
+    with an old state because ZooKeeper was set back. chosen: the highest epoch that was known when an operator last
+    chose a leader (SetState.chosen).
     own_epoch: the epoch of the node's data.
     """
     return kept >= told or chosen >= own_epoch

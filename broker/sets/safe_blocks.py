@@ -1,5 +1,5 @@
-"""Some data of a broker set's blocks must be on this node's disk. Find the last block that has all these data on the
-disk, as do all blocks before it.
+"""Find the last block of a broker set that is safe on this node together with all blocks before it. A block is safe
+when those of its data that must be on this node's disk are there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SafeBlocks:
         self, store: Store, on_safe: Callable[[], None], on_failure: Callable[[MetaqError], None], safe: int = 0
     ) -> None:
         """safe: the first value of `number`. on_safe: called when `number` has grown, but never during a call of `add`.
-        on_failure: called when the disk has failed. After this call, no block becomes safe any more.
+        on_failure: called when the disk has failed. After `on_failure` was called, no block becomes safe any more.
         """
         self.number = safe
         """The number of the last block that is safe together with all blocks before it."""

@@ -33,7 +33,7 @@ async def send_copy(
     leader's, this function sends no data, only a message that says so.
 
     The copy may or may not contain bytes that the leader writes to the log meanwhile. Later blocks contain these bytes
-    again. Raises OSError.
+    in any case. Raises OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))

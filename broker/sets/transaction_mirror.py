@@ -48,7 +48,8 @@ NAME_PREFIX = b"\0transactions/"
 
 WRITTEN = -1
 """A value of an entry's segment field. An entry with this value tells the follower to write the entry's data at offset
-`base` of the file. The leader also sends the values REPLACED - 1 and REMOVED - 1 in this field.
+`base` of the file. The leader also sends the values REPLACED - 1 and REMOVED - 1 in this field: they tell the follower
+to replace or remove the file (transactions/changes.py).
 """
 BEGIN, END = -4, -5
 """Two values of an entry's segment field, for entries without a file name. BEGIN is sent before the files of a copy,
@@ -166,8 +167,8 @@ class TransactionMirror:
             raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
 
     def hold(self) -> None:
-        """Let other code use the files until `release` is called. Must not be called from the time when `ready` has
-        fired until the stream has ended.
+        """Let other code use the files until `release` is called. Once `ready` has fired, this method must not be
+        called before the leader's stream has ended.
         """
         self._running = True
 
@@ -317,8 +318,8 @@ class TransactionMirror:
 
     def write_back(self) -> None:
         """Write the present data to the disk, so that the sync at the end of the next copy has little to do. Raises
-        OSError. The caller may ignore this error, because only that later sync decides whether the data are safe. The
-        file descriptor of that sync also reports errors of this write.
+        OSError. The caller may ignore this error, because only that later sync decides whether the data are safe. That
+        later sync uses file descriptors that stay open, so it also reports errors of this write.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -351,7 +352,7 @@ class TransactionMirror:
 
 class _Folder:
     """The folder of the transaction log, and the temporary folders beside it. Used by worker threads, one at a time.
-    Every method blocks and raises OSError.
+    Every method may wait for the disk and may raise OSError.
     """
 
     def __init__(self, files: Files, path: str) -> None:

@@ -40,12 +40,14 @@ blocks (the live stream).
 """
 
 LOOKED_AT = 1 << 11
-"""How many partitions a copy examines before the reactor does other work. The examination of so many partitions takes
-some 5 ms.
+"""How many partitions a copy examines before the reactor does other work. The examination of this number of partitions
+takes some 5 ms.
 """
 
 COPY_WRITTEN_FACTOR = 2.0
-"""A copy may always read this many times as fast as producers write. Otherwise the copy might never catch up."""
+"""A copy may always read at up to this many times the rate at which producers write. Otherwise the copy might never
+catch up.
+"""
 
 PIECE_BYTES = 1 << 20
 """How many bytes of one partition a copy reads and sends at once."""

@@ -1,6 +1,6 @@
 """Keep track of the messages that the members of one group have leased from all partitions of a broker, and choose the
-member that gets the next suspect. A suspect is a message whose lease has expired unsettled (state.py). The code does no
-I/O.
+member that gets the next suspect. A suspect is a message whose lease has expired before the member acknowledged or
+released the message (state.py). The code does no I/O.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Crew:
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The member that gets no messages until it has settled all its messages, because a suspect waits for a member
-        without messages. The other members still get messages. "" if no member is chosen.
+        """The member that gets no new messages until it has settled all messages that it has. Reason: a suspect waits
+        for a member without other messages, and will be leased to this member. The other members still get messages. ""
+        if no member is chosen.
         """
         self.chosen_for: object = None
         """The SharedState of the partition with the suspect that waits for the chosen member."""
@@ -76,8 +77,8 @@ class Crew:
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
         """Choose this member as the member that has to settle all its messages before it gets a suspect. Do nothing if
-        another member is chosen already. Return whether this member is chosen. is_wanted: returns whether the suspect
-        still waits.
+        another member is chosen already, still has messages, and the suspect for that member still waits. Return
+        whether this member is chosen. is_wanted: returns whether the suspect still waits.
         """
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member

@@ -189,7 +189,9 @@ class SharedQueue:
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Read ahead in the partition: read the next slice now, and further slices in later turns of the reactor."""
+        """Read ahead in the partition: read the next slice now, and further slices in later iterations of the
+        reactor.
+        """
         if self._looking:
             return
         self.use_filter()
@@ -329,9 +331,9 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the index units of the records that the group's filter accepts. Every record before `known_end` is
-        accepted without a check, because the group may have leased the record under an earlier filter. The members
-        themselves check the records before `known_end`.
+        """Return the index units of the records that the group's filter accepts. `known_end` is the end of all records
+        that were leased or are done. Every record before `known_end` is accepted without a check, because the group may
+        have leased the record under an earlier filter. The members themselves check the records before `known_end`.
         """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
@@ -376,7 +378,9 @@ class SharedQueue:
         return _checked(spans, parts)
 
     def examine(self, offset: int) -> Deferred[Soundness | BaseException]:
-        """Examine the position of a leased record whose checksum was wrong. The Deferred never fails."""
+        """Examine the position of a leased record whose checksum was wrong. The Deferred never fails: an error is its
+        result.
+        """
         log = self.log
         assert log is not None
         return self._reading.examinations.examine(log, self.key.group, offset)

@@ -17,9 +17,9 @@
 
 All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that nobody has
 to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN replace
-all earlier sections of the group and partition. serial: grows with each record of either log. If both logs have
-sections of the same group and partition, only the sections in the log with the higher serial are used. In this log, the
-first of these sections is a STATE.
+all earlier sections of the group and partition. serial: a number that is higher in each new record, no matter to which
+of the two logs the record is appended. If both logs have sections of the same group and partition, only the sections in
+the log with the higher serial are used. In this log, the first of these sections is a STATE.
 """
 
 from __future__ import annotations

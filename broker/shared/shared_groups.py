@@ -1,11 +1,11 @@
 """All shared groups of a broker. Leases and settlements are stored before the requests are answered, and are read again
 at the start of the broker.
 
-All leases, settlements and skipped bytes of one turn of the reactor become one record of an internal log (rows.py). The
-record is written at the beginning of the next turn, and then the requests are answered. So even the requests of
-sixty-four members need only a few appends. An answer to SETTLE waits until that record is as safe as the partition's
-messages. An answer to ACQUIRE waits until the record is written. In a broker set, an answer to ACQUIRE also waits until
-the other nodes have the record, so that a new leader does not lease the same message again.
+All leases, settlements and skipped bytes of one iteration of the reactor become one record of an internal log
+(rows.py). The record is written at the beginning of the next iteration, and then the requests are answered. So even the
+requests of sixty-four members need only a few appends. An answer to SETTLE waits until that record is as safe as the
+partition's messages. An answer to ACQUIRE waits until the record is written. In a broker set, an answer to ACQUIRE also
+waits until the other nodes have the record, so that a new leader does not lease the same message again.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ Fire = Callable[[MetaqError | None], None]
 
 
 class Leases:
-    """The messages that one ACQUIRE request has leased. The member should handle them in this order."""
+    """The messages that one ACQUIRE request has leased. The member should handle them in the order of `handed`."""
 
     __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
@@ -112,7 +112,7 @@ class Leases:
 
 
 class _Gathered:
-    """The sections that one turn of the reactor has to write to one internal log. written: functions that answer
+    """The sections that one iteration of the reactor has to write to one internal log. written: functions that answer
     requests as soon as the sections are appended. safe: functions that answer requests when the appended record is
     safe.
     """
@@ -124,8 +124,8 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A shared group on one topic of this broker. memory: the account that charges the filter's memory to `address`,
-    from the time when the topic has a queue.
+    """A shared group on one topic of this broker. memory: the account in which the filter's memory counts as used by
+    the client address `address`. It is counted from the time when the topic has a queue.
     """
 
     def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
@@ -466,8 +466,8 @@ class SharedGroups(Memory[StoredStates]):
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def watch(self, log: PartitionLog) -> None:
-        """Watch this log for new messages if a shared group uses it. To be called before the log's first use, and each
-        time after another object has begun to watch it.
+        """Watch this log for new messages if a shared group uses it. Must be called before the log's first use, and
+        again each time after another object has replaced the log's callback `on_visible` by its own.
         """
         queues = self._by_partition.get((log.topic, log.partition))
         if not queues:
@@ -489,7 +489,7 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _look_soon(self, queue: SharedQueue) -> None:
-        """Let the queue read ahead now, or in a later turn of the reactor if many queues have to read ahead."""
+        """Let the queue read ahead now, or in a later iteration of the reactor if many queues have to read ahead."""
         if self._looks >= tuning.SHARED_LOOKS:
             self._to_look[queue.key] = None
             return
@@ -510,8 +510,8 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
-        """Repeat the requests of waiting members in the next turn of the reactor, as far as there are messages for them
-        or an error to report.
+        """In the next iteration of the reactor, handle the requests of waiting members again: as many as there are
+        messages for, or all if there is an error to report.
         """
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
@@ -545,8 +545,8 @@ class SharedGroups(Memory[StoredStates]):
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
         """Wake the queue's waiting members one by one while there are messages for them or an error to report. Stop at
-        the time `until`, but wake at least one member. Members that still wait then are woken in a later turn of the
-        reactor.
+        the time `until`, but wake at least one member. Members that have not been woken by then are woken in a later
+        iteration of the reactor.
         """
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
@@ -560,8 +560,8 @@ class SharedGroups(Memory[StoredStates]):
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """In the next turn of the reactor, wake the requests of `among` that still wait. If among is None, wake all
-        waiting requests.
+        """In the next iteration of the reactor, wake the requests of `among` that still wait. If among is None, wake
+        all waiting requests.
         """
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
@@ -659,7 +659,7 @@ class SharedGroups(Memory[StoredStates]):
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
         """Answer requests: call the functions in `fires` from index `first` on. If the calls take long, make the
-        remaining calls in later turns of the reactor.
+        remaining calls in later iterations of the reactor.
         """
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):

@@ -58,7 +58,7 @@ client may request. If the clock was set back, leases would otherwise become too
 """
 
 _EARLIER = 16
-"""How many tokens are kept of earlier leases, if the same member has leased the same message several times."""
+"""How many tokens of earlier leases are kept if the same member has leased the same message several times."""
 
 
 class HeldState(Enum):
@@ -285,9 +285,9 @@ class SharedState:
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
         """Lease at most `count` records with at most `max_bytes` together; the first record alone may be larger.
 
-        Call `expire` before this. until: when the leases end. token: unique to this lease. A suspect gets a lease of
-        its own. The result may be empty although records are available, if the member has a suspect, or if it will get
-        one once it has settled its messages.
+        Call `expire` before this method. until: when the leases end. token: unique to this lease. A suspect gets a
+        lease of its own. The result may be empty although records are available, if the member has a suspect, or if it
+        will get one once it has settled its messages.
         """
         crew = self.crew
         if crew.has_one_alone(member):
@@ -315,8 +315,8 @@ class SharedState:
         return granted
 
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
-        """Return two values. First, the line of the suspect to lease and how to lease it, or None. Second, whether the
-        member has to wait for a suspect.
+        """Return two values. The first value says which suspect to lease next: the line (queue) that contains it, and
+        how to lease it; None if there is none. The second value is whether the member has to wait for a suspect.
         """
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
@@ -388,8 +388,8 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """Return the first record of this priority that may be leased, and its line. full: consider only records that
-        are already held.
+        """Return the first record of this priority that may be leased, and its line. full: whether no further records
+        may be held, so that only records that are already held are considered.
         """
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
@@ -431,7 +431,9 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the entries of leases that were settled or replaced from the heap of lease ends."""
+        """The heap of lease ends has one entry for each lease. Remove the entries of those leases that were settled or
+        replaced.
+        """
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]

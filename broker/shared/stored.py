@@ -1,5 +1,5 @@
 """The states of shared groups that are stored in an internal log `/shared`. The log is read at the start of the broker.
-Followers of a broker set continue to read it.
+Followers of a broker set go on reading it, as the leader appends to it.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""How many simple requests, or parts of long requests, are handled before other connections are served. So many
-requests take a few milliseconds.
+"""How many simple requests, or parts of long requests, are handled before other connections are served. This number of
+requests takes a few milliseconds.
 """
 
 PEERS_IN_TURN = 256

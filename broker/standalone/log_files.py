@@ -62,7 +62,8 @@ class _Block(NamedTuple):
 class LogFiles:
     """The files of one directory.
 
-    Every method may raise OSError. Nothing may be written after that, because the content of the disk is unknown.
+    Every method may raise OSError. Nothing may be written after such an error, because the content of the disk is
+    unknown.
     """
 
     def __init__(self, files: Files, directory: str) -> None:
@@ -136,8 +137,8 @@ class LogFiles:
             self._write_snapshot(_encode_block(entries, self._snapshot_zxid))
 
     def finish_snapshot(self) -> None:
-        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. Before this,
-        the caller must have appended to the log all entries that the snapshot may include.
+        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. Before this
+        call, the caller must have appended to the log all entries that the snapshot may include.
         """
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)

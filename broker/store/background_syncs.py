@@ -1,4 +1,5 @@
-"""Start due syncs and checkpoints. If there are only a few, start them one by one; if there are many, in groups that
+"""Start due syncs and checkpoints. A checkpoint is a sync of a log's data and index, after which a start of the broker
+need not check these data. If only a few jobs are due, they are started one by one; if many are due, in groups that
 share one sync.
 """
 
@@ -55,7 +56,9 @@ class BackgroundSyncs:
         self._closed = False
 
     def mark_dirty(self, log: PartitionLog) -> None:
-        """Record that the log has data that no checkpoint covers. Later ticks check which job is due for the log."""
+        """Record that the log has data that no checkpoint covers. Later calls of `tick` check which job is due for the
+        log.
+        """
         self._dirty[log] = 0
         self._fresh.append(log)
 
@@ -66,8 +69,8 @@ class BackgroundSyncs:
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
-        """Request a job for the log that no put waits for. kind: the kind of the job. The job starts at once unless
-        other jobs are running.
+        """Request a background job for the log; no put waits for this job. kind: what the job does, as the bits DATA
+        and INDEX (durability.py). The job starts at once unless other jobs are running.
 
         A job that only writes index units does not wait behind syncs, because memory must not grow while the disk is
         slow. If a checkpoint is requested again while it waits for its turn, the log's index units are written at once,
@@ -112,8 +115,9 @@ class BackgroundSyncs:
         self._closed = True
 
     def finish(self) -> None:
-        """If there are so many dirty logs that one sync of the whole file systems takes less time than single syncs,
-        make this sync on this thread. To be called after `stop`. Blocks.
+        """A dirty log has data that no checkpoint covers. If there are so many dirty logs that one sync of the whole
+        file systems takes less time than single syncs, make this sync on this thread. To be called after `stop`.
+        Blocks.
         """
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
@@ -199,6 +203,8 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Begin jobs of the wanted kinds for all given logs that can begin a job now."""
+    """Begin a job for each log in `wanted` that can begin one now. wanted: logs, each with the kind of its job (the
+    bits DATA and INDEX).
+    """
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

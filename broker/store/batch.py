@@ -164,8 +164,8 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """Return the index units of `units_of` as bytes. The function uses numpy columns only if there are more than a few
-    records.
+    """Return the same index units as `units_of`, but packed as bytes. The function uses numpy columns only if there are
+    more than a few records.
     """
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)

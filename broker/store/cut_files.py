@@ -136,8 +136,8 @@ def _copy_end(files: Files, directory: str, file: SegmentFile, end: int) -> str:
 
 
 def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
-    """Do all steps of the change in the file `cut` that are not done yet. Return the files that keep the removed
-    data.
+    """The file `cut` describes the change. Do all steps of the change that are not done yet. Return the files that keep
+    the removed data.
     """
     found = segment_files(files, directory)
     kept = []

@@ -83,7 +83,9 @@ class DiskSpace:
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
-        """Return the error for a data directory that last had fewer than `least` bytes free, None if there is none."""
+        """Return the error for a data directory that had fewer than `least` bytes free at the last measurement, None if
+        there is none.
+        """
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:

@@ -60,8 +60,7 @@ JOURNAL = 4
 SYNC = 8
 """Sync the partition's own files now."""
 SYNC_SOON = 16
-"""Sync the partition's own files in the background, when it is their turn among all partitions. No put waits for this
-sync.
+"""Sync the partition's own files in the background, when it is this partition's turn. No put waits for this sync.
 """
 MARK_DIRTY = 32
 """The partition now has data that no checkpoint covers, so the caller must call `due` from now on."""
@@ -139,12 +138,13 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
 
 
 class Durability:
-    """The state of one partition. All offsets are byte offsets of the partition. Counts are numbers of records as the
-    log counts them.
+    """The state of one partition. All offsets are byte offsets of the partition. Counts are numbers of records, as this
+    node's log counts them; other nodes may count differently.
 
-    Invariants: safe_end <= end. While puts wait, data below safe_end survive a power cut. After a failure safe_end does
-    not move and no job begins. Each waiting callback is called once, in the order of arrival. At most one syncing job
-    runs at a time, and beside it at most one job that only writes index units.
+    Invariants: safe_end <= end. While puts wait for the disk (not in the mode SHOWING), data below safe_end survive a
+    power cut. After a failure safe_end does not move and no job begins. Each waiting callback is called once, in the
+    order of arrival. At most one syncing job runs at a time, and beside it at most one job that only writes index
+    units.
     """
 
     __slots__ = (
@@ -245,8 +245,9 @@ class Durability:
         """Record that `records` records were appended up to `end` without being written to the journal. Return the
         actions.
 
-        The appended data become safe by a sync of the partition's own files. If the data contain damaged bytes, only a
-        checkpoint makes them safe, because a start of the broker would cut off damaged bytes that no checkpoint covers.
+        With group commit, the appended data become safe by a sync of the partition's own files; with asynchronous flush
+        they are safe at once. If the data contain damaged bytes, only a checkpoint makes them safe, because a start of
+        the broker would cut off damaged bytes that no checkpoint covers.
         """
         self.end = end
         self.count += records
@@ -342,8 +343,8 @@ class Durability:
         return True
 
     def answer_for(self, end: int) -> MetaqError | None:
-        """Return the answer for a callback that need not wait for `end`: None if the data are safe, else the
-        failure.
+        """Return the answer for a callback that asks about the data below `end` and that `wait` has not kept: None if
+        the data are safe, else the failure.
         """
         return None if self.safe_end >= end else self.failure
 
@@ -374,8 +375,8 @@ class Durability:
         return not blocked
 
     def begin(self, kind: int) -> int:
-        """Request a job of this kind, or, if `kind` is 0, only the jobs that were requested before. Return the kind of
-        the job to begin now; 0 means that no job is to begin.
+        """Request a job of this kind (the bits DATA and INDEX); with `kind` 0, request nothing new. Return the kind of
+        the job to begin now, which includes what earlier calls have requested; 0 means that no job is to begin.
 
         If a syncing job is running, the next syncing job begins after it and serves all requests that were made
         meanwhile. A job that only writes index units runs beside a syncing job. If a job that only writes index units
@@ -394,15 +395,15 @@ class Durability:
         return self._running
 
     def ended(self, kind: int) -> None:
-        """Record that the running job of kind `kind` has ended."""
+        """Record that the running job of this kind (the bits DATA and INDEX) has ended."""
         if kind == INDEX:
             self._writing_units = False
         else:
             self._running = 0
 
     def begin_last(self) -> int:
-        """Return the kind of a last job that covers all data; 0 after a failure. To be called when no job is running
-        any more.
+        """Return the kind (the bits DATA and INDEX) of a last job that covers all data; 0 after a failure. To be called
+        when no job is running any more.
         """
         self._running = self._wanted = 0
         self._writing_units = False
@@ -412,8 +413,8 @@ class Durability:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> int:
-        """Return the kind of the job that is due for a dirty partition at monotonic time `now` (seconds); 0 for
-        none.
+        """Return the kind (the bits DATA and INDEX) of the job that is due for a dirty partition at monotonic time
+        `now` (seconds); 0 for none.
         """
         if self.failure is not None:
             return 0

@@ -225,8 +225,8 @@ class Files:
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        """Create and lock a plain file until its descriptor is closed. Raises BlockingIOError if another process holds
-        the lock.
+        """Create a plain file and lock it; the lock lasts until the file's descriptor is closed. Raises BlockingIOError
+        if another process holds the lock.
         """
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -271,7 +271,9 @@ def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Add the file's name to an OSError raised in the `with` block, because calls with a descriptor do not set it."""
+    """Add the file's name to an OSError raised in the `with` block, because an error of a call with a descriptor does
+    not contain the name.
+    """
     try:
         yield
     except OSError as error:
@@ -494,8 +496,9 @@ class OpenFiles:
             write_all(self.files, fd, buffers, position)
 
     def _has_idle(self) -> bool:
-        """Return whether the next file of the ring may be closed, because it was not used lately. The clock algorithm
-        advances only once in MISSES_PER_STEP calls, but this finds unused files soon enough.
+        """Return whether the open file that the clock algorithm examines next may be closed, because it was not used
+        lately. The clock algorithm advances only once in MISSES_PER_STEP calls, but this finds unused files soon
+        enough.
         """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:

@@ -138,7 +138,7 @@ Vouched = tuple[int, int]
 
 class StoredCheckpoint(NamedTuple):
     """A checkpoint that was read from a file, and the last unit that it covers: (offset, id, time_ms, size, tag). The
-    unit is None if there is none.
+    unit is None if the checkpoint covers no unit.
     """
 
     checkpoint: Checkpoint
@@ -193,11 +193,11 @@ def write_units(
 
     crc: the result of the last write; 0 if nothing is stored. vouched: a range of data that the old file's header
     declares as synced. This argument is given only if no units are stored (because the old file has version 1, or the
-    range is damaged). If the old file were overwritten, the header would not say this again before the next checkpoint.
-    A start in between would check, and perhaps cut, data that it could have trusted. So if `vouched` is given, the old
-    file is replaced by a new file with the same statement in its header, and the call waits for the disk. Any thread
-    may call this function, but only one thread at a time per file. Raises OSError; then the units that the header
-    covers are unchanged, and either the old file or the new one exists.
+    range is damaged). If the old file were overwritten, no header would declare the range as synced before the next
+    checkpoint is written. If the broker restarted before that, the start would check, and perhaps cut, data that it
+    could have trusted. So if `vouched` is given, the old file is replaced by a new file with the same statement in its
+    header, and the call waits for the disk. Any thread may call this function, but only one thread at a time per file.
+    Raises OSError; then the units that the header covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -208,10 +208,12 @@ def write_units(
 
 
 def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
-    """Replace or create an index file with these units. Return its header, and the CRC-32 after all units.
+    """Replace or create an index file with these units. Return its header, and the CRC-32 of the units in its last
+    block if that block is incomplete (as `write_units` does).
 
-    The header says that the data in [first_offset, end) and the units for them are synced. `units` may contain further
-    units. Any thread may call this. At every moment either the old file or the new, synced file exists. Raises OSError.
+    The header says that the data in [first_offset, end) and the units for them are synced. `units` may also contain
+    units for data behind `end`, about which the header says nothing. Any thread may call this. At every moment either
+    the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))

@@ -12,8 +12,8 @@ functions.
 The trailer (the fields behind the units) is written once, by the write that completes the block. An incomplete block
 has no trailer; readers know from elsewhere how many units it has and the CRC-32 of these units (`Checkpoint.crc`,
 `Units.crc`). Each write computes the block's new CRC-32 from the CRC-32 that the previous write returned. So a write
-need not read the file, and no byte that the index header covers is written twice. Because the CRC-32 begins with the
-block's number, it also detects a block that is in the wrong place.
+need not read the file, and no byte that the index header covers is written twice. Because the computation of the CRC-32
+begins with the block's number, the CRC-32 also detects a block that is in the wrong place.
 
 Many blocks are read and checked at once. The equivalent simple code is in tests/unit/broker/store/test_references.py;
 the benchmark is `consume`.
@@ -136,7 +136,9 @@ def order_times(units: UnitArray, floor_ms: int = 0) -> None:
 
 
 def ordered_units(units: Buffer, floor_ms: int) -> bytes:
-    """Return a copy of packed units with their times in order."""
+    """Return a copy of packed units, with store times raised where necessary so that they do not decrease (see
+    `order_times`).
+    """
     array = np.frombuffer(units, UNIT_DTYPE).copy()
     order_times(array, floor_ms)
     return array.tobytes()
@@ -184,8 +186,8 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """Read and check the units of one block, and return their bytes; other bytes may follow them. stored: the number of
-    units in the file that are in use.
+    """Read and check the units of one block, and return their bytes; the returned buffer may have other bytes behind
+    them. stored: the number of units in the file that are in use.
 
     Raises IndexDamaged, and the errors of `load`.
     """

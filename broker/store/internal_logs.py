@@ -50,8 +50,8 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same turn of the reactor. If True, the next start of the broker after a crash finds either both appends or
-    none of them. recovered: called when a log of this topic has been recovered. Partitions and other internal topics
+    in the same iteration of the reactor. If True, the next start of the broker after a crash finds either both appends
+    or none of them. recovered: called when a log of this topic has been recovered. Partitions and other internal topics
     are recovered later.
     """
 
@@ -61,13 +61,17 @@ class InternalTopic:
     recovered: OnRecovered | None = None
 
     def config(self, number: int) -> TopicStoreConfig:
-        """Return the store settings of the topic's log `number` (LOOSE or WAITING)."""
+        """Return the store settings of one of the topic's two logs. number: LOOSE for the log for partitions with
+        asynchronous flush, WAITING for the log for partitions with group commit.
+        """
         if number == WAITING:
             return TopicStoreConfig(self.max_segment_size, 0, 0)
         return TopicStoreConfig(self.max_segment_size, tuning.INTERNAL_SYNC_RECORDS, tuning.INTERNAL_SYNC_MS)
 
     def path(self, data_path: str, number: int) -> str:
-        """Return the directory of the topic's log `number`. data_path: the store's first data path."""
+        """Return the directory of one of the topic's two logs. data_path: the store's first data path. number: LOOSE or
+        WAITING, as in `config`.
+        """
         return os.path.join(data_path, self.directory, str(number))
 
 
@@ -81,5 +85,7 @@ def is_internal(topic: str) -> bool:
 
 
 def number_of(group_commit: bool) -> int:
-    """Return the log number for partitions with group commit (True) or asynchronous flush (False)."""
+    """Return which of an internal topic's two logs to use: WAITING if `group_commit` is True (for partitions with group
+    commit), else LOOSE (for partitions with asynchronous flush).
+    """
     return WAITING if group_commit else LOOSE

@@ -55,8 +55,8 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
-"""An append: (log, base, end, count, data). It is a plain tuple to save time, because one is created for every
-append.
+"""The arguments of one call of `Journal.add`: (log, base, end, count, data). It is a plain tuple to save time, because
+one is created for every append.
 """
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
@@ -103,7 +103,8 @@ class Journal:
         done.
 
         run_group: runs the writes and syncs of the journal in a thread; by default `run_in_thread`. Journal files are
-        always removed with `run_in_thread`. with_messages: the internal topics with InternalTopic.with_messages.
+        always removed with `run_in_thread`. with_messages: the internal topics whose InternalTopic.with_messages is
+        True.
         """
         self.failure: LogReadOnly | None = None
         self.directory = os.path.join(data_path, JOURNAL_DIRECTORY)
@@ -338,7 +339,8 @@ class Journal:
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
         """Return whether it costs less to sync the partitions' own files than to write the group to the journal. Return
-        False if the group has few bytes and contains data of an internal log.
+        False if the group contains data of an internal log and has few bytes, or if these data must be in the same
+        block as messages of the group (InternalTopic.with_messages).
         """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:

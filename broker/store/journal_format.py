@@ -73,9 +73,9 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Return a block for journal file `number`, as buffers. names: the partition's name of each entry. bases, ends: the
-    byte offsets in the partition where each entry's data begin and end. data: the data of all entries, divided into
-    buffers in any way.
+    """Return a block for journal file `number`, as buffers. names: for each entry, the name of its partition. bases,
+    ends: the byte offsets in the partition where each entry's data begin and end. data: the data of all entries,
+    divided into buffers in any way.
     """
     rows = np.zeros(len(names), _ROW)
     rows["base"] = bases

@@ -89,7 +89,7 @@ class KeyBuilding:
 
     def start(self, logs: Iterable[PartitionLog]) -> None:
         """Plan to check the key files of these logs, which may stem from an earlier run or lack data of a Java broker.
-        No file is opened before the next tick.
+        No file is opened before the next call of `tick`.
         """
         for log in logs:
             if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:

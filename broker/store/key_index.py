@@ -19,10 +19,10 @@ content of a key file can be derived from the segment's data.
      92    4 CRC-32 of bytes 0…91
 
 Hashes are practically random, so the position of a hash in a sorted block can be estimated. A search reads a few KiB
-around this position. The results are only candidates, so the caller compares the record's own keys. A block's last
-record shows whether the segment still has the data that were indexed, because a Java broker may have cut and rewritten
-the segment in between. The entries of a block are synced before its header is written. So after a crash the header is
-either complete and true, or missing.
+around this position. Different keys may have the same hash, so the results are only candidates, and the caller compares
+the keys in the records. After a block was written, a Java broker may have cut and rewritten the segment. So a block's
+header describes the block's last record: if the segment no longer has this record, the block is not used. The entries
+of a block are synced before its header is written. So after a crash the header is either complete and true, or missing.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def read_blocks(
 
     Any thread may call this. The list ends before the first block that is incomplete, belongs to other data, or whose
     last record is no longer in the segment. The caller will write this block and all later blocks again. check_entries:
-    whether to reject also a block if its entries do not match their checksum. Raises OSError.
+    whether to reject also a block whose entries do not match their checksum. Raises OSError.
     """
     try:
         size = files.status(path).size

@@ -1,5 +1,5 @@
-"""Find positions in one partition by offset, by message count, or by time. The index units of the partition are used
-for this.
+"""Find positions in one partition by offset, by message count, or by time. The searches use the partition's index
+units.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Lookup:
     @_despite_damage
     def record_start(self, offset: int) -> int:
         """Return where the record that contains this byte starts. Return visible_end if offset >= visible_end, and
-        first_offset if offset is lower than that.
+        first_offset if offset < first_offset.
 
         Damaged bytes belong to no record; for them, return where the next record starts or the segment ends. In a
         segment whose index is being rebuilt, return where the segment starts, which is the best answer that is
@@ -141,7 +141,9 @@ class Lookup:
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
-        """Return the number of messages from this byte offset on: message_count - count_before."""
+        """Return the number of readable messages from this byte offset on: the number of all readable messages minus
+        the result of `count_before`.
+        """
         before = self._count_before(offset)
         return self._segments.message_count - before
 
@@ -230,8 +232,9 @@ class Lookup:
         All units belong to the segment that contains `offset`, and their records are back to back. The index has a gap
         wherever damage was found when the index was made. The result ends before the next gap. If `offset` lies in a
         gap, the first record starts behind `offset`. The first unit is returned even if its record is larger than
-        max_bytes, so that a caller can always go on. The result is empty at visible_end, and inside a segment's last
-        record or the damage behind it. Raises OffsetOutOfRange and StoreError like `Segments.read`.
+        max_bytes, so that a caller can always go on. The result is empty if `offset` is visible_end, or lies inside a
+        segment's last record or inside the damage behind that record. Raises OffsetOutOfRange and StoreError like
+        `Segments.read`.
 
         If the segment's index is being rebuilt, this method reads the records one after the other: at most 4 MiB, or
         one record of MAX_RECORD_BODY_BYTES. In this case `offset` must be the start of a record. The result is empty if

@@ -225,7 +225,7 @@ class PartitionLog:
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which begins at
         once. If there were no checkpoint, a start of the broker would treat the bytes as new damage on this node and
-        cut the log there (also with asynchronous flush, after kill -9).
+        cut the log there. With asynchronous flush this would happen even after kill -9.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -368,8 +368,8 @@ class PartitionLog:
         """Replace the segments after a cut. The store calls this when no callback waits for this log and no job of it
         is running.
 
-        Counts that `Store.on_append` reported become invalid. If the visibility is limited (`limit_visibility`), the
-        bound stays where it was, or is lowered to the new end.
+        Record counts that `Store.on_append` has reported for this log become invalid. If the visibility is limited
+        (`limit_visibility`), the bound stays where it was, or is lowered to the new end.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -448,7 +448,7 @@ class PartitionLog:
 
     def close(self) -> None:
         """Sync data and index on this thread, call all waiting callbacks, and close the files. Call no other method
-        after this.
+        after `close`.
         """
         if self.durability.dirty or self._jobs:
             self.sync_now()
@@ -525,8 +525,8 @@ class PartitionLog:
     # --- jobs, for those who run them (background_syncs.py, journal.py) ---------------------------------------------
 
     def request(self, kind: int) -> None:
-        """Start a sync job that covers all data appended so far. kind: the kind of the job. Do nothing if an earlier
-        sync has failed.
+        """Start a sync job that covers all data appended so far. kind: what the job does, as the bits DATA and INDEX
+        (durability.py). Do nothing if an earlier sync has failed.
         """
         job = self.begin(kind)
         if job is not None:
@@ -628,8 +628,8 @@ class PartitionLog:
         return job
 
     def _settle_units(self) -> bool:
-        """Remove index units from memory that running jobs have written. Return whether further units may be written
-        now.
+        """Running jobs write index units to the index file. Remove the units that they have written from memory. Return
+        whether further units may be written now.
         """
         return all(job.kind != INDEX and job.settle_units() for job in self._jobs)
 

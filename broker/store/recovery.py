@@ -64,9 +64,9 @@ _log = logging.getLogger(__name__)
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
 """If a segment without a checkpoint was last changed this many milliseconds before its partition's newest segment, its
-data are assumed to be on the disk, because the kernel writes data after 30 seconds. Segments without a checkpoint come
-from a Java broker, because this broker makes checkpoints at least every 30 seconds. The rule saves the first start of
-this broker in a Java broker's directory from reading all segments.
+data are assumed to be on the disk. The reason: the kernel writes changed data to the disk after 30 seconds. Segments
+without a checkpoint come from a Java broker, because this broker makes checkpoints at least every 30 seconds. The rule
+saves the first start of this broker in a Java broker's directory from reading all segments.
 """
 
 
@@ -363,8 +363,9 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     """Return the index of a recovered segment. If many units of the index are not covered by the checkpoint, write
     these units to the index file.
 
-    If the units stayed in memory, ten thousand partitions would need hundreds of MB for them. The written units are not
-    synced. The file's header stays true, because it only covers older units. The next checkpoint covers the new units.
+    If these units stayed in memory, the units of ten thousand partitions would need hundreds of MB. The written units
+    are not synced. The file's header stays true, because it only covers older units. The next checkpoint covers the new
+    units.
     """
     vouched = None
     if known is not None and known.crc is None:

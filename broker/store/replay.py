@@ -2,10 +2,10 @@
 
 A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). The good records
 of the file are trusted even if the journal differs. A Java broker, which does not know the journal, may have run in
-between and written these records. The journal's data are added only in two cases: the file ends there, or the file
-lacks only the first bytes of a record. If the file's bytes differ from a journal entry at some offset, the entry's
-bytes behind that offset are not added. If a Java broker has written its own messages in place of acknowledged messages,
-the loss is reported.
+between and written these records. The journal's data are added behind the good records only in two cases: the file ends
+at that point, or the file lacks only the first bytes of the next record. If the file's bytes differ from a journal
+entry at some offset, the entry's bytes behind that offset are not added. If a Java broker has written its own messages
+in place of acknowledged messages, the loss is reported.
 """
 
 from __future__ import annotations

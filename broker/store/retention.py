@@ -112,8 +112,8 @@ class Retention:
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
         """clock: wall clock in seconds. on_restored(log): called when removed segments belong to the log again because
-        their files could not be removed. If an index of such a segment was rebuilt in the meantime, the segment does
-        not use it yet.
+        their files could not be removed. If the index of such a segment was rebuilt in the meantime, the segment does
+        not use the rebuilt index yet.
         """
         self.enabled = True
         """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node.
@@ -134,7 +134,8 @@ class Retention:
         """Data files of segments that are known to have no plausible date."""
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
-        """Remove segments that are too old from their logs at once, and start to delete or archive their files.
+        """Remove the segments that are too old: they leave their logs at once, and the deletion or archiving of their
+        files begins.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If a
         file cannot be removed, this is logged, and the next run tries again. A segment whose data file could not be
@@ -185,8 +186,8 @@ class Retention:
         ]
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove the segments of a log before `first_offset` as the topic's policy says, even if retention is not
-        enabled.
+        """Remove the segments of a log that lie before `first_offset`, even if retention is not enabled. The topic's
+        policy says whether their files are deleted or archived; without a policy they are deleted.
         """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
@@ -242,8 +243,8 @@ class Retention:
         """Return when a segment was last changed (Unix ms): the file's time or, if that is not plausible, the time of
         the segment's last message.
 
-        With a date in the future, the segment and all later segments would never be removed. With a date from before
-        metaq existed, new messages would be deleted.
+        If a file's time in the future were used, the segment and all later segments would never be removed. If a time
+        from before metaq existed were used, new messages would be deleted.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:

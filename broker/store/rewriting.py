@@ -58,7 +58,7 @@ class Rewriter:
         self.rewritten_bytes = 0
         """The number of bytes that were missing on the disk and were written again."""
         self.wrote = False
-        """Whether the file needs a sync."""
+        """Whether bytes were written again, so that the file needs a sync."""
         self._files = files
         self._path = path
         self._fd = fd
@@ -109,8 +109,8 @@ class Rewriter:
 
 
 def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
-    """Make sure that all bytes that reads of a file return are on the disk. Return the number of bytes that were
-    missing on the disk. Blocks until this is done.
+    """Make sure that a file's bytes on the disk are the same as the bytes that reads return, which may come from the
+    page cache. Return the number of bytes that were missing on the disk. Blocks until this is done.
 
     sync: a PageCacheSync. Raises OSError.
     """

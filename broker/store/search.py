@@ -119,7 +119,7 @@ def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) 
 
 def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list[tuple[Match, bytes]]:
     """Return the records of the matches, at most `max_bytes` together. The first record is returned even if it is
-    larger than that. Runs in a worker thread.
+    larger than `max_bytes`. Runs in a worker thread.
 
     Records that retention has removed meanwhile are left out. Raises OSError.
     """
@@ -221,7 +221,7 @@ class _SearchedSegment:
     @property
     def covered(self) -> int:
         """The byte offset in the partition where the last block's data end. Blocks of the key file cover all data of
-        the segment before it.
+        the segment before this offset.
         """
         return self.blocks[-1].end if self.blocks else self.segment.first_offset
 

@@ -50,8 +50,8 @@ class Segments(Sequence[Segment]):
         self.damage = DamagedRanges()
         """The damaged ranges that readers and rebuilds of indexes have found."""
         self.on_damage: Callable[[int, bool], None] | None = None
-        """Called when damage is found, with the number of newly found damaged bytes and whether they are a range
-        separate from known damage.
+        """Called when damage is found. Its arguments are the number of damaged bytes that were not known before, and
+        whether all bytes of the found range were unknown (False if a part of the range was known already).
         """
 
     @overload
@@ -74,14 +74,16 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """The number of readable records in the log's own count. The log's own count also includes records that
-        retention has removed, and records of a segment that has lost its index.
+        """The log's own count of the records before `visible_end`. Unlike `message_count`, it also includes records
+        that retention has removed, and records of a segment that has lost its index.
         """
         return self._visible
 
     @property
     def counted_to_end(self) -> int:
-        """Like `counted`, but also counts records that readers cannot see yet."""
+        """The log's own count of the records up to the end of the log. Unlike `counted`, it includes records that
+        readers cannot see yet.
+        """
         return self._bases[-1] + self.active.count
 
     @property
@@ -117,8 +119,8 @@ class Segments(Sequence[Segment]):
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """Return the segments that no checkpoint covers completely, oldest first. A segment whose index is being
-        rebuilt is left out if its data are synced.
+        """Return the segments that still need a sync job, oldest first: those whose last checkpoint does not cover all
+        their data. A segment whose index is being rebuilt is left out if its data are synced.
         """
         found = [] if self.active.finished else [self.active]
         for segment in self._segments[-2::-1]:
@@ -145,9 +147,8 @@ class Segments(Sequence[Segment]):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """Return the segment that contains `offset`, and how many of its readable bytes may be returned.
-
-        Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
+        """Return the segment that contains `offset`, and how many of its readable bytes from `offset` on a read of at
+most `max_bytes` bytes may return. Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
@@ -253,9 +254,8 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
-        """Replace all segments by the given ones, which are the partition's files after a cut.
-
-        visible_end: the limit for readers. The log's own count starts again from 0.
+        """Replace all segments by the given ones, which are the partition's files after its end was cut off.
+visible_end: the offset up to which readers may read. The log's own count starts again from 0.
         """
         for segment in self._segments:
             segment.removed = True

@@ -36,8 +36,8 @@ class _Range(NamedTuple):
 class SequentialReader:
     """Reads one partition on behalf of one client. Its methods run in worker threads, one at a time.
 
-    The methods make few system calls. After each system call a worker thread waits for Python's interpreter lock, and
-    when it gets the lock, the reactor thread has to stop.
+    The methods make few system calls, because each one disturbs the reactor thread: after a system call a worker thread
+    waits for Python's interpreter lock, and when it gets the lock, the reactor thread has to stop.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
@@ -118,8 +118,8 @@ class SequentialReader:
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """Drop all pages of the last read segment that this reader has loaded before byte offset `hot`. Called when the
-        reader goes to another segment.
+        """Of the segment that was read last, drop the pages before byte offset `hot` that this reader has loaded.
+        Called when the reader goes to another segment.
         """
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:

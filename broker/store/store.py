@@ -119,7 +119,9 @@ class Store:
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
         self.cached_only = self._open_files.cached_only
-        """A context manager. In its `with` block, look-ups raise NotCached instead of waiting for the disk."""
+        """A context manager. In its `with` block, searches in the logs raise NotCached if the data are not in the page
+        cache, instead of waiting for the disk.
+        """
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(files, self.key_building)
         self._file_systems = FileSystems(files)
@@ -294,11 +296,12 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """The listener that is called for every append to any log, in order, on the thread that owns the store. When
-        the listener is called, nothing waits for the appended data and no reader has seen them.
+        """The listener that is called for every append to any log, in order, on the thread that owns the store. The
+        listener is called before any callback has been registered that waits until the appended data are safe, and
+        before any reader has seen the data.
 
         Exceptions of the listener are logged. The listener must not append to a log. It must not use `data` any more
-        when the owner of the Append may change the data.
+        after the time from which the owner of the Append may change these buffers.
         """
         return self._shared.on_append
 
@@ -312,7 +315,8 @@ class Store:
 
         An append is taken from the iterable only when the earlier appends are done. If an append fails, its `error` is
         set. Later appends to the same partition fail with the same error, but appends to other partitions do not.
-        Raises ValueError like `PartitionLog.append`; the appends before the wrong one have been made then.
+        Raises ValueError if `PartitionLog.append` raises it for an append; the appends before this one have been made
+        then.
         """
         taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
@@ -353,8 +357,8 @@ class Store:
     # --- data directories of a running broker -------------------------------------------------------------------------
 
     def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
-        """Return the paths in `paths` that are not in `known` (default: the store's data paths), with symbolic links
-        resolved.
+        """Return those paths of `paths` that are not in `known` (default: the store's data paths). Symbolic links are
+        resolved in both lists and in the result.
         """
         others = set(self.data_paths if known is None else map(os.path.realpath, known))
         return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
@@ -439,8 +443,8 @@ class Store:
 
     @property
     def max_message_id(self) -> int:
-        """Return the largest message id in any log that this broker software can have assigned; 0 if there is none. New
-        ids must be larger.
+        """Return the largest message id in all logs, without the ids that only other software can have assigned; 0 if
+        there is none. The ids of new messages must be larger than this id.
 
         Takes O(partitions), but O(messages) for segments that contain an id from other software
         (message_id.foreign_from).
@@ -649,8 +653,9 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """Ask each log whether its data are safe, when the journal has handled them. Data that are not safe then either
-    wait for a sync of the partition's own files or have failed.
+    """Ask each log whether its data are safe, and call `callback` when all logs have answered. This function is called
+    when no write of these data to the journal is pending. So data that are not safe yet either wait for a sync of the
+    partition's own files or have failed.
     """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}

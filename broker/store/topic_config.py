@@ -93,9 +93,9 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
     """Return the policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`,
     `delete,168,size=10g`.
 
-    `size=` is an extension of this broker. Metaq 1.x ignores a word at the place of `size=`. Behind the age of
-    `archive`, it treats every word except `true` as false. As in 1.x, other options are ignored. Raises ConfigError,
-    which names `option`, the value and the accepted forms.
+    `size=` is an extension of this broker. Metaq 1.x ignores it after the age of `delete`. In the place after the age
+    of `archive`, metaq 1.x treats every word except `true` as false. As in 1.x, all other words are ignored. Raises
+    ConfigError, which names `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]
     age = _AGE.fullmatch(values[0].lower()) if values else None

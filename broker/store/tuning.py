@@ -11,7 +11,8 @@ to check the data behind the last checkpoint.
 
 JOURNALED_CHECKPOINT_SECONDS = 30.0
 """Like CHECKPOINT_SECONDS, but for partitions whose data are in the journal. The interval is longer because the journal
-already makes the data safe: the checkpoint only saves work at the next start. Large appends cause a checkpoint anyway.
+already makes the data safe: the checkpoint only saves work at the next start. If much data is appended, a checkpoint
+comes earlier anyway (JOURNAL_FULL_FILES).
 """
 
 MAX_BACKGROUND_JOBS = 16
@@ -25,8 +26,8 @@ programs' data.
 """
 
 MAX_GROUP = 128
-"""The maximum number of partitions that share one sync of the whole file system. When it ends, the owning thread takes
-some 3 ms to finish these partitions' jobs and to prepare the jobs of the next partitions.
+"""The maximum number of partitions that share one sync of the whole file system. When this sync ends, the owning thread
+takes some 3 ms to finish these partitions' jobs and to prepare the jobs of the next partitions.
 """
 
 LOOKED_AT_PER_TICK = 1024
@@ -89,8 +90,8 @@ many milliseconds.
 """
 
 DELAYED_SEGMENT_BYTES = 64 << 20
-"""The segment size in bytes of the log of delayed messages. Messages in the oldest segment with a very long delay are
-rewritten at the end of the log, so that the oldest segment can be removed.
+"""The segment size in bytes of the log of delayed messages. If messages with a very long delay are in the oldest
+segment, they are written again at the end of the log, so that the oldest segment can be removed.
 """
 
 SEQUENCES_DIRECT_BYTES = 1 << 20
@@ -107,29 +108,31 @@ more.
 """
 
 SLICE_RECORDS = 1 << 13
-"""How many records of a batch get their ids and times at once. So many records take some milliseconds; after that,
-other connections get their turn.
+"""How many records of a batch get their ids and times before other connections get their turn. So many records take
+some milliseconds.
 """
 
 SLICE_BYTES = 4 << 20
-"""How many bytes of records get their ids and times at once, before other connections get their turn."""
+"""How many bytes of records get their ids and times before other connections get their turn."""
 
 SLICE_ATTRIBUTES = 1 << 10
-"""How many message attributes are decoded at once, before other connections get their turn."""
+"""How many message attributes are decoded before other connections get their turn."""
 
 SLICE_ATTRIBUTE_BYTES = 1 << 20
-"""How many bytes of records with attributes are handled at once, before other connections get their turn. Each
-attribute is copied and searched for its tag.
+"""How many bytes of records with attributes are handled before other connections get their turn. Each attribute is
+copied and searched for its tag.
 """
 
 # --- reading what was stored: `consume`, `consume-arrow`, `python -m bench.backlog` -----------------------------------
 
 SCRATCH_BYTES = 16 << 10
-"""Up to this size, data are copied out of a reused read buffer. Larger reads get their own buffer."""
+"""A read of at most this many bytes uses one buffer that all such reads share, and the data are copied out of it. A
+larger read gets a buffer of its own.
+"""
 
 SEARCH_FIRST_UNITS = 64
-"""How many index units are read first when the units of a byte range are requested. The sizes of these records
-determine how many units the next read gets.
+"""How many index units are read first when the units of a byte range are requested. The record sizes in these units
+determine how many units are read next.
 """
 
 MAX_BOUNDARIES = 256
@@ -144,8 +147,8 @@ LOAD_BYTES = 64 << 10
 """How many bytes are read around a missing piece of an index, because searches often read neighbouring bytes next."""
 
 EXAMINED_UNITS = 1 << 12
-"""How many consecutive records one step of the search for damage examines. Damage behind them is reported as a separate
-range.
+"""How many consecutive records one step of the search for damage examines. Damage after these records is reported as a
+separate range.
 """
 
 WALKED_BYTES = 4 << 20
@@ -159,8 +162,8 @@ maximum number of remembered positions.
 
 MISSES_PER_STEP = 8
 """Of this many writes to files that are not open, only one write may close another open file in order to keep its own
-file open. So most open files stay open even if many more files are written in turn than may be open. Benchmark:
-`partitions-10240`.
+file open. The other writes close their own files again at once. So most open files stay open even if many more files
+are written in turn than may be open. Benchmark: `partitions-10240`.
 """
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------
@@ -206,8 +209,8 @@ UNITS_IN_MEMORY = 128
 """The maximum number of index units (4 KiB) of a recovered segment that stay in memory until the next checkpoint."""
 
 SYNCED_ONE_BY_ONE = 64
-"""If there are more recovered segments and directories than this, whole file systems are synced, including other
-programs' data.
+"""If the broker's start has to sync more recovered segments and directories than this, it syncs whole file systems
+instead of single files. Such a sync includes other programs' data.
 """
 
 REBUILD_RETRY_SECONDS = 60.0
@@ -216,8 +219,8 @@ REBUILD_RETRY_SECONDS = 60.0
 # --- key files: no scenario sends keys; docs/decisions/008-search-by-id-and-key.md has what was weighed ---------------
 
 KEY_BLOCK_BYTES = 64 << 20
-"""How many bytes of data one block of a key file covers. No block covers the last bytes of a growing segment, up to
-this size, so searches read these data themselves.
+"""How many bytes of data one block of a key file covers. Searches for messages by key use the key files. No block
+covers the last bytes of a growing segment, up to this size, so searches read these data themselves.
 """
 
 KEY_BLOCK_RECORDS = 1 << 19
@@ -254,8 +257,8 @@ interpreter during the pause.
 """
 
 MAX_RECENT_ENTRIES = 2 << 20
-"""How many key entries are kept in memory (16 MiB), for all partitions together, of data that no key file covers
-yet.
+"""How many key entries are kept in memory (16 MiB) for all partitions together. They belong to records that no key file
+covers yet.
 """
 
 CANDIDATE_BYTES = 4096

@@ -17,8 +17,8 @@ RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
-    """Call `callback`. If the callback raises an exception, it has a bug. The exception is logged and not raised, so
-    that it does not prevent calls of other callbacks.
+    """Call `callback`. If it raises an exception, which means that it has a bug, log the exception and do not raise it,
+    so that the caller can still call other callbacks.
     """
     try:
         callback(*arguments)

@@ -29,7 +29,8 @@ class Writer:
 
     Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
     damaged bytes that were copied. Within a segment store times never decrease, even if the clock is set back. A store
-    time that is only an upper bound is stored as a negative number; for it, the absolute value counts.
+    time that is only an upper bound is stored as a negative number; its absolute value is the time that counts in this
+    order.
     """
 
     def __init__(
@@ -138,8 +139,8 @@ class Writer:
 
         If the kernel did not begin now, the next sync would write all data at once and take long. During a large copy,
         older pages of the copy are dropped from the page cache, because they should be on the disk by now. The copy
-        then reuses their memory and does not push other data out of the page cache. The copy also needs no memory that
-        has been unused for long, which would be expensive in a virtual machine.
+        then reuses their memory and does not push other data out of the page cache. Another advantage is that the copy
+        takes no memory that has been unused for long. To take such memory is expensive in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True

@@ -38,13 +38,13 @@ class LogCopies(Protocol):
     def replicate(self, changes: Sequence[LogChange], *, disk: bool, done: Callable[[str | None], None]) -> None:
         """Make these changes on every in-sync node, in the order of `changes` and after all earlier changes.
 
-        done(None) is called when all in-sync nodes have made these changes and all earlier writes. If `disk` is True,
-        done(None) is called only when all this is on the disks of these nodes. done(why) is called if the outcome is
-        unknown; `why` is the reason.
+        done(None) is called when all in-sync nodes have made these changes and all earlier ones. If `disk` is True,
+        done(None) is called only when these changes and all earlier ones are on the disks of these nodes. done(why) is
+        called if the outcome is unknown; `why` is the reason.
         """
 
     def refusal_now(self) -> MetaqError | None:
-        """Return an error if another node may have been elected as leader. In this case this node does not know the
+        """Return an error if another node may have been elected as leader, because this node then does not know the
         state of the other nodes. Otherwise return None.
         """
 

@@ -54,14 +54,16 @@ class EncodedBlock(Write):
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode all messages of the block without a pause. The method `make` encodes them with pauses."""
+        """Encode all messages of the block at once. (The method `make` does the same in steps.)"""
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
 
     @classmethod
     def make(cls, block: Block, base: int, now_ms: int) -> Generator[None, None, EncodedBlock]:
-        """Encode the messages with pauses, because the block may have a million messages."""
+        """Encode the messages in steps, and yield between the steps, so that the caller can let other work run. The
+        block may have a million messages.
+        """
         made = cls.__new__(cls)
         made._begin(block, base)
         yield from made._add_units(block, now_ms)
@@ -95,7 +97,7 @@ class EncodedBlock(Write):
 
     def move(self, base: int, now_ms: int) -> None:
         """Rewrite the index units for another `base` and the current time. The time must be changed, too: if the old
-        time were before the last time in the log, the log would raise it.
+        time were before the time of the log's last record, the log would store a later time instead.
         """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
@@ -260,7 +262,9 @@ class Committer:
         commit.arrived(())
 
     def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
-        """Yield the parts of a commit to append next, until the time of the slice is over."""
+        """Yield those parts of a commit (the messages for one partition each) that are to be appended next, until the
+        time of the slice is over.
+        """
         while commit.appended < len(commit.parts):
             part = commit.parts[commit.appended]
             commit.appended += 1
@@ -273,8 +277,9 @@ class Committer:
                 return
 
     def _keep_promise(self, part: EncodedBlock) -> None:
-        """Stop counting the bytes of a part as promised to its partition, because the part is about to be appended or
-        never will be.
+        """Subtract the size of a part (the messages for one partition) from the number of bytes that commits will still
+        append to this partition. Called when the part is about to be appended, or when it is certain that it never will
+        be.
         """
         self._promised[part.log] -= part.size
         if not self._promised[part.log]:
@@ -291,8 +296,8 @@ class Committer:
             commit.settle(why, None)
 
     def is_recording(self, key: str) -> bool:
-        """Return whether a commit of this key has not queued its record yet. Until it has, no other record of the key
-        may be queued.
+        """Return whether the transaction with this key is being committed and its commit record is not queued yet.
+        Until the commit record is queued, no other record of the transaction may be queued.
         """
         return key in self._unrecorded
 
@@ -353,8 +358,8 @@ class Committer:
 
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
-    """Return the first error of the parts. NotEnoughReplicas does not count as an error, because a decided commit
-    cannot be undone and is complete.
+    """Return the first error that appending one of these parts (the messages for one partition each) had; None if there
+    is none. NotEnoughReplicas does not count as an error, because a decided commit cannot be undone and is complete.
     """
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

@@ -53,7 +53,7 @@ class Logged:
     """The reason why a prepared transaction cannot be committed; None if it can be."""
     suspect: str | None = None
     """What may be wrong with the transaction's messages, unless a commit or preparation record proves that they are
-    undamaged; None if nothing is.
+    undamaged; None if no fault is suspected.
     """
     may_have_ended: bool = False
     """Whether damaged bytes after the transaction's first message may have been its commit, rollback or preparation
@@ -180,7 +180,9 @@ class Following:
             transaction.suspect = f"{doubt} at byte {entry.offset}"
 
     def _doubt(self, put: StoredPut) -> str | None:
-        """Check a message whose record has no seal. Return what is visibly wrong with it; None if nothing is."""
+        """Check a message whose record has no seal, which means that it has no checksum of metaq. Return what is
+        visibly wrong with the message; None if no fault is visible.
+        """
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
         if (store_time_ms(put.message_id) or 0) > self._now_ms() + _FUTURE_MS:

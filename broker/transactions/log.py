@@ -229,8 +229,8 @@ class TransactionLog:
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The disk-full error that keeps the log from accepting messages now. None if it accepts messages, or if it has
-        failed until a restart (`failure`).
+        """The disk-full error that keeps the log from accepting messages now. None if the log accepts messages. None
+        also if the log has failed and accepts nothing until the broker restarts; see `failure`.
         """
         return self._writer.lacks_room
 
@@ -271,7 +271,9 @@ class TransactionLog:
         self._committer.commit(transaction, was_prepared, settled)
 
     def is_recording(self, key: str) -> bool:
-        """Return whether a commit of this key has not queued its record yet; see Committer.is_recording."""
+        """Return whether the transaction with this key is being committed and its commit record is not queued yet; see
+        Committer.is_recording.
+        """
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:

@@ -1,10 +1,10 @@
 """Remember the outcomes of local transactions, for clients that got no answer to their commit. The code runs on the
 reactor thread.
 
-A commit is remembered by the transaction's key and the id of the transaction's first message. Message ids increase, and
-the transactions are in the log in the order of their first messages. So a transaction that is not remembered was not
-committed. There is one exception: if the first message of a transaction is older than all remembered commits, its
-outcome is unknown.
+A commit is remembered by the transaction's key and the id of the transaction's first message. Only the newest commits
+are remembered. Message ids increase, so the id of a transaction's first message tells whether its commit would still be
+remembered. If it would be, a transaction that is not remembered was not committed. If the first message is older than
+that of the last forgotten commit, the outcome of the transaction is unknown.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Outcomes:
     """
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
-        """known_from: a message id. If the first message of a transaction has this id or a higher id, the transaction's
-        commit is known. commits: the commits in the log, in the order of the log, as a dict from transaction key to the
-        id of the first message.
+        """known_from: a message id. Every committed transaction whose first message has this id or a higher id is in
+        `commits`. commits: the commits in the log, in the order of the log, as a dict from transaction key to the id of
+        the first message.
         """
         self._known_from = known_from
         self._commits: dict[str, int] = {}

@@ -259,8 +259,9 @@ class _Replay:
         (`<topic>-<partition>`). The missing blocks are appended after all files are read.
 
         A power cut may have left only a part of a block, at the end of its partition. An incomplete block is completed
-        at once, before anything else is appended after it. The block must not wait for its turn, because the commits of
-        several redo files are not read in the order of their appends.
+        at once, before anything else is appended after it. The completion must not wait until the commits before it are
+        handled, because the commits of several redo files are not read in the order in which their messages were
+        appended.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:

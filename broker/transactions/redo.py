@@ -11,11 +11,11 @@ metaq adds three fields of its own to TxCommand. metaq 1.x ignores these fields:
     attachment   field 15, fixed32   of a commit: CRC-32 of the attachment, which follows at once: both change together
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
-crc: a CRC-32 over the record's position in its file (u64), the fields of 1.x, and the numbers messages and content. It
-covers the position, so that a message body that looks like a record is never taken for a record. messages: the number
-of messages of the transaction. content: the CRC-32 of the CRC-32s of these messages' records, in order. It detects a
-lost message. Numbers are big-endian, except the fixed32, which protobuf makes little-endian. Records of Java brokers
-and of the first metaq releases have no such fields. redo_reader.py reads files.
+crc: a CRC-32 over the record's position in its file (u64), the fields of 1.x, and the numbers messages and content.
+This CRC covers the position, so that a message body that looks like a record is never taken for a record. messages: the
+number of messages of the transaction. content: the CRC-32 of the CRC-32s of these messages' records, in order. With
+`content`, a replay detects that a message was lost. Numbers are big-endian, except the fixed32, which protobuf makes
+little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ class RedoEntry(NamedTuple):
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Replace the locations in this commit record by `locations`: return the position in the file and the bytes to
-        write there. The new locations must have the same store names (`<topic>-<partition>`), in the same order.
+        """Return the write that replaces the locations in this commit record by `locations`: the position in the file
+        and the bytes to write there. The new locations must have the same store names (`<topic>-<partition>`), in the
+        same order.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
@@ -204,8 +205,8 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Replace the attachment of a commit record that ends at `end`: return the position in the file and the bytes to
-    write there. sealed: whether the record has the attachment's checksum.
+    """Return the write that replaces the attachment of a commit record that ends at `end`: the position in the file and
+    the bytes to write there. sealed: whether the record has the attachment's checksum.
     """
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data

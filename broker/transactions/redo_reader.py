@@ -10,7 +10,7 @@ records.
 
 An incomplete record at the end of the file is called a torn tail: the broker or the machine died during the write.
 Zeros up to the end of the file are a torn tail, too. If the length field of the incomplete record contradicts its
-content, this length was never right, and the record counts as damage.
+content, the record was not merely cut short, and it counts as damage.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ def log_failed(key: str, failure: str) -> TransactionRefused:
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return the form of an XA error that is used for a put. The text of an XaRefused begins with the XA code, as only
-    answers to a coordinator's requests do. The text of the returned error is the reason alone.
+    """Return the form of an XA error that is used for a put. The text of an XaRefused begins with the XA code, which
+    belongs only in answers to a coordinator's requests. So the text of the returned error is the reason alone, without
+    the code.
     """
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code

@@ -58,7 +58,7 @@ transactions in the answer have at most this many bytes.
 
 class PreparedTransaction(NamedTuple):
     """A transaction in the list that operators see. The transaction is unprepared, or prepared, or decided by an
-    operator. Of a decided transaction only the key and the state are known.
+    operator. If an operator has decided it, only its key and its state are known.
     """
 
     key: str
@@ -395,7 +395,7 @@ class Transactions:
             yield PreparedTransaction(key, None, 0, 0, [], f"heuristic_{decision}")
 
     def complete(self, key: str, action: str) -> Deferred[None] | None:
-        """Execute an operator's action (remoting.CompleteTransactionRequest). It is a decision on a prepared XA
+        """Execute an operator's action (remoting.CompleteTransactionRequest). The action is a decision on a prepared XA
         transaction, `forget` for a decided transaction, or the rollback of an open, unprepared transaction.
         """
         self._check_served()

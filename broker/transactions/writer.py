@@ -101,8 +101,8 @@ class _Job:
         """File changes to make after the writes and syncs, each with the redo file that it removes (or None)."""
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
-        """Number of results that are still missing before the waiters are called. One is the result of this node. In a
-        broker set there is a second one, the result of the other nodes.
+        """Number of results that are still missing before the job's callbacks are called. One is the result of this
+        node. In a broker set there is a second one, the result of the other nodes.
         """
         self._files = files
         self._directory = directory
@@ -284,8 +284,8 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a callback of `when_written` has not been called yet. Then its records are still being written on
-        this node or on the other nodes, or earlier callbacks are called first.
+        """Whether a callback of `when_written` has not been called yet. The callback may wait until the records queued
+        before it are written on this node or on the other nodes, or until earlier callbacks have been called.
         """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 

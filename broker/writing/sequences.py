@@ -328,8 +328,8 @@ class Sequences(Memory[LastRows]):
     # --- reading it again ---------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to lead, as in Memory. If the messages of a row are not in their partition, the row is revoked, also in
-        the internal log.
+        """Begin to lead: rebuild the table of last writes from the internal logs (see `Memory.lead`). If the messages
+        of a row are not in their partition, the row is revoked, also in the internal log.
         """
         self._sweeps.clear()
         self._table.clear()

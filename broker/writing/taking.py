@@ -254,8 +254,8 @@ class Puts(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether more puts in this group would make other requests wait too long. Further puts must then be appended
-        as another group, in a later turn of the reactor.
+        """Whether so many puts are accepted that with more of them other requests would wait too long. Further puts
+        must then be accepted by another `Puts` object, in a later turn of the reactor.
         """
         return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
@@ -757,7 +757,9 @@ class TakenParts:
     def _written(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float], until: float
     ) -> Iterator[Write]:
-        """Yield the writes to append until the time `until` has come, but at least the writes of one chunk of parts."""
+        """Yield the writes to append until the time `until` has come. At least the writes of one chunk (some
+        consecutive parts of the frame) are yielded.
+        """
         most = tuning.SEND_PARTS if not self._delayed else tuning.SEND_WAITING_PARTS
         while (first := self._next) < len(self._counts):
             logs = self._logs(first, min(first + most, len(self._counts)), seconds, until)

@@ -23,9 +23,9 @@ __all__ = ["Number", "Write"]
 class Number:
     """The sequence number that a producer has given to a write.
 
-    records: the number of records in the write, with the bits of `row_bits` for delayed messages. repeat_ms: how many
-    milliseconds ago the producer first sent the write; -1 if the write is sent for the first time. before: the
-    producer's last stored write to the partition when this write was admitted.
+    records: the number of records in the write; for delayed messages its high bits say which internal log has them
+    (`row_bits`). repeat_ms: how many milliseconds ago the producer first sent the write; -1 if the write is sent for
+    the first time. before: the producer's last stored write to the partition when this write was admitted.
     """
 
     producer: int
@@ -53,9 +53,13 @@ class Write(Append):
         where these messages wait.
         """
         self.first_id = 0
-        """The ordinary message id of the first record; 0 for writes whose id is not needed."""
+        """The id of the first record, taken from the broker's ordinary message ids; 0 for writes whose id is not
+        needed. While a delayed record waits, it also has another id (`Delayed.pending_id`).
+        """
         self.copy_errors: Sequence[MetaqError | None] = ()
-        """On a synchronous master: for each record why the slave does not have it, or None; empty without a slave."""
+        """On a synchronous master: for each record the reason why the slave does not have it, or None if the slave has
+        it. Empty if the broker has no slave.
+        """
         self.replicas = 0
         """In a broker set: how many nodes, this one included, have the records when they may be acknowledged."""
 

@@ -344,11 +344,13 @@ def _unending(original: Message) -> Message:
 
 
 def _options(original: Message, producer: Producer) -> SendOptions:
-    """Return options for sending the original message again. They send it to the partition that messages with the same
-    key go to now.
+    """Return options for sending the original message again. With these options the message goes to the partition that
+    messages with the same key go to now.
 
-    The key itself is not stored in a message, but its words are among the message's keys. If none of these keys leads
-    to the partition of the original message, the message had no key, or the partitions have changed since it was sent.
+    The key itself is not stored in a message, but its words are among the message's keys. So the key is the one of
+    these keys that leads to the partition of the original message. If none does, the message had no key, or the
+    partitions have changed since it was sent. It then goes to its original partition if that exists, otherwise to the
+    partition of its first key.
     """
     partitions: Sequence[TopicPartition] = producer.partitions(original.topic)
     keys = original.keys

@@ -29,7 +29,7 @@ class Beginnings:
 
     If the offset were not committed, a partition would have no committed offset until a message of it is consumed. With
     start="latest" the next member would then begin at a later end of the partition and skip messages. A failed write is
-    repeated, and nothing is read from its partitions meanwhile.
+    repeated; until it succeeds, nothing is read from the partitions whose offsets it contains.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Beginnings:
         self._complaint = ""  # the last error that was logged; timers' thread only
 
     def put(self, request: Request) -> None:
-        """Queue a RECORD request, whose offset is to be committed. If an interrupt comes before the timer is set, it
-        does no harm, because the request is made again.
+        """Queue a RECORD request, whose offset is to be committed. If an interrupt (interrupts.py) ends this call
+        before the timer that starts the write is set, nothing is lost, because the fetcher makes the request again.
         """
         with self._lock:
             self._waiting.append(request)

@@ -209,7 +209,9 @@ class Consumer(Poller):
             raise
 
     def _abandon(self) -> None:
-        """Close the parts of an interrupted constructor in the background, without waiting."""
+        """Close, in the background and without waiting, the objects that an interrupted constructor has already
+        created.
+        """
         self._closed = True
         self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
 
@@ -605,7 +607,7 @@ class Consumer(Poller):
 
     def _connection(self, partition: TopicPartition) -> Connection:
         """Return a connection to the broker that this consumer reads a partition from. Before the member has joined the
-        group, it does not know this broker.
+        group, it does not know this broker; the list of registered brokers is used instead.
         """
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
@@ -621,9 +623,9 @@ class Consumer(Poller):
         session expires.
 
         Idempotent. If another thread waits in poll(), poll() returns []; if another thread is in run(), run() returns.
-        close() waits for running handlers for half of the timeout. If a handler calls close(), it does not wait, and
-        the handler's message is delivered again. In a forked process it only closes that process's copies of the
-        sockets.
+        close() waits for running handlers for half of the timeout. If a handler itself calls close(), close() does not
+        wait for handlers, and the message of this handler is delivered again. In a forked process, close() only closes
+        that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()

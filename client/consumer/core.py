@@ -249,8 +249,8 @@ class MemberCore:
         return notice
 
     def drained(self, notice: Notice, late: bool = False) -> bool:
-        """End the hand-over's wait for the user, who has returned the messages of the notice, or has not done so in
-        time (late). Return False if the wait had ended before.
+        """End the wait for the user before partitions are handed over. The user has finished with the messages of the
+        partitions in `notice`, or has not done so in time (`late`). Return False if this wait had ended before.
         """
         if self._draining is not notice:
             return False
@@ -363,8 +363,8 @@ class MemberCore:
             )
 
     def _complain(self, trouble: str, reason: str) -> None:
-        """Log a failure. If its reason is the same as the reason of the last failure, the log line is only a debug
-        line, otherwise a warning. While the member closes, nothing is logged.
+        """Log a failure. If `reason` is the same as for the last failure that was logged, the log line is only a debug
+        line, otherwise it is a warning. While the member closes, nothing is logged.
         """
         if self.closing:
             return

@@ -202,8 +202,9 @@ class GroupMember:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def _join(self) -> Event:
-        """Join the group. After the session was lost later, the GroupMembership registers the member again by itself
-        and then reports a change.
+        """Join the group. This method registers the member only the first time and after it had left the group. If the
+        ZooKeeper session is lost later, the GroupMembership registers the member again by itself and then reports a
+        change.
         """
         if not self._joined:
             self._connections = self._membership.connections
@@ -249,7 +250,7 @@ class GroupMember:
     def _newer(self, names: Sequence[tuple[str, str]], is_set_back: bool) -> list[bool]:
         """Return for each committed offset whether it overrules the position that this member remembers, because it was
         written after the last change in ZooKeeper that this member has seen. If ZooKeeper was set back to an older
-        state, no offset in ZooKeeper does.
+        state, no committed offset overrules the remembered position.
         """
         return (
             self._committer.changed_since(names, _NEVER if is_set_back else self._membership.seen_zxid) if names else []
@@ -458,8 +459,9 @@ class MissingTopics:
         """The topics that have had a partition, and the topics that a warning was logged for."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
-        """Log a warning for each missing topic. partitions: the names of the registered partitions by topic, as for a
-        plan. ZooKeeper is asked only if a topic is missing for the first time.
+        """Log a warning for each subscribed topic that has no partition. partitions: for each subscribed topic, the
+        names of its registered partitions. ZooKeeper is asked only if there is such a topic for which no warning was
+        logged before and which never had a partition.
         """
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled

@@ -41,7 +41,7 @@ class KeepingBrokers:
 
     def look(self, topics: Sequence[str]) -> Keeping:
         """Ask the brokers of `topics`, and stop at the first one that keeps no delayed messages. Brokers that do not
-        answer, or that have no master, do not count. Raises CoordinationUnavailable.
+        answer, or that have no master, are ignored. Raises CoordinationUnavailable.
         """
         nodes = self._view.brokers()
         answered = 0

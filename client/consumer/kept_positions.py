@@ -2,10 +2,11 @@
 offsets.
 
 When a ZooKeeper session ends, its owner nodes disappear. Another member may then continue from the committed offsets,
-and from then on the committed offsets count. But if ZooKeeper came back empty or with an older copy of its data,
-commits are lost, and only the former owners know the group's positions. So a member remembers its positions until it
-has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has lost. For a while it
-also reads no partitions that it did not own before, and leaves them to their former owners.
+and from then on the committed offsets are right, and not the positions that this member remembers. But if ZooKeeper
+came back empty or with an older copy of its data, commits are lost, and only the former owners know the group's
+positions. So a member remembers its positions until it has joined the group again. After it has joined, the member
+writes the offsets that ZooKeeper has lost. For a while it also reads no partitions that it did not own before, and
+leaves them to their former owners.
 
 This code does no I/O: GroupMember reads and writes the committed offsets.
 """
@@ -32,8 +33,8 @@ class KeptPosition(NamedTuple):
 class KeptPositions:
     """The remembered positions of one member. Only the rebalance thread uses this object.
 
-    by_commits: whether the user calls commit. Then messages that were delivered after the last commit are delivered
-    again.
+    by_commits: whether the user calls commit. If so, the committed position is remembered, and messages that were
+    delivered after the last commit are delivered again.
     """
 
     def __init__(self, clock: Callable[[], float], *, by_commits: bool) -> None:
@@ -45,7 +46,8 @@ class KeptPositions:
 
     def gave_up(self, cursors: Iterable[PartitionCursor], session_timeout: float) -> None:
         """Remember the positions of partitions that this member gave up on the current session. Until other members own
-        these partitions, only this member knows their positions. session_timeout: of the session, in seconds.
+        these partitions, only this member knows their positions. session_timeout: the timeout of the ZooKeeper session
+        in seconds.
         """
         now = self._clock()
         # one session timeout for the session to end, one more in reserve
@@ -81,7 +83,7 @@ class KeptPositions:
 
     def wait_for_others(self, session_timeout: float) -> None:
         """From now on, for a limited time, read only partitions that this member owned before. Call this if ZooKeeper
-        was set back to an older state. session_timeout: of the session, in seconds.
+        was set back to an older state. session_timeout: the timeout of the ZooKeeper session in seconds.
         """
         self._others_until = self._clock() + session_timeout + RETURN_SECONDS
 

@@ -7,8 +7,9 @@ claims partitions and leaves.
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
-If the program does not poll, its member leaves the group for the time being: the event IDLE leads from any resting
-state to STEPPING_OUT and AWAY. The next poll leads to JOINING.
+If the program does not poll, its member leaves the group for the time being: in the states STABLE, PLAN_LATER,
+JOIN_LATER and DRAINING, in which the member only waits, the event IDLE leads to STEPPING_OUT and then to AWAY. The next
+poll leads to JOINING.
 
 Every failure leads to a pause and another try, without limit. Meanwhile the member keeps its partitions. When its
 ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.

@@ -98,8 +98,8 @@ class FailedMessages:
     """Sends the failed messages of one call of run(). Any thread may call the methods. The Producer is created at the
     first failure.
 
-    takes: returns whether the broker with a given id keeps delayed messages. It asks a broker that keeps them only
-    once. now: returns the time in Unix seconds.
+    takes: returns whether the broker with a given id keeps delayed messages. Once `takes` has returned true for a
+    broker, it is not called again for this broker. now: returns the time in Unix seconds.
     """
 
     def __init__(

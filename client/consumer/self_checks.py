@@ -52,8 +52,8 @@ class SessionWatch:
         self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
     def may_have_lost_everything(self) -> bool:
-        """Whether ZooKeeper was away for so long that the session may be over and another member may own the
-        partitions.
+        """Whether this client has heard nothing from ZooKeeper for so long that the session may be over and another
+        member may own the partitions. Also true if the session is alive but not all owned partitions are claimed on it.
 
         While this is true, the member keeps its partitions, but delivers nothing until ZooKeeper answers again and
         confirms the ownership.
@@ -76,7 +76,7 @@ class SessionWatch:
 
 class PollWatch:
     """Watches whether the program calls poll() or run(). If the program calls neither, nobody reads the partitions that
-    this member owns, because no other member may.
+    this member owns, because no other member may read them.
 
     Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. The time that a poll waits for
     messages does not count. The time in which the program works on messages counts, also in a handler of run().
@@ -90,7 +90,7 @@ class PollWatch:
         self, group: str, consumer_id: str, limit: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """limit: number of seconds without a poll after which the member leaves its group for the time being. None: the
-        member never leaves its group because nobody polls.
+        member stays in its group however long nobody polls.
         """
         self._group = group
         self._consumer_id = consumer_id

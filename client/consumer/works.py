@@ -66,7 +66,9 @@ class Work:
     end: int = 0
     """The position after all of `messages`, and after the filtered messages that follow them."""
     moves: int = -1
-    """The cursor's `moves` when `messages` were taken."""
+    """The value that the cursor's `moves` had when `messages` were taken. `moves` counts the seeks and other restarts
+    of the cursor, so a different value means that `messages` may no longer be the next ones.
+    """
     tries: int = 0
     """Number of failed tries of the first message."""
     may_expire: bool = False
@@ -148,7 +150,9 @@ class Works:
 
     @property
     def cursors(self) -> list[PartitionCursor]:
-        """The cursors that have a work. Some cursors of partitions that are no longer owned may already be left out."""
+        """The cursors of all partitions for which there is a Work object. Some cursors of partitions that are no longer
+        owned may already be left out.
+        """
         return list(self._works)
 
     def of(self, cursor: PartitionCursor) -> Work:
@@ -186,7 +190,7 @@ class Works:
         return [work]
 
     def begun(self) -> None:
-        """Count one more work as in progress."""
+        """Count one more Work as in progress, because a worker thread begins to process it."""
         self._busy += 1
 
     def ended(self) -> None:

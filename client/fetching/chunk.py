@@ -147,8 +147,8 @@ class Chunk(Records):
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
         """Return the messages in `taken`, which the last `take` has returned, up to the first message that cannot be
-        decompressed. Put back that message and the following ones. Raises CorruptRecord if it is the first message of
-        `taken`.
+        decompressed. Put back that message and the following ones. Raises CorruptRecord if already the first message of
+        `taken` cannot be decompressed.
         """
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:

@@ -368,8 +368,9 @@ class ConsumerCore:
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
         """Log whether the broker has lost messages that this consumer has read. The driver calls this method after it
-        has asked the broker (divergence.py). It asks if the message that the broker now has directly before the
-        position `doubt` is not the message that this consumer read there.
+        has asked the broker (divergence.py). The driver asks the broker only when the consumer has a reason for doubt:
+        the message that the broker now has directly before the position `doubt` is not the message that this consumer
+        read there.
 
         If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Nobody would
         notice without the log line. found: the first offset of the new messages; None if nothing is lost; an error if

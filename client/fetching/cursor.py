@@ -585,7 +585,7 @@ class PartitionCursor:
     def undamaged(self, request: Request) -> MetaqError | None:
         """Process the answer that the broker finds no damage. Return the error that was passed to `not_whole`; the
         record is then requested again. Return None if `not_whole` was not called; then a record had a wrong checksum
-        here although the broker has it intact.
+        when this consumer got it, although the broker has it intact.
         """
         with self.lock:
             if self._unless is not None and self.awaits(request):
@@ -593,8 +593,8 @@ class PartitionCursor:
             return self._unless
 
     def damage_found(self, request: Request, chunk: Chunk) -> bool:
-        """Store the damaged range that a DAMAGE request has found as a chunk. Return False if the partition was lost or
-        its position moved meanwhile.
+        """Store `chunk`, which stands for the damaged range that a DAMAGE request has found. Return False if the
+        partition was lost or its position moved meanwhile.
         """
         found = self.arrived(request, chunk)
         with self.lock:

@@ -7,7 +7,8 @@ broker's answer to the half message hands the transaction to the threads of Loca
 and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
 
 The local work is not begun if the broker may already have asked another producer of the group about the transaction
-(`check_age`). The other producer would have answered that nothing is committed.
+(`check_age`). The other producer would have answered that nothing is committed, and the broker would then roll the
+transaction back.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
 """The local work may always begin within this many seconds after the call, even if the broker's first check comes
-earlier. Brokers ask other producers HALF_GRACE_SECONDS (3) later than this producer; the difference allows for clocks
-at different speeds.
+earlier. This is safe, because brokers ask other producers about the transaction HALF_GRACE_SECONDS (3) later than this
+producer. The rest of these 3 seconds allows for clocks at different speeds.
 """
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
@@ -116,7 +117,8 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
 
 
 class _Transaction(Telling):
-    """A transaction of send_in_transaction_async, so no thread waits for it. end: the Outcome of its future. check,
+    """A transaction of send_in_transaction_async, so no thread waits for it. end: the object that sets the result of
+    the transaction's future (futures.Outcome). check,
     check_after: the arguments of the call. began: clock time of the call. seconds: time limit for sending the outcome.
     number: the number of the half message in OwnHalves. too_late: the error that forbids the local work; None if the
     work may begin. has_caller: false if the call of send_in_transaction_async has raised an exception.
@@ -295,8 +297,8 @@ class _Asynchronous:
         self._end(transaction, closed, None)
 
     def close(self, seconds: float) -> None:
-        """End all transactions. Local work that has begun may run for `seconds` more; then its transaction ends with an
-        UNKNOWN outcome.
+        """End all transactions. Local work that has begun may run for `seconds` more. If it is still running then, its
+        transaction ends with an UNKNOWN outcome.
         """
         for each in self._work.close(seconds):
             self._drop(each)

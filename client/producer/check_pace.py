@@ -14,8 +14,8 @@ __all__ = ["CheckPace"]
 
 class CheckPace:
     """The pace of one thread's requests. limit: the maximum number of half messages per request. The limit is 1 until
-    the duration of a check is known. With more messages per request the thread might ask too rarely, and a broker
-    treats a producer that asks too rarely as gone.
+    the duration of a check is known. The thread checks all messages of a request before it asks again. So with more
+    messages per request it might ask too rarely, and a broker treats a producer that asks too rarely as gone.
     """
 
     def __init__(self, random: Callable[[], float] = random) -> None:

@@ -1,8 +1,9 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
 For each group and broker one thread waits for the broker's questions. These threads use connections that no send uses,
-so no send waits for the questions. They also call the producer's check functions, one call at a time. The producer
-knows more about its own half messages than a check can find out (own_halves.py).
+so no send waits for the questions. They also call the producer's check functions, one call at a time. If the question
+is about a half message of this producer itself, OwnHalves (own_halves.py) first decides whether to answer without a
+check function, to call a check function, or to give no answer yet.
 """
 
 from __future__ import annotations

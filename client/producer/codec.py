@@ -1,10 +1,10 @@
 """Encode a flight's requests, and decode the answers about its messages, in both protocols. No I/O.
 
 A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
-requests of a flight and sends them. Each request has one opaque for each answer that the broker will send to it
-(`answers`). The driver passes every answer to `read`. A turn is the messages of one partition in a request. When the
-outcome of the request's turns is known, `read` returns a Landing. The driver reports it to the core first; then the
-Landing's `give` gives the messages their results.
+requests of a flight and sends them. Each request has one opaque (the number that links an answer to its request) for
+each answer that the broker will send to it (`answers`). The driver passes every answer to `read`. A turn is the
+messages of one partition in a request. When the outcome of the request's turns is known, `read` returns a Landing. The
+driver reports it to the core first; then the Landing's `give` gives the messages their results.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ __all__ = [
 class Landing(NamedTuple):
     """The outcome of a request's turns. A turn is the messages of one partition in a request. stored, failed: the turns
     that the broker has stored, and the turns that have failed. give: a function that gives the messages of stored turns
-    their results. The function returns the messages that a parked thread waits for, so that the caller can wake these
+    their results. The function returns the messages for which a thread is blocked, so that the caller can wake these
     threads together.
     """
 
@@ -71,11 +71,11 @@ class Landing(NamedTuple):
 
 
 class FlightRequest(Protocol):
-    """A request that contains one or more turns of a flight."""
+    """A request that contains one or more turns of a flight. A turn is the messages of one partition in a request."""
 
     turns: Sequence[Turn]
     counted: bool
-    """Whether the request contains the sequence numbers of its turns."""
+    """Whether the request contains a sequence number for each of its partitions."""
 
     @property
     def answers(self) -> int:
@@ -135,7 +135,9 @@ class FlightCodec:
             raise CompressionUnknown(broker.endpoint)
 
     def refused(self, turns: Sequence[Turn], broker: Able) -> Sequence[FailedTurn]:
-        """Return the turns with delayed or half messages, if this broker cannot keep such messages."""
+        """Return the turns (the messages of one partition in a request) that contain delayed or half messages, each
+        with an error, if this broker cannot keep such messages.
+        """
         if broker.takes_delays and broker.takes_halves:
             return ()
         refused: list[FailedTurn] = []
@@ -170,7 +172,9 @@ class FlightCodec:
 
 
 class FrameRequest:
-    """A request that is one frame: SEND or SEND_BATCH for one turn, SEND_MANY for several turns."""
+    """A request that is one frame: SEND or SEND_BATCH for the messages of one partition (a turn), SEND_MANY for the
+    messages of several partitions.
+    """
 
     __slots__ = ("_endpoint", "_headers", "_now", "_producer", "counted", "turns")
 
@@ -268,8 +272,8 @@ class FrameRequest:
 
 
 class PutRequests:
-    """A turn that is sent as pipelined puts of the text protocol, for brokers that do not speak the framed protocol.
-    The broker answers each put by itself.
+    """The messages of one partition (a turn), sent as pipelined puts of the text protocol to a broker that does not
+    speak the framed protocol. The broker answers each put by itself.
 
     A Java broker may append pipelined puts in another order (wire.md §5), so messages with a key are sent one at a time
     (`PartitionQueue.take`).
@@ -432,7 +436,9 @@ def encode_batch(batch: Sequence[Outgoing]) -> list[Buffer]:
 
 
 def _encode_many(opaque: int, turns: Sequence[Turn], producer: int, now: float) -> Sequence[Buffer]:
-    """Return a SEND_MANY frame with one part for each turn."""
+    """Return a SEND_MANY frame. Each turn, which contains the messages of one partition, becomes one part of the
+    frame.
+    """
     topics: dict[str, int] = {}
     table: list[tuple[int, int, int]] = []
     sizes: list[int] = []
@@ -465,7 +471,7 @@ def give_results(
     log from `offset` on. Delayed and half messages have no offset yet: then `offset` is -1, and each result has the
     offset -1.
 
-    Messages whose threads are parked are added to `parked`, so that the caller can wake these threads together.
+    Messages for which a thread is blocked are added to `parked`, so that the caller can wake these threads together.
     """
     ids = [first_id]
     if len(batch) > 1 and batch[0].timing:

@@ -2,10 +2,11 @@
 sockets or timers.
 
 **Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
-wait in the partition's queue. After the answer all of them are sent as one batch. A broker that takes SEND_MANY has at
-most `max_requests_in_flight` requests in flight. Partitions that become ready meanwhile share the next request, even
-with few messages each. So requests become only as large as the broker's speed requires, and no message is delayed at
-low rates. Messages of a partition keep their order, even if requests are retried.
+wait in the partition's queue. After the answer all of them are sent as one batch. If a broker accepts SEND_MANY (one
+request with the messages of several partitions), at most `max_requests_in_flight` requests to this broker are in
+flight. Partitions that become ready meanwhile share the next request, even with few messages each. So requests become
+only as large as the broker's speed requires, and no message is delayed at low rates. Messages of a partition keep their
+order, even if requests are retried.
 
 **Numbers.** A partition's requests are numbered. While it is unknown whether the broker has stored a request, the
 request is repeated unchanged with its number, so the broker stores it only once. A message may be sent to another
@@ -15,12 +16,12 @@ partition or in another batch only if it is certainly not stored.
 
 1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends each flight (messages that go to one broker together) to its broker; codec.py makes the bytes. It ends the
-   reported messages, and confirms the messages in `ended` with `forget`.
+3. it sends each flight (messages that go to one broker together) to its broker; codec.py makes the bytes. It tells the
+   callers of the messages in `ended` and `late` the errors, and then confirms the messages in `ended` with `forget`.
 
 The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too. It keeps a clock, checks
 `wake_at` and `expire_at` after each event, and makes all calls in one thread. If the buffer has no room, `add` returns
-None, and such a driver tries again after the next `release` or `forget`.
+None, and a driver without threads calls `add` again after the next `release` or `forget`.
 
 All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of
 buffered messages. The lock is never held during I/O, or while a user's selector chooses a partition.
@@ -57,9 +58,9 @@ __all__ = ["Actions", "ProducerCore"]
 
 
 class Actions(NamedTuple):
-    """The next actions of the driver. flights: the flights to send. ended: messages whose callers must be told the
-    error, and which must then be passed to `forget`. late: messages whose callers must be told the error, too; these
-    messages still count as buffered until their request ends.
+    """The next actions of the driver. flights: the flights to send. ended: messages that have failed, each with its
+    error; the driver must tell their callers the error, and then pass the messages to `forget`. late: messages in
+    flight whose callers must be told an error, too; these messages still count as buffered until their request ends.
     """
 
     flights: Sequence[Flight] = ()
@@ -131,8 +132,8 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` may have to
-        queue held back messages, and does more than subtract from the buffer's counts.
+        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` not only
+        subtracts from the buffer's counts, but may also have to put held back messages into queues.
         """
         return bool(self._keys.moving)
 
@@ -176,8 +177,9 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """Return the partition that the next message of `where` without a key shall use, because the previous message
-        used it. Return None if a partition must be chosen.
+        """Return the partition to which the next message without a key goes, because the previous message went there.
+        where: the topic or the partition that the caller has named; see `join`. Return None if a partition must be
+        chosen.
         """
         with self._lock:
             queue = self._gathering.get(where)
@@ -262,9 +264,9 @@ class ProducerCore:
         flights with the messages gathered meanwhile, which the caller must send. If keys are moving to other partitions
         or some partition is avoided, do nothing and return None; then call `landed`.
 
-        If a thread waits for the message, this does the work of `release` as well, because nobody else waits for the
-        result. An interrupt finds all of these changes made or none. If the calling thread can be interrupted and other
-        messages were gathered, the method also returns None.
+        If a thread waits for the message, this method also does the work of `release`, because no callback of the
+        message has to run first. If an interrupt comes, either all of these changes are made or none. If the calling
+        thread can be interrupted and other messages were gathered, the method also returns None.
         """
         if self._places.avoids_any:
             return None
@@ -300,9 +302,9 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """Process the end of turns of a flight: `finished` were acknowledged, `failed` have failed. The returned
-        actions send the messages that were gathered meanwhile. Messages to retry stay at the front of their queues
-        until `wake`.
+        """Process the end of turns of a flight (a turn is the messages of one partition): the turns in `finished` were
+        acknowledged, the turns in `failed` have failed. The returned actions send the messages that were gathered
+        meanwhile. Messages to retry stay at the front of their queues until `wake`.
 
         answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
         whether its messages are stored. Acknowledged messages count as buffered until `release`. Do not call this on a
@@ -336,8 +338,9 @@ class ProducerCore:
             return Actions(self._depart(broker) if broker.ready else (), ended)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
-        """Remove the messages of these turns from the buffer, because they have their results. Return the flights that
-        can be sent now. A repeated call for the same turns does no harm.
+        """Remove the messages of these turns from the buffer, because they have their results. A turn is the messages
+        of one partition in a request. Return the flights that can be sent now. A repeated call for the same turns does
+        no harm.
         """
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns

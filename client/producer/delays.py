@@ -35,7 +35,7 @@ _DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK
 
 
 class Timing(IntEnum):
-    """The time of delivery that a record states for its message. All records of a batch have the same Timing
+    """The way in which a record states when its message is delivered. All records of a batch have the same Timing
     (protocol/delays.py).
     """
 
@@ -48,8 +48,8 @@ class Timing(IntEnum):
     """
     CHECKED_HALF = 4
     """The message waits for the outcome of its transaction, and the record states when the broker asks for the outcome
-    for the first time. A batch must not contain CHECKED_HALF and HALF messages together, because the ids of its
-    messages could then not be computed.
+    for the first time. A batch must not contain CHECKED_HALF and HALF messages together, because the producer could
+    then not compute the ids of all its messages from the id of the first message.
     """
 
     @property
@@ -58,7 +58,9 @@ class Timing(IntEnum):
 
 
 NOW = Timing.NOW
-"""Timing.NOW for code that runs for each message, because a look-up in the enumeration costs a Python call."""
+"""The same value as Timing.NOW. Code that runs for each message uses this constant, because reading a member of the
+enumeration costs a Python call.
+"""
 
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
@@ -118,7 +120,7 @@ def refuse_delay(options: Mapping[str, object], where: str = "a transaction") ->
 
 
 def timing_of(flag: int, body: Buffer) -> Timing:
-    """Return when a record's message is delivered, as the flag and the body of the record state it."""
+    """Return the Timing that the flag and the body of a record state for its message."""
     if not flag & DELAYED_FLAG:
         return NOW
     if type(body) is bytes:  # the usual case

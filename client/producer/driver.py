@@ -333,8 +333,8 @@ class Driver:
     # --- executing the core's actions -------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
-        """Send the flights and tell the callers that these actions of the core name. Runs on a thread that cannot be
-        interrupted.
+        """Execute these actions of the core: send the flights, and tell the callers of the failed messages the errors.
+        Runs on a thread that cannot be interrupted.
         """
         self._sender.transmit_all(actions.flights)
         self._telling.append(actions)  # before an outcome is decided, because that may empty the core
@@ -389,8 +389,9 @@ class Driver:
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """React to a change of a topic's view (its partitions and the brokers). May be called on any thread. A view
-        lists all registered brokers, not only the brokers of its topic.
+        """React to a change of a topic's view (its partitions and the brokers). The messages of the topic are retried,
+        and the connection pool is told which brokers are registered: every view lists all registered brokers, not only
+        the brokers of its topic. May be called on any thread.
         """
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)

@@ -9,7 +9,8 @@ This is safe, because a broker decides a half message only once, even if it gets
 
 1. `add` or `gather` for an outcome; it sends each returned batch to its broker;
 2. `landed` or `failed` at the end of a request; it sends the returned batch, and passes the outcomes to `ended`;
-3. `next_lingering` soon after `gather` has returned true, until there is none; `resume` when the core asks for it;
+3. `next_lingering` soon after `gather` has returned true, again and again until it returns None; `resume` when the core
+   asks for it;
 4. `expire` at `expire_at` or soon after.
 
 `Ender` (ending_halves.py) with its threads is one driver. All methods may be called on any thread: `_lock` guards the
@@ -69,8 +70,10 @@ class Telling(Waiter):
 
 
 class EndBatch:
-    """The outcomes of one partition that are sent in one request. sender: the outcome, the batch or the core for which
-    the request is being sent. request: the request; the driver sets it just before sending.
+    """The outcomes of one partition that are sent in one request. sender: identifies the thread that must send the
+    request. It is an outcome (the thread that waits for this outcome), an earlier batch (the thread that has processed
+    the end of this batch), or the core (any other thread). request: the request; the driver sets it just before
+    sending.
     """
 
     __slots__ = ("place", "request", "sender", "tellings")
@@ -185,8 +188,9 @@ class EndingCore:
             return self._take(batch.place, batch) if batch.place.batch is batch else None
 
     def failed(self, batch: EndBatch, error: MetaqError) -> EndBatch | None:
-        """Process a failed batch: queue the outcomes that have time left again, to be sent after a pause, and set
-        `error` for the others. Return the partition's next batch, as `landed` does, if no outcome is queued again.
+        """Process a failed batch. The outcomes that have time left go back into the queue, and are sent again after a
+        pause. The other outcomes get `error` as their error. Return the partition's next batch, as `landed` does, if no
+        outcome is queued again.
         """
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):

@@ -2,8 +2,8 @@
 when.
 
 A thread that waits for its transaction sends its outcome at once if no request is in flight. Outcomes for which no
-thread waits are held for a moment, or until no local work is left to begin. The thread that reads an answer sends the
-next request.
+thread waits are held back for OUTCOMES_SECONDS, or for less time if no local work is left to begin. The thread that
+reads an answer sends the next request.
 
 **Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread continues its work (`_go_on`).
 If other threads than the reading one wait for an answer, the answer is processed on a thread that cannot be
@@ -79,8 +79,9 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Queue an outcome for which no thread waits. It is sent at the next `hurry`, which comes soon, together with
-        the other outcomes queued until then. Call it on a thread that cannot be interrupted.
+        """Queue an outcome for which no thread waits. It is sent, together with the other outcomes that are queued by
+        then, when `hurry` is called next: at the latest after OUTCOMES_SECONDS, if no request is in flight. Call it on
+        a thread that cannot be interrupted.
         """
         try:
             lingers = self._core.gather(telling)
@@ -187,8 +188,8 @@ class Ender:
         self._pass_on(batch, self._core.failed(batch, error))
 
     def _pass_on(self, batch: EndBatch, following: EndBatch | None) -> None:
-        """Tell how the outcomes of `batch` have ended. The timer thread sends the following batch, because it may have
-        to connect first, or because this thread can be interrupted.
+        """Tell how the outcomes of `batch` have ended. The following batch is sent on the timer thread and not on this
+        thread, because a new connection may be needed first, or because this thread can be interrupted.
         """
         if following is not None:
             self._timers.call_later(0.0, partial(self._go_on, batch.place.partition, batch))

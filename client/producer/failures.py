@@ -52,8 +52,8 @@ class Failures:
         self._follow = follow
 
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
-        """Handle a failed turn: pause the queue of its partition until `retry_at`. Return the messages that are not
-        retried, each with its error.
+        """Handle a failed turn (the messages of one partition in a request): pause the queue of the partition until the
+        queue's `retry_at`. Return the messages that are not retried, each with its error.
 
         unknown: whether the request had a sequence number and may have reached the broker, although no answer came.
         sent_at: when the request was sent, in monotonic seconds.

@@ -71,10 +71,11 @@ class OrderedProducer(Closing):
         """partitions: for each topic, the number of partitions on each broker, {"trades": {0: 4, 1: 4}}; all producers
         that ever write to the topic must be configured with the same numbers. store: the store for saved messages; only
         this producer may use it, and the producer closes it. selector: chooses among the configured partitions for
-        messages without a key (default: each in turn). save_failed: if a broker did not accept a message for another
-        reason and the error allows a retry, save the message instead of raising the error. If the broker had stored the
-        message and only its answer was lost, the message is then stored twice. The other arguments are the same as for
-        Producer. Raises ConfigError; CoordinationUnavailable.
+        messages without a key (default: each in turn). save_failed: messages for partitions that are closed or not
+        registered are always saved. If save_failed is true and a broker does not accept a message for any other reason,
+        the message is also saved, instead of raising the error, if the error allows a retry. If the broker had stored
+        the message and only its answer was lost, the message is then stored twice. The other arguments are the same as
+        for Producer. Raises ConfigError; CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")

@@ -91,7 +91,7 @@ def check_on_delivery(given: _Report) -> _Report:
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
     """The placeholder for on_delivery if a message has a future, because the future reads the Outcome of its batch
-    itself. The function is never called with an effect.
+    itself. A call of the function does nothing.
     """
 
 
@@ -128,8 +128,8 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """This object counts as so many messages for max_buffered_messages. A batch of send_batch() counts as 1, regardless
-    of its size.
+    """The number that this object adds to the count of messages that max_buffered_messages limits. A batch of
+    send_batch() counts as 1, regardless of its size.
     """
     is_single = True
     """Whether this is a single message, which a SEND frame can carry."""
@@ -349,10 +349,11 @@ class GatheredBatch(OutgoingBatch):
     """A batch of single messages without a key that go to one partition. The messages are gathered while the partition
     has a request in flight.
 
-    There is no object for each message; a message is an index into these columns. `bodies` has one item for each
-    message. `flags` is one flag for all messages, or a list of flags. `runs` contains the indexes where the messages of
-    another on_delivery begin. `ProducerCore.join` appends to the columns, with the core's lock held, as long as this is
-    the open batch of its queue. The futures of all messages share `outcome`.
+    There is no object for each message; a message is an index into the columns `bodies` and `flags`. `bodies` has one
+    item for each message. `flags` is one flag for all messages, or a list of flags. `runs` describes the callbacks: for
+    each series of messages with the same on_delivery, it contains the index of the first message, and the on_delivery.
+    `ProducerCore.join` appends to the columns, with the core's lock held, as long as this is the open batch of its
+    queue. The futures of all messages share `outcome`.
 
     where: see `ProducerCore.join`. most: the maximum number of messages. latest: a message with a later deadline may
     not join. All messages end at the batch's deadline, which is the deadline of the first message.

@@ -211,8 +211,8 @@ class Producer(Closing):
         not be stored. Raises RequestRefused if the broker refuses the message. Raises InvalidName; LocalProtocolError
         (the message is too large, or has bad keys); ConfigError (a timeout below 0, a ttl of 0). Raises TypeError for
         other arguments of a wrong type: a payload that is not bytes, attributes that are not strings, a partition that
-        is a number. Raises RemoteProtocolError if the answer cannot be decoded; the message may or may not be stored,
-        and is not sent again.
+        is a number and not a TopicPartition. Raises RemoteProtocolError if the answer cannot be decoded; the message
+        may or may not be stored, and is not sent again.
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -444,8 +444,8 @@ class Producer(Closing):
         the outcome (also if this process has ended), the broker asks producers of the same group for the outcome. The
         broker asks for the first time `check_after` seconds from now (by default the broker's value, 6). It asks 15
         times in all, after growing pauses. After the last question without an outcome, an operator must commit or roll
-        back the message (`metaq halves`). Therefore `execute` must store the outcome together with the work, so that
-        `check` can find the outcome.
+        back the message (`metaq halves`). `execute` must store the outcome together with the work, because `check` must
+        be able to find the outcome later, perhaps in another process.
 
         check: a function that answers the broker's questions from now on, as with `check_transactions`. None: keep the
         function of an earlier call. `check(message)` returns True, False or HalfOutcome.UNKNOWN. UNKNOWN means that
@@ -483,8 +483,8 @@ class Producer(Closing):
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
         this producer (by default 4). So several calls of `execute` may run at the same time and in any order, and each
-        call may block. If `execute` raises an exception, the future ends with it. If `execute` waits for the future of
-        another transaction, it occupies a thread that other transactions need.
+        call may block. If `execute` raises an exception, the future ends with this exception. If `execute` waits for
+        the future of another transaction, it occupies a thread that other transactions need.
 
         Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
         timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet, the future

@@ -159,9 +159,10 @@ class PartitionQueue:
     def _for_later(self) -> int:
         """Return the number of queued messages that the current request leaves for the next request.
 
-        Some senders allow only a limited number of messages in flight. During a request, such a sender reaches the
-        limit again. If one request contained nearly all these messages, sender and broker would wait for each other in
-        turn. Requests with half of the messages keep both sender and broker busy.
+        Some programs send further messages only while fewer than a certain number of their messages are unacknowledged.
+        While a request is in flight, such a program reaches its limit again. If one request contained nearly all its
+        messages, the program would wait while the broker works, and the broker would wait while the program sends.
+        Requests with half of the messages keep both busy.
         """
         return max(0, self.queued_records - self.answered) // 2
 
@@ -200,9 +201,9 @@ class Flight:
     the sender began (monotonic seconds). request: the request of the last turn, or the one request that contains all
     turns; set just before the request is sent. counted: whether the flight may have been sent with the sequence numbers
     of its turns. failed: whether the flight could not be sent. landed: the turns that were already reported to the core
-    as landed. settled: the turns that were already reported to the core as released. An interrupted handler is called
-    again and must not report a turn twice. elsewhere: whether the answer and all later steps are processed on the
-    thread that no signal reaches.
+    as landed. settled: the turns that were already reported to the core as released. Both are needed because the
+    handler of an answer is called again if it was interrupted, and must not report a turn twice. elsewhere: whether the
+    answer and all later steps are processed on the thread that no signal reaches.
     """
 
     __slots__ = (

@@ -89,8 +89,9 @@ def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnO
 
 
 class _Request(Outgoing):
-    """An outgoing request. A store of undelivered messages does not take it, because nobody would wait for the
-    answer."""
+    """An outgoing request. A request is never saved in a store of undelivered messages, because when it is sent from
+    there, nobody would wait for the reply any more.
+    """
 
     __slots__ = ()
     storable = False

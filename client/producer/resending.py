@@ -220,7 +220,7 @@ class Undelivered:
         return bool(self._given_up)
 
     def write(self) -> None:
-        """Write all messages that were given up into the store now."""
+        """Write to the store now all messages that the producer has given up."""
         self._aside.do(self._write)
 
     def _write(self) -> None:
@@ -259,7 +259,9 @@ class Undelivered:
         self._resender.close(timeout)
 
     def close(self, timeout: float = tuning.LAST_WAIT_SECONDS) -> None:
-        """Write the remaining messages and close the store, after waiting at most `timeout` seconds. Idempotent."""
+        """Wait at most `timeout` seconds for the threads that write and send messages. Then write the remaining
+        messages and close the store. Idempotent.
+        """
         self._timers.close(timeout / 2)
         self._resender.close(timeout / 2)  # its sends have already failed
         self._closed = True

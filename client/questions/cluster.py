@@ -59,9 +59,9 @@ class Cluster:
     ) -> None:
         """zookeeper: ZooKeeper's connect string, which may have a chroot. root: the znode below which metaq keeps its
         znodes. patience_seconds: number of seconds to wait for a leader before reading brokers and topics, if a broker
-        set has nodes but no leader. starts: whether this constructor calls `start`. Pass False in another constructor
-        that calls `start` as its own last step; otherwise an interrupt between the two steps would leave the session
-        open.
+        set has nodes but no leader. starts: whether this constructor calls `start`. If the constructor of another class
+        makes a Cluster, it passes False, stores the Cluster in an attribute, and then calls `start`. Otherwise an
+        interrupt between the start and the storing would leave the ZooKeeper session open.
         """
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)

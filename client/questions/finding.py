@@ -70,7 +70,8 @@ class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
-    limit was reached; another search continues with these data. more: whether there are further messages with the key.
+    limit was reached; if the same search is made again, it continues with these data. more: whether there are further
+    messages with the key.
     silent: by broker id, the reason why a broker with the topic did not answer; empty unless the search allows brokers
     that do not answer. damaged: the errors of matching messages that are missing in the result because they are
     damaged.

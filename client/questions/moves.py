@@ -42,8 +42,8 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move that is to be begun, or a requested move that is in progress already. former: the earlier move that the
-    znode of this move contains now, if this move is to be begun; None if there is no earlier move.
+    """A move that is to be begun, or a requested move that is in progress already. former: if this move is yet to be
+    begun, the earlier move that its znode contains now; None if the znode contains no earlier move.
     """
 
     move: Move

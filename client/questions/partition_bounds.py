@@ -167,8 +167,8 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
     """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the framed
-    protocol's request for this bound. beyond: an offset; if the text protocol's `offset` command gets this offset, it
-    returns this bound.
+    protocol's request for this bound. beyond: the offset to pass to the `offset` command of the text protocol, so that
+    the command returns this bound.
     """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)

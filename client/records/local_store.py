@@ -289,7 +289,7 @@ class LocalMessageStore:
 
 
 def _forked() -> None:
-    """Prevent that the child process after a fork ever closes the database objects of its parent. SQLite in the child
+    """After a fork, ensure that the child process never closes the database objects of its parent. SQLite in the child
     believes that it holds the parent's lock. If the child closed the file, also by garbage collection, it would remove
     the write-ahead log that the parent continues to write.
     """

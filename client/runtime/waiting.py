@@ -28,8 +28,9 @@ callback is called on the thread that reads from the connection, so it must not 
 
 _WOKEN_AT_ONCE = 2
 """Number of threads that `finish_together` itself wakes. If it woke more threads, they would find the interpreter's
-lock taken, sleep, and have to be woken again (docs/decisions/086). If it woke only one thread, each thread would have
-to wait for the scheduler. The number was measured by the benchmark `blocking-64`.
+lock taken, sleep, and have to be woken again (docs/decisions/086). If it woke only one thread, every further thread
+would be woken only after the scheduler has run the thread before it. The number was measured by the benchmark
+`blocking-64`.
 """
 
 
@@ -83,8 +84,8 @@ class Waiter:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until the mailbox's bell rings, or `seconds` are over. The bell rings when this operation is finished,
-        or when the thread gets the role of reading from the connection.
+        """Block until the bell in the attribute `mailbox` rings, or `seconds` are over. The bell rings when this
+        operation is finished, or when the thread gets the role of reading from the connection.
         """
         assert self.mailbox is not None
         self.mailbox.wait(seconds)

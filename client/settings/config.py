@@ -281,7 +281,7 @@ class ProducerConfig:
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
     answer was late. If the outcome of a message is unknown, the message is sent again only to the same partition, until
-    the message's deadline. Idempotent sends need brokers of the same version of metaq.
+    the message's deadline. Idempotent sends need brokers of the same version of metaq as this client.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed

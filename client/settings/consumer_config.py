@@ -165,8 +165,8 @@ class ConsumerConfig:
     close(), or when a partition is handed over.
     """
     revoke_wait_seconds: float = 15.0
-    """Before a partition is handed over to another member, it waits at most this number of seconds for the current
-    owner's next poll().
+    """Before this consumer hands a partition over to another member, it waits at most this number of seconds for its
+    own next poll().
     """
     max_poll_interval_seconds: float | None = None
     """Number of seconds without a poll() after which the member gives its partitions to other members until its next

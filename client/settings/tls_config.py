@@ -94,6 +94,8 @@ def profile_tls() -> TlsConfig | None:
 
 
 def _users_profile() -> str:
-    """Return the path of the profile file that counts without METAQ_PROFILE (XDG Base Directory Specification)."""
+    """Return the path of the profile file that is used if METAQ_PROFILE is not set (XDG Base Directory
+    Specification).
+    """
     folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return os.path.join(folder, "metaq", "profile.ini")

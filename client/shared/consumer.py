@@ -1,4 +1,4 @@
-"""The class SharedConsumer. Users consume messages with it as members of a shared group."""
+"""The class SharedConsumer. A program uses it to consume messages as a member of a shared group."""
 
 from __future__ import annotations
 

@@ -429,8 +429,8 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Give the messages that no caller has taken back to their brokers, including
-        messages that still arrive.
+        """Request no more messages. Return to their brokers all messages that no caller has taken, including messages
+        that still arrive.
         """
         self._closing = True
         for buffer in self._buffers:

@@ -346,7 +346,7 @@ class SharedDriver:
         self._follow_up()
 
     def _follow_up(self) -> None:
-        """Execute the actions that have become due by an answer."""
+        """Execute the actions that have become due because an answer has arrived."""
         self.go_on()
         if self.core.is_due:
             self.ring()

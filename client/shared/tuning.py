@@ -7,8 +7,8 @@ from __future__ import annotations
 PREFETCH_SECONDS = 0.2
 """A member leases as many messages ahead as its workers handle in this number of seconds. The time is as long as many
 round trips to a broker, but short enough that few messages are kept from other members. With 0.1 s, sixty-four members
-on one partition handle a quarter fewer messages, because their requests are small; with 0.3 s they handle only a few
-more.
+on one partition handle a quarter fewer messages than with 0.2 s, because their requests are small; with 0.3 s they
+handle only a few more than with 0.2 s.
 """
 
 REFILL_PART = 0.5

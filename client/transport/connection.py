@@ -326,8 +326,8 @@ class Connection:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """Make the background thread end the connection, because the wire has failed. This method may be called
-        again.
+        """Make the background thread end the connection, because sending to or receiving from the socket has failed.
+        This method may be called again.
         """
         if not self._role.has_ended:
             self._role.wake_background()

@@ -34,7 +34,8 @@ _LOOK_SECONDS = 0.5
 
 _LEAST_CONNECT_SECONDS = 1.0
 """If a connection attempt with a time limit of at least this number of seconds times out, this proves that the broker
-cannot be reached. A timed-out attempt with a shorter limit proves nothing, because other callers allow more time.
+cannot be reached. A timed-out attempt with a shorter limit proves nothing, because a caller that allows more time may
+still reach the broker.
 """
 
 LAST_ANSWERS_SECONDS = 0.2

@@ -1,6 +1,7 @@
 """The program `metaq`: find the command, run it, and turn every user error into one line and an exit code.
 
-Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 interrupted; 141 the reader of a pipe ended.
+Exit codes: 0 done; 1 the command failed; 2 the command line is wrong; 130 interrupted; 141 stdout is a pipe, and the
+program that reads the pipe has ended.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class CommandTable(click.Group):
 
 
 def _collect_garbage() -> None:
-    """If the program was started with garbage collection disabled, enable it now. Objects that exist already are exempt
-    from it.
+    """If the program was started with garbage collection disabled, enable it now. The collector never examines objects
+    that exist already.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -186,8 +187,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
-    """Return the name of metaq's extra that installs the missing module; None if no extra does, so that the import
-    error has another cause.
+    """Return an error text that names the missing module and the `pip install` command for metaq's extra that installs
+    it. Return None if no extra installs this module; the import error then has another cause.
     """
     module = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(module)
@@ -208,8 +209,8 @@ def run_spark_job() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open those of the standard streams that the caller of the program has closed. If a standard stream stayed closed,
-    a socket could get its file number. Output to a reopened stream is discarded.
+    """Open each standard stream that was closed when the program started. If it stayed closed, a socket could get the
+    stream's file descriptor. Output to a reopened stream is discarded.
 
     If stdin was closed, `sys.stdin` stays None. So a command notices the closed stdin when it wants to read from it.
     """

@@ -26,7 +26,9 @@ _CA_DAYS = 3650
 _DAYS = 825
 """A certificate is valid for this number of days. Common TLS clients accept no certificate that is valid for longer."""
 _EARLY = datetime.timedelta(minutes=5)
-"""A certificate's validity begins this long before its creation, because the clocks of other machines may be late."""
+"""A certificate's validity begins this long before its creation, because the clocks of other machines may show an
+earlier time.
+"""
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 _SECURITY_INI = """\
@@ -50,7 +52,9 @@ key = client.key
 
 
 def make_authority(directory: Path) -> None:
-    """Make ca.pem and ca.key in `directory`. Raises ConfigError if the directory is not empty or cannot be written."""
+    """Create the authority's certificate ca.pem and its private key ca.key in `directory`. Raises ConfigError if the
+    directory is not empty or cannot be written.
+    """
     _make_folder(directory)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "metaq CA")])
@@ -67,16 +71,16 @@ def make_authority(directory: Path) -> None:
 
 
 def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
-    """Make the subdirectory `name` of `directory` with the files of a broker. Return the path of its security.ini.
-    Raises ConfigError.
+    """Make the subdirectory `name` of `directory` with a broker's certificate, private key, ca.pem and security.ini.
+    Return the path of its security.ini. Raises ConfigError.
     """
     names = [_host(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
     return _make(directory, name, "broker", "security.ini", _SECURITY_INI, names)
 
 
 def make_client(directory: Path, name: str) -> Path:
-    """Make the subdirectory `name` of `directory` with the files of a client. Return the path of its profile. Raises
-    ConfigError.
+    """Make the subdirectory `name` of `directory` with a client's certificate, private key, ca.pem and profile. Return
+    the path of its profile. Raises ConfigError.
     """
     return _make(directory, name, "client", "profile.ini", _PROFILE, [])
 

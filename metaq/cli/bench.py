@@ -144,8 +144,8 @@ def produce(
     """Send messages to all partitions of --topic. Times are from the send call to the acknowledgement; with --mode
     batch they are for a whole frame, which holds a batch of messages.
 
-    The broker's settings decide whether a message is on the disk before it is acknowledged: metaq up --flush, or
-    unflushThreshold in server.ini.
+    The broker's settings decide whether a message is on the disk before it is acknowledged: set them by metaq up
+    --flush, or by unflushThreshold in server.ini.
 
     \b
     Example
@@ -171,10 +171,12 @@ def produce(
 @click.option("--group", "-g", type=GROUP, help="Read as a member of this group, which then exists.")
 @click.option("--arrow", is_flag=True, help="As Arrow record batches, as a member of --group; needs metaq[spark].")
 def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None, arrow: bool) -> int:
-    """Read all messages of --topic, from its beginning. The rate is from the first messages to the last.
+    """Read the messages of --topic. The rate is measured from the arrival of the first message to the arrival of the
+    last.
 
-    If --group is not given, the command reads the partitions one by one, and writes nothing to ZooKeeper. With --group
-    it reads all partitions at the same time, from the group's offsets on, and commits new offsets.
+    If --group is not given, the command reads the partitions one by one from their beginning, and writes nothing to
+    ZooKeeper. With --group it reads all partitions at the same time, from the group's offsets on, and commits new
+    offsets.
 
     \b
     Example
@@ -248,8 +250,8 @@ def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: i
 def partitions(
     zk: str, topic: str, limit: Limit, as_json: bool, size: int, window: int, batch: int, frames: int, mode: str
 ) -> int:
-    """Make one run with 1 partition of --topic, then runs with 10, 100, … and all partitions. --count and --seconds
-    limit each run.
+    """Send messages in several runs: first to 1 partition of --topic, then to 10, 100, … and to all partitions. --count
+    and --seconds limit each run.
 
     \b
     Example
@@ -277,7 +279,7 @@ def partitions(
 
 
 def steps(partitions: int) -> list[int]:
-    """Return 1, 10, 100, … below `partitions`, and `partitions`."""
+    """Return the powers of ten that are less than `partitions` (1, 10, 100, …), and then `partitions` itself."""
     powers = [10**power for power in range(len(str(partitions)))]
     return [*(power for power in powers if power < partitions), partitions]
 

@@ -118,7 +118,7 @@ def send_pipelined(
     producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
     """Return a job that sends single messages without waiting for each acknowledgement; at most `window` sends are
-    unanswered at any time. places: as in send_single.
+    unanswered at any time. places: the destinations of the messages, used in turn, as in send_single.
     """
 
     def job(tally: Tally) -> None:
@@ -165,8 +165,9 @@ class Stamps:
         self._all_sent_ns: int | None = None
 
     def send(self, producer: Producer, partition: TopicPartition, size: int) -> None:
-        """Send until the run is over; these messages are not counted. Payloads are `size` bytes, at least
-        STAMP_BYTES."""
+        """Send messages until the run is over. This method does not count the messages in a tally, because `receive`
+        counts them. Payloads are `size` bytes, at least STAMP_BYTES.
+        """
         padding = bytes(size - STAMP_BYTES)
         unanswered: deque[Future[SendResult]] = deque()
         try:
@@ -191,8 +192,8 @@ class Stamps:
         return True
 
     def receive(self, reader: Polled, tally: Tally) -> None:
-        """Read the messages and record how long each was on its way. Raises RequestTimedOut if a message is missing
-        LATE_SECONDS after the last message was sent.
+        """Read the messages, and record for each the time from its send to its arrival here. Raises RequestTimedOut if
+        a message is missing LATE_SECONDS after the last message was sent.
         """
         while self._all_sent_ns is None or tally.messages < self._sent:
             messages = reader.poll(POLL_MESSAGES, POLL_SECONDS)
@@ -234,7 +235,7 @@ class MessageReader:
         self._polled = polled
 
     def read(self, most: int, seconds: float) -> Piece:
-        """Read single messages, like Reader.read."""
+        """Read single messages. `most` and `seconds` are as in Reader.read."""
         messages = self._polled.poll(min(most, POLL_MESSAGES), seconds)
         size = sum(len(message.payload) for message in messages)
         return Piece(len(messages), size, messages[-1].next_offset if messages else None)
@@ -250,7 +251,7 @@ class ArrowReader:
         self._compute = pyarrow.compute
 
     def read(self, most: int, seconds: float) -> Piece:
-        """Read one record batch, like Reader.read."""
+        """Read one record batch. `most` and `seconds` are as in Reader.read."""
         batch = self._consumer.poll_arrow(min(most, ARROW_MESSAGES), seconds)
         sizes = self._compute.sum(self._compute.binary_length(batch.column("payload")))
         return Piece(batch.num_rows, sizes.as_py() or 0)
@@ -301,7 +302,8 @@ class Backlog:
             self._first_ns = now
 
     def measured(self, messages: int) -> tuple[int, float]:
-        """Return `messages` minus 1, the number of messages after the first message, and the seconds between the
-        arrival of the first message and the arrival of the last messages.
+        """Return two values. The first is the number of messages after the first message, which is `messages` minus 1.
+        The second is the number of seconds between the arrival of the first message and the arrival of the last
+        messages.
         """
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

@@ -39,8 +39,8 @@ def _name(context: click.Context, option: click.Parameter, value: str | None) ->
 
 
 def _plugin_files(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Return the files of plugins by the name of the plugin. values: texts of the form name=FILE, which click makes of
-    -Fname=FILE and of -F name=FILE.
+    """Return a mapping from the name of each plugin to its file. values: texts of the form name=FILE, which click makes
+    of -Fname=FILE and of -F name=FILE.
     """
     files: dict[str, str] = {}
     for value in values:

@@ -168,7 +168,7 @@ def _row(look: SetLook, name: str) -> dict[str, object]:
 
 
 _FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
-"""Keys of a JSON row that have no column in the table."""
+"""Keys of a node's JSON row that have no column in the table. Only a leader's row has values for these keys."""
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
@@ -288,14 +288,14 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
 def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: bool, zk: str, as_json: bool) -> int:
     """Make a node that is not in sync lead the broker set ID: the last resort when no in-sync node comes back.
 
-    Shows which nodes were in sync, and how much data each node has that answers. Clients lose all messages that the
-    chosen node does not have: when another node with such messages returns, it removes them from its partitions and
-    keeps them in .damaged- files. Refused while an in-sync node or a leader is present. Also restores a set whose state
-    in ZooKeeper was deleted; its nodes may keep running.
+    The command shows which nodes were in sync, and how much data each of the nodes that answer has. Clients lose all
+    messages that the chosen node does not have: when another node with such messages returns, it removes them from its
+    partitions and keeps them in .damaged- files. The command refuses to work while a leader, or an in-sync node that
+    can lead, is running. It also restores a set whose state in ZooKeeper was deleted; the set's nodes may keep running.
 
-    New messages get the offsets of the lost messages. So a group that has read lost messages would skip as many bytes
-    of new messages. The command lists these groups; --set-back sets them back to the end of the chosen node's messages.
-    Exits with 1 if a listed group is not set back.
+    New messages get the offsets of the lost messages. So a group that has read lost messages would skip the new
+    messages at the offsets that it has already read. The command lists these groups; --set-back sets them back to the
+    end of the chosen node's messages. Exits with 1 if a listed group is not set back.
 
     \b
     Example
@@ -340,8 +340,9 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Find the groups that have read lost messages, and set their offsets back if `chosen` is set or if the user
-    agrees. Return two lists: the offsets of all these groups, and the offsets that were not set back.
+    """Find the groups that have read lost messages, and set their offsets back if `chosen` is true (--set-back was
+    given) or if the user agrees when asked. Return two lists: the offsets of all these groups, and the offsets that
+    were not set back.
     """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)
@@ -376,12 +377,12 @@ _LEADING = ("leader", "taking-over", "handing-over")
 
 
 def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], node: str, epoch: int) -> None:
-    """Raise CoordinationError if an unclean election is not necessary, because a leader or an in-sync node is present.
-    Raise ConfigError if the chosen node is not present.
+    """Raise CoordinationError if an unclean election is not necessary, because the set has a leader, or an in-sync node
+    that can lead is registered. Raise ConfigError if the chosen node is not registered in ZooKeeper.
 
-    epoch: the highest epoch that a node has seen. If the set's state in ZooKeeper has a lower epoch, ZooKeeper was set
-    back to older data, and its state does not tell which nodes are in sync. A node that led before its set's state was
-    lost may still be registered as `master` in ZooKeeper; the elected node replaces it.
+    epoch: the highest epoch that a node has seen. If the set's state in ZooKeeper has a lower epoch than this,
+    ZooKeeper was set back to older data, and its state does not tell which nodes are in sync. A node that led before
+    its set's state was lost may still be registered as `master` in ZooKeeper; the elected node replaces it.
     """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]

@@ -60,8 +60,8 @@ def check(
     java_processors: int | None,
     as_json: bool,
 ) -> int:
-    """Report the content of DIR, a broker's dataPath, and verify every checksum. Changes nothing; exit code 1 for
-    damage.
+    """Report the content of DIR, a broker's dataPath, and verify every checksum. The command changes nothing. Its exit
+    code is 1 if it finds damage.
 
     A running broker may use DIR; data that it writes while the command runs is not checked.
 
@@ -96,8 +96,9 @@ def _require_data(directory: Path) -> None:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
-    """Show a progress bar on stderr if stderr is a terminal. Yield two functions. The first must be called with the
-    total number of bytes, the second with the number of bytes of each step.
+    """Show a progress bar on stderr if stderr is a terminal. Yield two functions. Call the first function with the
+    total number of bytes to check. Call the second function after each step with the number of bytes that this step has
+    checked.
     """
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with progress(*columns) as bar:
@@ -162,7 +163,9 @@ def _print(report: DirectoryReport) -> None:
 
 
 def _extent(report: DirectoryReport) -> str:
-    """Return a text that tells how much data was checked, and the total amount if that is more."""
+    """Return a text that tells how much data was checked. If not all data was checked, the text also tells the total
+    amount.
+    """
     read = sum(each.checked_bytes for each in report.partitions)
     total = sum(each.bytes for each in report.partitions)
     return f"{byte_size(read)} of {byte_size(total)}" if read < total else byte_size(read)

@@ -113,8 +113,8 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Print a warning on stderr if no broker is or ever was registered, because --zk may name a wrong chroot. An empty
-    table alone would not show this.
+    """Print a warning on stderr if no broker is or ever was registered, because --zk may name a wrong chroot. If the
+    command printed only an empty table, the user would not notice this mistake.
     """
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
@@ -122,7 +122,7 @@ def tell_empty(cluster: Cluster) -> None:
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
     """Return a sentence about missing partitions for an error text. The sentence names the partitions whose brokers do
-    not answer. silent: as in Survey.silent.
+    not answer. silent: by broker id, the reason why a broker did not answer.
     """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())

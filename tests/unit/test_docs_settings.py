@@ -26,10 +26,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, SharedConfig, ConnectionConfig)
 HEAD = """# Settings of producers and consumers
 
-Each is a keyword argument of the class that heads its table; a `ConnectionConfig` goes into the others as
-`connection=`. The unit is part of the name; a `timedelta` is taken, too. A value out of its range raises
-`ConfigError`, which names the setting and the remedy. [client.md](client.md) describes how they work
-together; the broker's settings are in [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
+Each setting is a keyword argument of the class whose name is the heading above its table. The other classes take a
+`ConnectionConfig` as their argument `connection`. The unit of a number is part of the setting's name; instead of a
+number, a `timedelta` is accepted. A value out of its range raises `ConfigError`, which names the setting and what to
+do. [client.md](client.md) describes how producers and consumers use the settings. The broker's settings are in
+[broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
 This page is made from `client/settings/config.py` and `client/settings/consumer_config.py`, where the defaults are, by
 `python -m tests.unit.test_docs_settings`.
