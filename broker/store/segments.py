@@ -148,7 +148,7 @@ class Segments(Sequence[Segment]):
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
         """Return the segment that contains `offset`, and how many of its readable bytes from `offset` on a read of at
-most `max_bytes` bytes may return. Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
+        most `max_bytes` bytes may return. Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
@@ -255,7 +255,7 @@ most `max_bytes` bytes may return. Raises OffsetOutOfRange, ValueError for max_b
 
     def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
         """Replace all segments by the given ones, which are the partition's files after its end was cut off.
-visible_end: the offset up to which readers may read. The log's own count starts again from 0.
+        visible_end: the offset up to which readers may read. The log's own count starts again from 0.
         """
         for segment in self._segments:
             segment.removed = True

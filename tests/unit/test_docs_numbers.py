@@ -169,8 +169,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "remembers the decisions of the last {HALVES_DECIDED} half messages",
     ),
     "docs/protocol.md": (
-        "waited at the broker for {HALVES_SILENT_SECONDS:s}, or {HALF_GRACE_SECONDS:s} after this producer's "
-        "connection",
+        "producers may get it after {HALVES_SILENT_SECONDS:s} in which no CHECK_HALVES of this producer waited at the "
+        "broker, or {HALF_GRACE_SECONDS:s} after this producer's connection",
         "for the named producer for {HALF_GRACE_SECONDS:s} after the first check is due, and for "
         "{HALVES_SILENT_SECONDS:s} after the broker began",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
@@ -192,8 +192,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "the {transactions.MAX_LISTED} transactions that have most bytes",
         "number of rows of the table, 1 … {MAX_PARTS};",
         "If there are more than {MAX_SEQUENCES} entries, the broker forgets",
-        "the partition. The limit of {MAX_SEQUENCES} may have made the",
-        "may have spent up to {REPEAT_LATE_SECONDS:minutes} in transit. The broker",
+        "partition. If the limit of {MAX_SEQUENCES} has made the broker",
+        "itself have spent up to {REPEAT_LATE_SECONDS:minutes} in transit, so the",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
         "the decompressed content, at most {MAX_PAYLOAD_BYTES:bytes}. The checksum covers the",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
