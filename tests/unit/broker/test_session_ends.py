@@ -35,7 +35,8 @@ def test_a_connection_is_handed_over_once_and_what_comes_behind_is_not_served(fa
 
     harness.broker.member = SimpleNamespace(accept=accept)
     peer = Peer(factory.buildProtocol(IPv4Address("TCP", "127.0.0.1", 1)))
-    peer.transport.unregisterProducer = lambda: None
+    transport: Any = peer.transport
+    transport.unregisterProducer = lambda: None
     peer.send(encode_frame(RequestCode.FOLLOW, 1, {}) + behind)
     assert len(streams) == 1
     assert list(harness.store.logs()) == []
