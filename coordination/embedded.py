@@ -94,8 +94,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
     def launch(self) -> None:
         """Start the server process. Raises ConfigError if Java or the server's jars are missing or too old, or if the
-        port is in use. Also raises ConfigError if the data directory is not writable, or belongs to the standalone
-        ZooKeeper. Raises DirectoryInUse if another server has locked the data directory.
+        port is in use. Also raises ConfigError if the data directory is not writable, or contains the data of metaq's
+        own (standalone) ZooKeeper server. Raises DirectoryInUse if another server has locked the data directory.
         """
         java, jars = find_java(), find_jars(_JARS) if self._jars is None else server_jars(self._jars)
         self._take_directory()

@@ -148,8 +148,9 @@ class ClientStream(Generic[R]):
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The number of bytes that the driver should receive next. If it receives exactly this many bytes each time, no
-        bytes must be joined, and `begun` can be used. None: the text protocol is used, which does not support this.
+        """The number of bytes that the driver should receive next. If it receives exactly this many bytes each time,
+        the received pieces need not be joined, and `begun` can be used. None: the text protocol is used, which does not
+        support this.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
@@ -197,7 +198,7 @@ class ClientStream(Generic[R]):
 
 def _half_check_seconds(marks: list[str]) -> float | None:
     """Return the seconds from the arrival of a half message to its first check, as the broker states them in a word of
-    its version; None if the version has no such word.
+    its answer to `version`; None if the answer has no such word.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

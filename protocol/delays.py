@@ -7,7 +7,7 @@ is. In the answer, the offset is -1, and msgId is the pending id of the first me
     pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
 
 The counters of a batch are consecutive. So a client that knows how much later than the first message each other message
-is due can compute the ids of all messages (`pending_ids`). If there are no more counters for a millisecond, the broker
+is due can compute the ids of all messages (`pending_ids`). If the counters for a millisecond are used up, the broker
 delivers the whole batch a millisecond later.
 """
 
@@ -93,8 +93,8 @@ def due_ms(pending_id: int) -> int:
 
 
 def wait_of(flag: int, body: Buffer) -> int:
-    """Return the value of the property `metaq.due` or `metaq.delay` of a delayed record. In a batch, all records have
-    the same one of the two properties.
+    """Return the value of the property `metaq.due` or `metaq.delay` of a delayed record. In a batch, either all records
+    have `metaq.due` or all have `metaq.delay`.
 
     Raises RemoteProtocolError if the record has neither property.
     """

@@ -376,7 +376,9 @@ class NoMessageBegins(CorruptRecord):
 
     @classmethod
     def there(cls, partition: TopicPartition, position: int, begin: int) -> Self:
-        """Return this error for a reader of a partition, like `of`."""
+        """Return a NoMessageBegins for a position at which a reader of a partition has begun, as `of` returns a
+        CorruptRecord.
+        """
         error = cls(f"topic {partition.topic}, partition {partition}", position, begin)
         error.partition = partition
         return error
@@ -396,19 +398,20 @@ class LogReadOnly(StoreError):
 
 
 class NotSafe(LogReadOnly):
-    """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have it. A restart
-    of the broker or a new leader may still find the write stored; a repetition of the write waits for the restart or
-    the new leader.
+    """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have stored the
+    write. A restart of the broker or a new leader may still find the write stored; a repetition of the write waits for
+    the restart or the new leader.
     """
 
 
 class DelayRefused(StoreError):
-    """The broker does not accept a delayed message in combination with another part of the request."""
+    """The broker does not accept a delayed message or a half message, because the message was sent in a transaction, or
+    because the broker takes part in synchronous replication.
+    """
 
 
 class HalfRefused(DelayRefused):
-    """The broker does not accept a half message in combination with another part of the request, or a connection asks
-    for half messages of too many groups.
+    """The producers of one connection ask for half messages of too many groups.
     """
 
 
@@ -475,7 +478,7 @@ class FiltersBusy(MetaqError):
 
 class AccountSpent(MetaqError):
     """Clients have reached a limit of the broker, for example for memory, or the clients at one address have used up
-    their share of it. The error text names the option that sets the limit.
+    their share of this limit. The error text names the option that sets the limit.
     """
 
     status = Status.UNAVAILABLE

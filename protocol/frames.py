@@ -219,9 +219,9 @@ T = TypeVar("T")
 class FrameStream(Generic[T]):
     """Splits a stream of bytes into frames and parses each. The class does no I/O.
 
-    The cost is O(bytes), because each byte is copied by a join at most once. Memory is bounded by MAX_FRAME_BYTES; the
-    size of a frame is checked before memory is allocated for it. A caller that receives exactly `wanted_bytes` each
-    time avoids all joins, and can read each frame's header (`begun`) before the body is received.
+    The cost is O(bytes), because each byte is copied at most once when received pieces are joined. Memory is bounded by
+    MAX_FRAME_BYTES; the size of a frame is checked before memory is allocated for it. A caller that receives exactly
+    `wanted_bytes` each time avoids all joins, and can read each frame's header (`begun`) before the body is received.
     """
 
     def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:

@@ -5,9 +5,9 @@ A half message is sent by an ordinary send. Its record has DELAYED_FLAG and the 
 `metaq.half` is the name of the producer group; the broker may ask any producer of the group for the outcome. The record
 may also have the properties `metaq.check-after` and `metaq.half-producer`. `metaq.half-producer` names the producer
 that sent the half message; the broker asks this producer before others. Either all records of a batch are half
-messages, or none is. In the answer, msgId is the id of the first half message. It has the form of a delayed message's
-id (delays.py), but the time in it is the time of the half message's first check. The ids of a batch are consecutive.
-The offset in the answer is -1.
+messages, or none is. In the answer, msgId is the id of the first half message. This id has the form of a delayed
+message's id (delays.py), but the time in it is the time of the half message's first check, when the broker first asks a
+producer for the outcome. The ids of a batch are consecutive. The offset in the answer is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 

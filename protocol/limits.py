@@ -109,7 +109,9 @@ other than the sender for the outcome.
 """
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
-"""Maximum time in seconds that a half message may set from its arrival to its first check."""
+"""Maximum value in seconds that a half message may set for the time from its arrival to its first check, when the
+broker first asks a producer for the outcome.
+"""
 
 MAX_ENDED_HALVES = 256
 """Maximum number of half messages in one END_HALVES."""

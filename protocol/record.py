@@ -147,8 +147,8 @@ transaction is known (half_messages.py).
 """
 
 CHECK_AFTER_PROPERTY = "metaq.check-after"
-"""metaq's own property of a half message: the time from its arrival at the broker to its first check, as milliseconds
-in decimal.
+"""metaq's own property of a half message: the time from its arrival at the broker to its first check, when the broker
+first asks a producer for the outcome, as milliseconds in decimal.
 """
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
@@ -362,10 +362,10 @@ def attribute_of(body: Buffer, flag: int) -> bytes | None:
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """Return how many bytes longer a body is because of metaq's own properties. The bytes of these properties count. If
-    the property list has no other items, the whole list counts. If the only other item is a tag or an attribute, the
-    name of this item counts too, because the tag or attribute could be written without a list. The tag of a reply also
-    counts, because the tag is the inbox that the request names.
+    """Return how many bytes of a body exist only because the record has metaq's own properties. The bytes of these
+    properties count. If the property list has no other items, the whole list counts. If the only other item is a tag or
+    an attribute, the name of this item counts too, because the tag or attribute could be written without a list. The
+    tag of a reply also counts, because the tag is the inbox that the request names.
     """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
@@ -588,7 +588,8 @@ def tag_hash(tag: str) -> int:
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
     """Return the `tag_hash` of the tag in a record's attribute; 0 if there is no tag. A tag with invalid UTF-8 is
-    decoded first, except if the tag is too long for any request to name it. Decoding so long a tag would take 50 ms.
+    decoded before its hash is computed, except if the tag is too long for any request to name it. Decoding so long a
+    tag would take 50 ms.
     """
     raw = _raw_tag(attribute, flag)
     if raw is None:
@@ -604,8 +605,8 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
 
 
 _LEAST_ID = 1 << 56
-"""A lower bound of stored message ids that are positive. All ids of metaq's own brokers have been larger since November
-2011. Ids of a Java broker are negative, or practically random.
+"""A lower bound of stored message ids that are positive. The ids of metaq's own brokers contain the current time, and
+every time after November 2011 makes a larger id. Ids of a Java broker are negative, or practically random.
 """
 
 

@@ -170,8 +170,8 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: tell a broker that the state of a move of partitions in ZooKeeper may have changed. The broker reads the
-    state and does its part of the move. broker, partition: the first of the partitions that are moved.
+    """MOVE: tell a broker that ZooKeeper may have a new state of a move of partitions. The broker reads the state and
+    does its part of the move. broker, partition: the first of the partitions that are moved.
     """
 
     topic: TopicField

@@ -144,8 +144,9 @@ class Kind(IntEnum):
     """Sent by the leader once, when the follower has all committed data."""
     COMMITTED = 13
     """Sent by the leader: the number of the last block that is committed in memory, and the number of the last block
-    that is committed on the disk. The leader does not send this message if a later block reports these numbers soon.
-    The follower does not answer this message.
+    that is committed on the disk. The leader may wait some milliseconds before it sends this message. It does not send
+    the message if it has meanwhile sent a new block, because the block contains these numbers, too. The follower does
+    not answer this message.
     """
 
 

@@ -50,9 +50,9 @@ def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]
 class RequestReader:
     """Parses a stream of bytes into requests. The class does no I/O.
 
-    The cost is O(bytes): each byte is copied by a join at most once, regardless of the size of the received pieces.
-    Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES, a frame by
-    MAX_FRAME_BYTES. The body of a larger put is dropped as it arrives.
+    The cost is O(bytes): each byte is copied at most once when received pieces are joined, regardless of the size of
+    the pieces. Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES,
+    a frame by MAX_FRAME_BYTES. The body of a larger put is dropped as it arrives.
 
     The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, receive into
     it and call `received`. The body of such a frame is writable.

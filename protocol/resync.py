@@ -33,8 +33,9 @@ _WINDOW_BYTES = 4 << 20
 
 _CRC_BYTES = 1 << 30
 """Limit for the cost of a search: the number of bytes for which checksums are computed. The search computes the
-checksum of each possible body. This limit is for bodies without a possible record header after them. For bodies with a
-possible header after them, the limit is eight times as large. When a limit is reached, only small bodies are checked.
+checksum of each possible body. This limit applies to all bodies together that no possible record header follows. For
+the bodies that a possible header follows, the limit is eight times as large. When a limit is reached, only small bodies
+are checked.
 """
 
 _SMALL_BYTES = 4 << 10

@@ -177,10 +177,10 @@ def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None
     """Return the flag and the body of the record that is stored for a failed message. With delay_ms the message waits
     for another attempt; without delay_ms the message is a dead letter.
 
-    flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer. The returned body
-    has at most MAX_RECORD_BODY_BYTES, except if an attribute of 1.x of more than 40 KB has to be written in base64. A
-    compressed payload is decompressed. If the decompression fails, or if the payload would be too large, the payload
-    stays compressed; readers then use `payload_in`.
+    flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer than the original's
+    body with its payload not compressed. The returned body has at most MAX_RECORD_BODY_BYTES, except if an attribute of
+    1.x of more than 40 KB has to be written in base64. A compressed payload is decompressed. If the decompression
+    fails, or if the payload would be too large, the payload stays compressed; readers then use `payload_in`.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin

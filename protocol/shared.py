@@ -102,9 +102,10 @@ class AcquireReply(ExtFields):
 
     records: number of rows in the body. waiting: a lower bound of the number of further messages that could be leased
     immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
-    valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended without an
-    answer, so the message may have killed its worker. 2 = as 1, and the broker has leased no other message of the group
-    to the member. If this lease also ends without an answer, it counts as an attempt.
+    valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended although its
+    member had neither acknowledged nor released the message, so the message may have killed that member. 2 = as 1, and
+    the broker has leased no other message of the group to the member. If this lease also ends in this way, it counts as
+    an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]

@@ -483,9 +483,9 @@ def parse_put_result(text: str) -> tuple[int, int, int]:
 class AnswerReader:
     """Parses a broker's answers of the text protocol from a stream of bytes. The class does no I/O.
 
-    The cost is O(bytes), because each byte is copied by a join at most once. A header line has at most MAX_LINE_BYTES.
-    A body has at most `max_body_bytes`; a `value` may be as long as the broker's maxTransferSize, which the client does
-    not know.
+    The cost is O(bytes), because each byte is copied at most once when received pieces are joined. A header line has at
+    most MAX_LINE_BYTES. A body has at most `max_body_bytes`. By default this is more than a message may have, because
+    the body of a `value` may be as long as the broker's maxTransferSize, which the client does not know.
     """
 
     def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:

@@ -80,8 +80,9 @@ class PreparedTransactionsRequest(ExtFields):
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: carry out an operator's decision on a prepared XA transaction.
 
-    action: one of four words. commit. rollback, also for an open transaction that is not prepared. complete: end the
-    transaction without a commit or a rollback. forget: drop the broker's record of an operator's decision.
+    action: commit, rollback, complete or forget. An open transaction that is not prepared can only be rolled back.
+    complete: end the transaction without a commit or a rollback. forget: drop the broker's record of an operator's
+    decision.
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

@@ -99,8 +99,8 @@ def parse_key(key: str) -> str | None:
 
 
 def parse_own_key(text: str) -> str:
-    """Return the key in a request about one transaction. The text `null` is returned as a key here; no transaction can
-    have it.
+    """Return the key in a request about one transaction. Unlike `parse_key`, return the text `null` as it is; no
+    transaction can have this key.
     """
     return parse_key(text) or NULL_KEY
 

@@ -179,8 +179,8 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Return the rows without a key, and a dict of the rows with a key by partition. With each partition comes one key
-    that belongs to it.
+    """Return the rows without a key, and a dict of the rows with a key by partition. The dict's value for a partition
+    is one of the keys that belong to this partition, and the rows.
 
     If `partitions` is empty, because no broker publishes the topic now, all rows with a key are stored in the dict
     under None.

@@ -197,7 +197,8 @@ class TaskTransactions:
         answer, try again in a new transaction.
 
         If the broker's answer was lost, the first transaction may be prepared nevertheless. The first transaction is
-        never committed, because the batch commits only transactions whose answer has arrived.
+        never committed, because the driver commits only transactions for which the broker's answer to PREPARE has
+        arrived.
         """
         backoff, deadline = Backoff(0.05, 0.5), time.monotonic() + FAILOVER_SECONDS
         while True:

@@ -75,8 +75,8 @@ class OffsetRange:
     executor reads the range.
 
     nodes: addresses of the broker set's nodes at planning time; empty for a broker outside a set. planned_ms: planning
-    time in ms since 1970. Messages that had expired at planning time are left out, also when the task is repeated. 0:
-    no message is left out.
+    time in ms since 1970. Messages that had expired at planning time are left out, also when the task is repeated. If
+    planned_ms is 0, no message is left out.
     """
 
     id: TopicPartition

@@ -111,9 +111,9 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
     first failure on.
 
     runs: whether the query is already running. A running query has found its partitions before. So if no live broker
-    has a topic, the topic's broker is absent. Raises BrokerUnavailable when the time is over, and the errors of `work`.
-    NoPartition is raised at once, with two exceptions. If a broker set may be changing its leader, or if partitions are
-    just being handed over to another broker, NoPartition is raised after PLANNING_SECONDS.
+    has one of its topics now, the topic's broker must be absent. Raises BrokerUnavailable when the time is over, and
+    the errors of `work`. NoPartition is raised at once, with two exceptions. If a broker set may be changing its
+    leader, or if partitions are just being handed over to another broker, NoPartition is raised after PLANNING_SECONDS.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -145,8 +145,8 @@ def _may_change(cluster: Cluster) -> bool:
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Add data for the tasks to the ranges, and return them. Each range of a broker set gets the addresses of the set's
-    nodes, so that a task can find the set's leader. Each range gets the planning time. It is the same in all ranges, so
-    that all tasks agree on which messages have expired.
+    nodes, so that a task can find the set's leader. Each range gets the planning time. This time is the same in all
+    ranges, so that all tasks agree on which messages have expired.
     """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
@@ -157,7 +157,8 @@ def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
     """Return two lists: the partitions that `selected` returns, and the selected partitions that no live broker offers.
-    The second list can contain a partition only if a znode or `seen` names it, because no broker names it.
+    No live broker reports the partitions of the second list. So a partition can be in this list only if a znode or
+    `seen` names it.
 
     seen: the partitions that earlier calls for the same query found. This call adds the partitions that it finds,
     because a broker may become absent between two calls. Raises BrokerUnavailable if a topic has only partitions that

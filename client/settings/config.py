@@ -281,7 +281,8 @@ class ProducerConfig:
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
     answer was late. If the outcome of a message is unknown, the message is sent again only to the same partition, until
-    the message's deadline. Idempotent sends need brokers of the same version of metaq as this client.
+    the message's deadline. Idempotent sends need a broker of metaq that announces, when the client connects, that it
+    takes sequence numbers; a Java broker does not.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed

@@ -1,5 +1,6 @@
 """Manage the connections of one client. There is one connection for each broker, which all parts of the client share.
-This module adds threads, locks and sockets to core.py, which makes the decisions.
+core.py decides when to connect, to reconnect and to close, but does no I/O; this module carries out the decisions with
+threads, locks and sockets.
 
 One housekeeping thread keeps connections alive and reconnects.
 """
@@ -48,7 +49,8 @@ class ConnectionPool:
     """The connections of a client by broker address. Any thread may call the methods.
 
     The first thread that needs a broker connects to it. After a failure, only the housekeeping thread reconnects. Until
-    it has succeeded, `connection` raises an error at once, so that no further caller waits for a dead broker.
+    the housekeeping thread has reconnected, the method `connection` raises an error at once, so that no caller waits
+    for a dead broker.
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class ConnectionPool:
                 link.lock.release()
 
     def open_connection(self, endpoint: Endpoint) -> Connection | None:
-        """Return the connection that `connection` would return, but never block. Return None if `connection` would
-        first have to connect.
+        """Return the same connection as the method `connection`, but never block. Return None if there is no connection
+        yet, so that `connection` would have to open one.
 
         Raises BrokerUnavailable as `connection` does.
         """
@@ -170,8 +172,8 @@ class ConnectionPool:
             return self._core.link(endpoint, self._clock())
 
     def _there(self, link: _Link) -> Connection | None:
-        """Return the link's open connection, or None if no connection was tried yet. Raises BrokerUnavailable if the
-        broker is down.
+        """Return the link's open connection, or None if nobody has tried to connect to the broker yet. Raises
+        BrokerUnavailable if the broker is down.
         """
         connection = link.connection
         if connection is not None and not connection.closed:

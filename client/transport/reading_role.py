@@ -7,8 +7,8 @@ and waits, no thread switch is needed. A background thread has the role only if 
 caller is blocked on (futures, long polls).
 
 Invariants (`_mutex` guards the role):
-- the thread in `leader` has the role: it is reading, or it has just got the role and will read soon;
-- a sender adds its request to the stream before it checks whether a thread has the role. A thread that gives up the
+- the thread in `leader` has the role: it is reading, or it has just got the role and will read soon; - a sender adds
+its request to the stream before it checks whether a thread has the role. A thread that gives up the
   role checks afterwards whether the stream contains requests. So a request that needs a background reader always gets
   one;
 - if an interrupt (interrupts.py) makes a thread leave `drive`, another thread calls `_leave`, which gives up the first
@@ -39,7 +39,9 @@ the reading of the answers to other requests.
 
 
 class _Background:
-    """The type of the value that `leader` has while the background thread has the reading role."""
+    """The type of a marker. The attribute `leader` has this marker as its value while the background thread has the
+    reading role.
+    """
 
 
 _BACKGROUND = _Background()
@@ -59,8 +61,8 @@ class ReadingRole:
     ) -> None:
         """name: the name of the background thread. read: a function that receives data once, for at most the given
         number of seconds, and calls the handlers of requests that have ended. `read` is called only on the thread that
-        has the reading role. end: a function that finishes a failed connection. `end` is called on the background
-        thread, maybe several times.
+        has the reading role. end: a function that ends all requests of a connection that has failed. `end` is called on
+        the background thread, maybe several times.
         """
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
@@ -135,15 +137,16 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. This method also covers requests
-        whose senders have promised to call `drive`, but will not call it.
+        """Ensure that the answers to all requests in flight are read by some thread. This includes requests that nobody
+        else would read: their senders have promised to call `drive`, but will not call it.
         """
         self._orphans = True
         self.look_again()
 
     def _take_role(self, waiter: Waiter) -> bool:
         """Try to take the reading role for the calling thread. Return True if the thread has the role and must read
-        now. Return False if it has become a follower and must wait for its bell.
+        now. Return False if another thread has the role; the calling thread is then a follower and must wait until its
+        bell (`waiter.mailbox`) is rung.
         """
         with self._mutex:
             if self.leader is waiter:  # the role was handed over while the thread was parked
@@ -177,9 +180,9 @@ class ReadingRole:
             self._read(remaining)
 
     def _hand_over(self, giver: Waiter | _Background) -> None:
-        """If `giver` has the reading role, take the role away from it. The role goes to a follower if there is one.
-        If there is no follower, the role goes to the background thread if a request needs a reader, and to no thread if
-        no request needs a reader. This method may be called again.
+        """If `giver` has the reading role, take the role away from it. The role goes to a follower if there is one. If
+        there is no follower, but a request needs a reader, the role goes to the background thread. Otherwise no thread
+        has the role. Further calls with the same `giver` do no harm.
         """
         with self._mutex:
             if isinstance(giver, Waiter) and giver.mailbox is not None:
@@ -192,9 +195,9 @@ class ReadingRole:
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Wake a follower that will be the next leader, and return it. The follower is woken before it has the role,
-        and first waits for the mutex, which the calling thread holds. A follower that was woken but does not get the
-        role waits for its bell again.
+        """Wake a follower that will be the next leader, and return it. The caller gives it the role afterwards: the
+        woken follower first has to wait for the mutex, which the calling thread still holds. A follower that was woken
+        but does not get the role waits for its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))

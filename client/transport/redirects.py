@@ -1,6 +1,6 @@
 """Remember which node leads a broker set. The other nodes of the set name the leader in their answers. A client gets
-these answers before it sees the new leader in ZooKeeper. But when ZooKeeper shows a new leader, ZooKeeper's information
-replaces the answers.
+these answers before it sees the new leader in ZooKeeper. But as soon as ZooKeeper shows a new leader, the client uses
+this information and forgets the nodes' earlier answers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""A node's answer is used for at most this number of seconds. If the node cannot be reached, and so cannot be asked
-again, its answer is used for longer.
+"""A client uses a node's answer, which names the leader, for at most this number of seconds, and then asks the node
+again. If the node cannot be reached, the client uses its answer for longer.
 """
 
 _JUMPS = 3
@@ -31,7 +31,9 @@ _PAUSE_SHARE = 0.25
 """Pause before a node is asked again, as a share of the time that the set has been without a leader."""
 
 _QUIET_SECONDS = 1.0
-"""If no node has refused a request for this number of seconds, the next refusal begins a new search for the leader."""
+"""If no node of a set has refused a request for this number of seconds, the next refusal counts as the first of a new
+search for the leader.
+"""
 
 
 class _Redirect(NamedTuple):
@@ -100,9 +102,9 @@ class Redirects:
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """Record that ZooKeeper shows another leader than before. ZooKeeper's information is newer than the nodes'
-        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. The reason is
-        that even the new leader may still name the former leader, and the former leader may hang. former: the addresses
-        of former leaders.
+        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. Even the new
+        leader may still name the former leader in an answer; if the former leader hangs, a client that followed this
+        answer would wait in vain. former: the addresses of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)

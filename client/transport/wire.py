@@ -7,7 +7,7 @@ local variable. If a sending thread is interrupted, the connection ends, because
 sent (`_sending`).
 
 Connecting imports no module. If an interrupt comes while CPython imports a module, the lock of all imports may stay
-locked for ever. After that, every thread that resolves a host name blocks.
+locked for ever. After that, every thread that resolves a host name blocks, because Python imports a module for it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""A system call blocks for at most this number of seconds before deadlines are checked. So a request without a waiting
-thread ends at most this number of seconds after its deadline.
+"""A system call blocks for at most this number of seconds before deadlines are checked. So if no thread waits for a
+request, the request still ends at most this number of seconds after its deadline.
 """
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""Up to this total size in bytes, joining buffers costs less than a sendmsg with several buffers."""
+"""If the buffers to send have at most this total size in bytes, copying them into one buffer costs less than a sendmsg
+with several buffers.
+"""
 _MAX_IOV = 1000
 """Largest number of buffers in one sendmsg (Linux allows 1,024)."""
 _FIRST_RECEIVE_BYTES = 16 * 1024

@@ -60,8 +60,8 @@ class ClusterView:
     """Reads the cluster's state. Any thread except kazoo's may call the methods. Each call makes requests to ZooKeeper
     and may raise CoordinationUnavailable.
 
-    A damaged entry is logged and left out, as in Java clients. So a single damaged entry does not stop a client, and
-    all members of a group still see the same partitions.
+    A damaged entry is logged and left out, as in Java clients. So a single damaged entry does not stop a client. All
+    members of a group, Java or Python, still see the same partitions, because all leave the same entries out.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -90,8 +90,9 @@ class ClusterView:
         """Return the id of the leader's ZooKeeper session for each broker set that has at least one node, by broker id.
         The value is None if the set has no leader now, or if the leader has not registered all its topics yet.
 
-        If two calls return the same result and no value is None, then all topics of all sets were registered between
-        the calls. So data that was read between the calls contains all these topics.
+        To read the complete topics of all sets, call this method before and after the read. If both calls return the
+        same result, and no value is None, all topics of all sets were registered during the whole time between the
+        calls. So the data that was read between them contains all these topics.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -256,9 +257,9 @@ class ClusterView:
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """Return the names of the groups that have a committed offset or a mark of a begun message in a partition, for
-        each partition of the wanted topics. A partition is given as (topic, `<broker>-<partition>`). wanted: returns
-        whether a topic is wanted.
+        """Return the names of the groups that use each partition of the wanted topics. A group uses a partition if it
+        has a committed offset there, or a mark of the message that a member has begun to process
+        (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`). wanted: returns whether a topic is wanted.
 
         The method takes three round trips altogether.
         """

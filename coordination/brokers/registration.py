@@ -34,7 +34,7 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""Seconds between two checks by which a broker makes sure that all its znodes exist. The broker's own znode is also
+"""A broker checks at this interval, in seconds, that all its znodes exist. In addition, the broker's own znode is
 watched. The znodes of the topics are not watched, because watches would cost three requests per topic at every
 reconnection.
 """
@@ -48,8 +48,8 @@ _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
 """Number of seconds that a broker waits before it checks its znodes after a change below the znode of its broker id.
-During this pause, somebody who deletes a whole tree of znodes can finish. The pause also limits how often a broker
-registers again if somebody deletes its znodes repeatedly.
+During this pause, a person who is deleting a whole tree of znodes can finish, so the broker then checks only once. The
+pause also limits how often a broker registers again if somebody deletes its znodes repeatedly.
 """
 
 
@@ -243,8 +243,8 @@ class BrokerRegistration:
 
     @contextmanager
     def _made_good(self) -> Iterator[None]:
-        """If the code in the `with` block fails to register a change, register the change in the background, and raise
-        the error nevertheless.
+        """The code in the `with` block registers a change. If it fails, raise its error, and also try to register the
+        change again in the background.
         """
         try:
             yield

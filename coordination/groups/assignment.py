@@ -88,7 +88,7 @@ def zone_assignment(
 
     The consumers of a zone share the zone's partitions as in range_assignment(). If a partition's broker has no zone,
     or its zone has no consumers, the partition goes to a consumer with the fewest partitions. consumer_zones: the zones
-    of all `consumers`. broker_zones: zones by broker id. A consumer that is not in the list gets nothing. RocketMQ's
+    of all `consumers`. broker_zones: zones by broker id. A consumer that is not in `consumers` gets nothing. RocketMQ's
     class AllocateMachineRoomNearby uses the same strategy, with one difference. When RocketMQ assigns the partitions
     that remain (without a zone, or without consumers in their zone), it ignores how many partitions the consumers
     already have.
@@ -118,10 +118,10 @@ def zone_assignment(
 
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
-    """Distribute `count` further partitions among the members. Each partition goes to the member that has the fewest
-    partitions at that moment. If several members have the fewest partitions, the partition goes to the first of these
-    members. sizes: number of partitions that each member has already. Return the number of further partitions that each
-    member gets.
+    """Distribute `count` partitions among the members, which may already have some. Each partition goes to the member
+    that has the fewest partitions at that moment. If several members have the fewest partitions, the partition goes to
+    the first of these members. sizes: number of partitions that each member has already. Return the number of further
+    partitions that each member gets.
     """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))

@@ -40,10 +40,9 @@ _SMALL_GROUP = 16
 
 def settle_seconds(members: int) -> float:
     """Return how many seconds to wait after the last member came or went, before a change of the members is processed.
-    members: number of members of the group. For small groups the result is 0.
-
-    The wait saves requests: many consumers usually come or go at the same time, and the processing of one change costs
-    requests in proportion to the number of members.
+    members: number of members of the group. For small groups the result is 0. To process one change costs requests in
+proportion to the number of members, and many consumers usually come or go at the same time. After the wait, all their
+changes are processed as one.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -85,7 +84,7 @@ class GroupSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The list of the members' znodes of a group at one moment, which are the children of one parent znode."""
+    """The names of the znodes of a group's members at one moment. All these znodes are children of one parent znode."""
 
     names: frozenset[str]
     born: int
@@ -98,8 +97,8 @@ class _Listing:
         return cls(frozenset(names), stat.czxid if stat else 0, stat.cversion if stat else 0)
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
-        """Return the names that are in this listing and in `former` and mean the same znode in both. Return no name at
-        all if any znode may have been deleted and created again between the two listings.
+        """Return the names that are both in this listing and in `former`, and whose znodes were not deleted and created
+        again in between. Return no name at all if this is uncertain for any of the znodes.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -199,8 +198,8 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Record that the data of this znode's children must be read again. Even if a child has the same name as
-        before, somebody may have deleted it and created it again with other data.
+        """Record that the data of this znode's children must be read again. Even if the names of the children are the
+        same as before, somebody may have deleted a child and created it again with other data.
         """
         with self._lock:
             self._unread[path] = names
@@ -265,10 +264,11 @@ class GroupView:
         self._agreement_is(*(found or (None, None)))
 
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
-        """Store the agreed zones in `data`, unless a newer agreement is stored already. The watch and look_at_zones()
-        read on two threads, so the result of the later read may arrive first. Two results are compared only if both
-        were read on the same connection. After a reconnection the new result is always stored, because ZooKeeper may
-        have been restored from an older copy meanwhile.
+        """Store the agreed zones that `data` contains, unless this view already has a newer agreement. The watch and
+        look_at_zones() read the znode on two threads, so the result of the later read may arrive first. To find the
+        newer of two results, their versions are compared, but only if both were read on the same connection to
+        ZooKeeper. After a reconnection the new result is always stored, because ZooKeeper may have been restored from
+        an older copy meanwhile.
         """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections

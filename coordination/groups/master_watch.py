@@ -24,7 +24,7 @@ __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
 """Seconds between two reads of the checksum that the master has registered for its server.ini. The checksum must be
-polled, because it can change although no znode is created or deleted.
+polled, because the watches here report only created and deleted znodes, and the checksum can change without them.
 """
 
 

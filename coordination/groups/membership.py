@@ -190,8 +190,8 @@ class GroupMembership:
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
         So every reader sees the znode either with all former topics, or with all former topics and the new topic.
-        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again, because the
-        subscription may be incomplete until the consumer registers the next time.
+        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again, because otherwise
+        the subscription may stay incomplete until the consumer registers in ZooKeeper the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
         if not is_unfinished:
@@ -290,7 +290,7 @@ class GroupMembership:
         """Return the members, partitions and brokers of the group, as the watches have shown them. Call this method
         after join().
 
-        Raises SessionLost if this member is not registered, CoordinationUnavailable.
+        Raises SessionLost if this member is not registered, and CoordinationUnavailable if ZooKeeper does not answer.
         """
         snapshot = self._view.snapshot()
         if self._is_in(snapshot):
@@ -380,8 +380,8 @@ class GroupMembership:
         """Read the owner znode of each of these partitions once. Add the partitions that this session owns to `held`.
 
         If ZooKeeper was restored from an older copy, it may again contain owner znodes that this consumer had deleted.
-        If this consumer did not notice this, nobody could claim these partitions. Raises SessionLost,
-        CoordinationUnavailable.
+        No other member could claim the partitions of these znodes, because this consumer's session owns the znodes. So
+        this consumer must count these partitions as its own again. Raises SessionLost, CoordinationUnavailable.
         """
         owned = self._nodes.owned(self._fence(), [self._paths.owner(self.group, *each) for each in partitions])
         self._state.hold(each for each in partitions if self._paths.owner(self.group, *each) in owned)
@@ -475,9 +475,9 @@ def remove_group(session: ZkSession, group: str) -> None:
     """Delete the group's znode and all znodes below it. (1.x keeps them for ever.) This function blocks on ZooKeeper;
     any thread except kazoo's may call it.
 
-    Up to a thousand znodes are deleted in one transaction. If there are more znodes, several transactions are needed,
-    and a member that joins meanwhile may find some of the offsets. Raises ClientError if the group has members or
-    partition owners. Also raises SessionLost, CoordinationUnavailable.
+    If the group has up to a thousand znodes, all are deleted in one transaction. If there are more znodes, several
+    transactions are needed, and a member that joins meanwhile may still find those offsets that are not deleted yet.
+    Raises ClientError if the group has members or partition owners. Also raises SessionLost, CoordinationUnavailable.
     """
     nodes, paths = session.nodes, session.paths
     levels = [[child_of(paths.groups(), group)]]

@@ -45,7 +45,7 @@ class MembershipState:
 
     def registered(self, session_id: int, topics: tuple[str, ...]) -> bool:
         """Record that the session `session_id` has created the member's znodes, with these topics. Return whether the
-        member's topics have changed since then, so that the member's znode must be created again.
+        member has other topics by now; if so, the member's znode must be created again.
         """
         with self._lock:
             self.is_registered = True
@@ -62,8 +62,8 @@ class MembershipState:
                 self.session_id, self._held = None, set()
 
     def step_out(self) -> tuple[int | None, frozenset[Partition]]:
-        """Keep the member outside of the group from now on. Return the id of the session whose znodes the caller must
-        remove, and the claimed partitions.
+        """Record that the member stays outside of the group until it rejoins. Return the id of the session whose znodes
+        the caller must remove, and the claimed partitions.
         """
         self.is_out = True
         with self._lock:
@@ -89,10 +89,11 @@ class MembershipState:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> tuple[bool, int | None]:
-        """Add a topic to the member's topics. Return two values. The first value is whether the caller still has work
-        to do for the topic. The second value is the id of the session on which the member's znode must be created again
-        with the topic. The second value is None if the member is not registered now, because the next registration
-        contains the topic, or `registered` will ask for a new znode.
+        """Add a topic to the member's topics. Return two values. The first value is whether the caller must still
+        subscribe to the topic, that is, until the caller has reported by `followed` that it watches the topic. The
+        second value is the id of the session on which the member's znode must be created again with the topic. The
+        second value is None if the member is not registered now: its next registration will contain the topic. If that
+        registration is already under way without the topic, `registered` will ask for a new znode.
         """
         with self._lock:
             if topic not in self.topics:
@@ -101,7 +102,9 @@ class MembershipState:
             return topic in self._unfollowed, self.session_id if self.is_registered else None
 
     def followed(self, topic: str) -> None:
-        """Record that the caller has finished the work for a new topic."""
+        """Record that the caller has registered and watches the new topic, so that `subscribe` requires nothing more
+        for it.
+        """
         with self._lock:
             self._unfollowed.discard(topic)
 

@@ -1,8 +1,8 @@
 """Hand over the offsets of consumer groups when partitions move from a source broker to a target broker. The offset of
 a source's partition becomes the offset of the corresponding partition of the target.
 
-During the hand-over no member may own the source's partition, and no member with an old view of the cluster may claim
-it. So the process that hands over the offsets first claims the partition in each group: it creates the partition's
+During the hand-over no member may own the source's partition. Nor may a member claim it that does not know of the move
+yet. So the process that hands over the offsets first claims the partition in each group: it creates the partition's
 owner znode itself.
 """
 
@@ -30,8 +30,8 @@ class OffsetHandOver:
     """Hands over the offsets of all groups for one move. The methods block on ZooKeeper. Any thread except kazoo's may
     call them, but only one thread at a time. Every method may raise CoordinationError.
 
-    Another process may repeat the hand-over at any time, because one transaction writes each offset for the target and
-    deletes it for the source.
+    Another process may repeat the hand-over at any time without harm, because a single transaction both writes an
+    offset for the target and deletes it for the source.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:

@@ -2,9 +2,9 @@
 the next owner of its partitions reads the marks (decision 108).
 
 Marks are written by members whose run() sends failed messages back to the broker. Each partition that such a member
-owns, or owned when it died, has one persistent znode with a mark. The znode is removed when its member gives up the
-partition in the normal way. The znode is stored in ZooKeeper beside the znodes for offsets, even if the offsets are
-kept elsewhere.
+owns, or owned when it died, has one persistent znode with the mark. When the member gives up the partition in the
+normal way, it removes the znode. The znode is stored in ZooKeeper beside the znodes for offsets, even if the offsets
+are kept elsewhere.
 """
 
 from __future__ import annotations

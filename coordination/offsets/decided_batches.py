@@ -1,5 +1,6 @@
-"""Keep the last decided batch of each Spark query in ZooKeeper. Each query has one znode. The data of a znode is
-replaced only if the znode still has the version that was read.
+"""Keep the last decided batch of each Spark query in ZooKeeper. A batch is decided when it is certain that all its rows
+are, or will be, written to the query's topics. Each query has one znode. The data of a znode is replaced only if the
+znode still has the version that was read.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""Number of offset znodes in one read. To read more than 64 offset znodes, it is cheaper to list first which of them
-exist.
+"""A limit for the number of offset znodes in one call. If more than 64 are to be read or written, it is cheaper to list
+first which of them exist.
 """
 
 TopicPartitionName = tuple[str, str]
@@ -234,12 +234,12 @@ class OwnerCheckedStore(OffsetStore):
     the committing member owns the partitions. Any thread may call the methods.
 
     Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
-    partitions. The check and the write are two steps, while ZooKeeperOffsetStore needs only one step. So if a member's
-    session ends exactly between the two steps, the member can still overwrite a commit that the next owner makes at
-    that moment. In that case messages may be delivered again. No message is lost, because all messages before the
-    written offset were consumed, or the group had not begun to consume. There is one exception: if both owners begin at
-    "latest" at that moment, and nothing is committed afterwards, the messages between the two start offsets are
-    skipped.
+    partitions. The check in ZooKeeper and the write to the store are two steps, while ZooKeeperOffsetStore does both in
+    one step. So if a member's session ends exactly between the two steps, the member can still overwrite a commit that
+    the next owner makes at that moment. In that case messages may be delivered again. No message is lost. All messages
+    before the written offset were consumed, or the offset is the one at which the group begins to consume. There is one
+    exception: if both owners begin at "latest" at that moment, and nothing is committed afterwards, the messages
+    between the two start offsets are skipped.
     """
 
     def __init__(self, store: OffsetStore, membership: GroupMembership) -> None:

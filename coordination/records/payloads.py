@@ -64,7 +64,7 @@ because so many partitions would fill the memory of every client.
 """
 
 UNKNOWN_MESSAGE_ID = -1
-"""The message id in an Offset if the offset was not reached by processing a message."""
+"""The message id in an Offset that a tool has set or a group begins at, so that there is no last processed message."""
 
 _INT = re.compile(r"[+-]?[0-9]+\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
@@ -93,8 +93,8 @@ class DecidedBatch:
     """The last decided batch of a Spark query: all its rows are in the query's topics, or will certainly be written
     there.
 
-    pending: names of the batch's transactions that may not be committed yet. topic: one of the topics to which the
-    batch was written.
+    pending: names of those transactions of the batch that are perhaps not committed yet. topic: one of the topics to
+    which the batch was written.
     """
 
     batch: int
@@ -328,7 +328,8 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 class Begun(NamedTuple):
     """The message that the owner of a partition has begun to process. offset: the message's offset, written before the
     processing begins; -1 if the owner handles messages without writing their offsets. alone: number of successive
-    owners that began this message while they processed no other message, and did not finish it.
+    owners of the partition that have each begun this message, have processed no other message at the same time, and
+    have not finished it.
     """
 
     offset: int = -1

@@ -36,7 +36,8 @@ class SetState:
     should have, sorted. The members are all nodes that have ever been in sync, except nodes that an operator has
     removed.
     chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never.
-    Data that was written up to this epoch and that the chosen node lacks is given up, even if other nodes have it.
+    The choice gives up all data that was written up to this epoch and that the chosen node lacks, even if other nodes
+    have this data.
 
     A state without in-sync nodes means that ZooKeeper was set back to an older state, and that a node with a newer
     state in memory has revoked the older state (see `revoked`). After a revocation no node may be elected until an
@@ -57,7 +58,7 @@ class SetState:
     def revoked(self) -> SetState:
         """Return a copy of this state without a leader and without in-sync nodes. The copy is called a revoked state.
         Since no node is in sync, no node stands for election. Since no node leads, no node follows. So even a node with
-        an older version of metaq, which does not know revoked states, does the right thing.
+        an older version of metaq, which does not know revoked states, neither stands for election nor follows a leader.
         """
         return replace(self, leader="", in_sync={})
 
@@ -105,12 +106,10 @@ class SetNode:
 
 
 def may_revoke(state: SetState, newest: SetState) -> bool:
-    """ZooKeeper was set back to the older state `state`. Return whether a node that has seen the state `newest` may
-    revoke `state`.
-
-    The result is False if a node has been elected, or an operator has chosen a node, after ZooKeeper was set back. In
-    both cases the present nodes may already follow the elected or chosen node. They must not be stopped because a node
-    with newer knowledge comes late. The late node does not truncate its own newer data.
+    """Return whether a node that has seen the state `newest` may revoke the older state `state`, to which ZooKeeper was
+    set back. The result is False if a node has been elected, or an operator has chosen a node, since ZooKeeper was set
+    back. In both cases the other nodes may already follow the elected or chosen node. A node that comes late must not
+    stop them, although it knows a newer state. The late node keeps its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 

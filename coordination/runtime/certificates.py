@@ -20,7 +20,9 @@ __all__ = ["CertificateFiles", "check_secret"]
 T = TypeVar("T")
 
 _HANDSHAKE_STEPS = 3
-"""Each side of a handshake reads and writes at most this many times."""
+"""In a handshake between two sides in memory, each side gets this many turns to read and write. This is enough for
+every handshake.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class CertificateFiles:
         return context
 
     def own_certificate(self) -> dict[str, object]:
-        """Return this side's certificate as `ssl.SSLSocket.getpeercert` shows it. Raises ConfigError; also for a
-        certificate that has expired, which TLS cannot show.
+        """Return this side's certificate as `ssl.SSLSocket.getpeercert` shows it. Raises ConfigError if a file cannot
+        be used, and also if the certificate has expired, because the TLS handshake then fails.
 
         Python's `ssl` shows one side of a connection only the certificate of the other side. So this method makes a TLS
         handshake between two sides in memory, and one of them trusts exactly this certificate.

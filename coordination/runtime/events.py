@@ -114,10 +114,10 @@ class PersistentTask:
     """Calls `attempt` on a separate thread until a call succeeds. The pauses between the calls grow and are partly
     random. The number of calls is not limited.
 
-    trigger() requests that `attempt` is called until it has succeeded once. A trigger during an attempt leads to
-    another attempt. A CoordinationError is logged on one line with the pause. Any other exception is a bug. The
-    exception is logged with its traceback, and the attempt is also repeated, because a broker or consumer that stops
-    silently would be worse. The thread ends when no attempt is requested.
+    Each call of trigger() is a request to call `attempt` until it has succeeded once. A trigger() that comes during an
+    attempt leads to another attempt after it. A CoordinationError is logged on one line with the pause. Any other
+    exception is a bug. The exception is logged with its traceback, and the attempt is also repeated, because a broker
+    or consumer that stops silently would be worse. The thread ends when no attempt is requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -154,8 +154,8 @@ class PersistentTask:
                 self._wait_to_retry(pause)
 
     def _take_wish(self) -> bool:
-        """Return whether an attempt is requested, and mark the request as taken. If no attempt is requested, this
-        thread must end, and the next trigger starts another thread.
+        """Return whether an attempt is requested, and clear the request. If no attempt is requested, the calling thread
+        must end; the next trigger() starts another thread.
         """
         with self._changed:
             wanted, self._wanted = self._wanted and not self._closed, False

@@ -16,8 +16,8 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""Number of forks between the process that imported this module and the current process. To read the number costs less
-than a call of os.getpid().
+"""Number of forks between the process that imported this module and the current process. Comparing this number tells
+whether the process is a forked child, and costs less than a call of os.getpid().
 """
 
 

@@ -64,8 +64,8 @@ Raises RuntimeError if no thread can be started.
 
 
 def may_be_interrupted() -> bool:
-    """Return whether signal handlers run on the calling thread. If they do, work that affects other threads must be
-    done on another thread.
+    """Return whether signal handlers run on the calling thread. If they do, an interrupt may stop any work on this
+    thread halfway. So work that affects other threads must be done on another thread.
     """
     return threading.get_ident() == _main
 
@@ -128,9 +128,9 @@ class BackgroundThread:
     """A daemon thread that runs `action` soon. No signal handler runs on this thread. The constructor raises
     RuntimeError if the interpreter is about to exit.
 
-    If Thread.start() is interrupted, the new thread may end at once without running the action. So another thread calls
-    Thread.start(), and that thread is started by one call of a C function. If the constructor is interrupted after the
-    call of the C function, the action runs although the caller has not got the BackgroundThread object.
+    If Thread.start() is interrupted, the new thread may end at once without running the action. So the constructor
+    starts a helper thread by one call of a C function, and the helper thread calls Thread.start(). If the constructor
+    is interrupted after this call, the action runs although the caller has not received the BackgroundThread object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -169,10 +169,10 @@ class Aside:
 
     An interrupt ends only the caller's wait, not the action, because the action may hold locks and may have steps that
     belong together. Actions run in order; the action of an interrupted call runs before later actions. name: the name
-    of the threads. drops: whether to discard queued actions whose caller was interrupted, so that a later action waits
-    for at most one of them. lingers: seconds for which a thread that has run its actions waits for more actions. The
-    wait saves new threads: on busy processors a new thread needs milliseconds until it runs. Do not use an Aside for
-    objects that a forked process also uses.
+    of the threads. drops: whether to discard an action that is still queued when its caller is interrupted. If so, a
+    later action waits for at most one action of an interrupted caller: the action that is running. lingers: seconds for
+    which a thread that has run its actions waits for more actions. The wait saves new threads: on busy processors a new
+    thread needs milliseconds until it runs. Do not use an Aside for objects that a forked process also uses.
     """
 
     def __init__(self, name: str, *, drops: bool = False, lingers: float = 0.0) -> None:
@@ -262,8 +262,8 @@ class Aside:
 class Bells:
     """Wakes threads that wait for a change. Any thread may call the methods.
 
-    Bells replaces threading.Condition: Python code takes a Condition's lock, so the lock may stay locked for ever if
-    the thread is interrupted.
+    Bells replaces threading.Condition: a Condition takes its lock in Python code, so the lock may stay locked for ever
+    if the thread is interrupted there.
     """
 
     def __init__(self) -> None:

@@ -35,8 +35,8 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: true if it is certain that waiting does not help, unless somebody starts the
-    server or corrects its name or port.
+    """The state of one server. certain: true if waiting certainly does not help, because the server stays unusable
+    until somebody starts it or corrects its name or port.
 
     waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
     zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is

@@ -67,9 +67,9 @@ def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all:
     of this transaction. findings: the state of each server.
 
     The set-back is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`,
-    because a leader or a single server has all committed transactions. If neither has a lower zxid, the result is True
-    only if every server has refused the session. In both cases the result is False if any server still waits for a
-    majority, or reports a zxid of `seen` or higher.
+    because a leader or a single server has all committed transactions. If no leader and no server without an ensemble
+    has a lower zxid, the result is True only if every server has refused the session. In both cases the result is False
+    if any server still waits for a majority, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

@@ -48,7 +48,9 @@ _ERROR = -1
 """The type number that marks an error result in the answer to a multiRead request."""
 
 _LOOK_SECONDS = 1.0
-"""Time in seconds that a server has for its answer when it is asked for its last transaction."""
+"""Longest time in seconds that the client waits for the answer when it asks a server for the server's last
+transaction.
+"""
 
 
 class Client(KazooClient):  # type: ignore[misc]
@@ -173,8 +175,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
     """A kazoo handler with only one callback thread. kazoo itself has two callback threads, one for answers and one for
-    watches. With two threads the callback of a watch can wait for an answer. metaq's watch callbacks never wait, so one
-    thread is enough.
+    watches. Two threads are needed only if the callback of a watch waits for an answer to a request. metaq's watch
+    callbacks never wait, so one thread is enough.
     """
 
     _running: bool

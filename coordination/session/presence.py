@@ -58,8 +58,8 @@ class Presence:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Call `appear` after the beginning of each new session from now on. If the `with` block raises an exception,
-        end these calls.
+        """Call `appear` after the beginning of each new session from now on. If the code in the `with` block raises an
+        exception, `appear` is not called any more.
         """
         self._session.on_session(self._session_changed)
         try:

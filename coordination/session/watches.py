@@ -25,8 +25,8 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 _RETRY_SECONDS = 2.0
 
 _LONGEST_BURST = 10
-"""A change is usually reported when the znode has not changed for a certain quiet time. If changes go on for longer
-than this multiple of the quiet time, the latest value is reported although the changes continue.
+"""A change is usually reported when the znode has not changed again for a certain time, the quiet time. If the changes
+go on for longer than _LONGEST_BURST times the quiet time, the latest value is reported although the changes continue.
 """
 
 
@@ -77,8 +77,8 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Stop calling `on_change`. A call of it that is running now may still finish. A watch that is still set at the
-        server has no effect any more.
+        """Stop calling `on_change`. A call of `on_change` that is running now may still finish. A watch that is still
+        set at the server has no effect any more.
         """
         self._closed = True
         self._session.off_session(self._session_changed)
@@ -206,8 +206,8 @@ class NodeWatcher(Generic[T]):
 class ChildrenWatcher(NodeWatcher[list[str]]):
     """Watches the names of a znode's children. A missing znode has no children.
 
-    The change is also reported if a child was deleted and created again so fast that the list of names is the same as
-    before. So a reader of the child's data learns that it must read the data again.
+    If a child was deleted and created again so fast that the list of names is the same as before, this is also reported
+    as a change. So a reader of the child's data learns that it must read the data again.
 
     settle: a function that gets the number of children and returns a pause in seconds. A change is reported when the
     children have not changed again during the pause. If they change again and again, they are read once per pause, and

@@ -65,7 +65,7 @@ restarting server is back by then or takes much longer.
 """
 
 _LOOK_SECONDS = 1.0
-"""Time in seconds that a server has for its answer when it is examined."""
+"""Longest time in seconds that start() waits for a server's answer when it examines why the server opens no session."""
 
 
 if sys.platform == "linux":
@@ -333,7 +333,7 @@ class ZkSession:
             self._listeners.append(callback)
 
     def off_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Stop calling `callback`, which was passed to on_session(). A call of it that is running now may still
+        """Stop calling `callback`, which was passed to on_session(). A call of `callback` that is running now may still
         finish.
         """
         with self._lock:

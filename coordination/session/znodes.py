@@ -57,7 +57,8 @@ queue short, and limits the number of answers that are lost when a connection is
 
 ATOMIC_WRITES = 1_000
 """Largest number of writes in one transaction. The server accepts 1 MB, and a znode with the longest name takes 0.4 KB.
-The number is even, so that the deletion and re-creation of a znode are in one transaction.
+The number is even: if each znode is deleted and created again, the two writes for a znode are always in the same
+transaction.
 """
 
 _READS = 500
@@ -123,8 +124,8 @@ class Znodes:
 
     timeout: if a call gets no answer for this number of seconds, it raises CoordinationUnavailable. If the connection
     is lost, reads and the creation of persistent znodes are repeated until `timeout` is over, also on a new session.
-    Fenced writes are not repeated. In a forked child, the methods raise ClientError. If a call is interrupted after it
-    has begun, it is completed before the next call.
+    Fenced writes are not repeated. In a forked child, the methods raise ClientError. If an interrupt ends a call after
+    its requests have begun, another thread still completes these requests before the next call begins.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
@@ -149,8 +150,8 @@ class Znodes:
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
         """Return data and stat of each znode, in order; None for a znode that does not exist.
 
-        ZooKeeper servers from 3.6 on read up to 500 znodes at one moment. Older servers read the paths one after the
-        other, in order.
+        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write comes between them. Older
+        servers read the paths one after the other, in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 

@@ -50,8 +50,8 @@ class SetView:
     znode is deleted and created again.
     """
     era: int = 0
-    """Number of times that ZooKeeper was set back before this view was read: it came back without the newest state that
-    the reader had seen.
+    """Number of times that ZooKeeper was set back before this view was read. Each time, ZooKeeper came back without the
+    newest state that the reader had seen.
     """
     set_back: bool = False
     """Whether ZooKeeper was set back to this older state. True if the reader has seen a newer state before, and nobody
@@ -141,9 +141,9 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
     reconnection. Close the returned watcher to end these calls.
 
-    The function needs one ZooKeeper watch per set. It notices that a node has come or gone only when the leader changes
-    the list of in-sync nodes as a result. This delay does not matter for clients that read from in-sync nodes.
-    BrokerSet notices at once that a node has come or gone. A damaged state is logged, and read again every 2 s.
+    The function needs one ZooKeeper watch per set. When a node comes or goes, `on_view` is called only after the leader
+    has changed the list of in-sync nodes because of it. This delay does not matter for clients that read from in-sync
+    nodes. BrokerSet notices at once that a node has come or gone. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(
         session,

@@ -18,9 +18,9 @@ class PeerConnection:
     """A client's connection. The server makes a PeerConnection for each client (`StandaloneServer.connected`) and adds
     bytes to `out`. The code that has the socket sends these bytes.
 
-    ends: true if the connection will be closed as soon as all bytes are sent that the server has made for it so far. If
-    true, bytes received later are ignored. finished: true if the connection must be closed as soon as the bytes in
-    `out` are sent.
+    ends: true if the server has decided to close the connection after all bytes that it has made for it so far. Some of
+    these bytes may not be in `out` yet, because they wait for the log. If true, bytes received later are ignored.
+    finished: true if all these bytes are in `out`, so that the connection must be closed as soon as `out` is sent.
     """
 
     __slots__ = (

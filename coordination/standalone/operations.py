@@ -2,9 +2,9 @@
 
 A function that executes an operation is called an action. An action handles its request in one of three ways. For a
 short request, the action does all the work at once. For a long request, the action returns the steps of the work. Or
-the action lets the server do the steps between the requests of other connections (aside, see server.py). The cost of a
-step is counted in simple requests. The actions behave like the classes FinalRequestProcessor and MultiResponse of
-Apache ZooKeeper 3.9.5.
+the action lets the server do the steps between the requests of other connections (aside, see server.py). The unit for
+the cost of a step is the cost of one simple request. The actions behave like the classes FinalRequestProcessor and
+MultiResponse of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations

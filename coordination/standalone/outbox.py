@@ -61,7 +61,9 @@ class Outbox:
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
-        """Begin a write. Packets that are made from now on wait until the log entries of this write are on the disk."""
+        """Begin a write. Begin a write. Packets that are made from now on are not sent until the log entries of this
+        write are on the disk.
+        """
         self._position += self._keeps
 
     def pack(self) -> None:

@@ -54,8 +54,8 @@ _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""Number of bytes that wait to be sent to one client. While more than 1 MiB wait, no further requests of the client are
-processed.
+"""A limit for the bytes that wait to be sent to one client. While more than this number of bytes (1 MiB) wait, no
+further requests of the client are processed.
 """
 
 
@@ -496,7 +496,8 @@ class StandaloneServer:
 
     def snapshot(self) -> Iterator[bytes]:
         """Yield log entries that describe all znodes and sessions. Each entry contains the state of a znode or session
-        at the moment when the entry is made. Continue the iteration only while the server is not `busy`.
+        at the moment when the entry is made. The caller may ask for the next entries only while the server is not
+        `busy`.
         """
         part: list[bytes] = []
         size = 0

@@ -72,7 +72,7 @@ class Sessions:
         return session
 
     def add(self, session: OpenSession, now_ms: int) -> None:
-        """Add a session that exists already."""
+        """Add a session object: a new session from `create`, or a session that was restored from the log."""
         self.by_id[session.id] = session
         self.last_id = max(self.last_id, session.id)
         self.touch(session, now_ms)

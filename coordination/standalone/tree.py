@@ -73,7 +73,7 @@ def parent_of(path: str) -> str:
 
 
 def wrapped(value: int) -> int:
-    """Return the value as a 32-bit int, which overflows as in Java."""
+    """Return the value reduced to a signed 32-bit int, as Java does when an int overflows."""
     return (value + 2**31) % 2**32 - 2**31
 
 

@@ -112,8 +112,8 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
 
 
 class NoAcl(Malformed):
-    """A create operation in a multi has no ACL. Apache's server fails already when it constructs such an operation, so
-    the multi takes no zxid.
+    """Raised if a create operation in a multi has no ACL. Apache's server fails already when it constructs such an
+    operation, so the multi takes no zxid.
     """
 
 
@@ -140,8 +140,8 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 
 def _multi_create(request: CreateNode) -> CreateNode:
-    """Return the request that a create operation in a multi stands for. In a multi, the mode of the operation alone
-    determines which kind of znode is created. Raises Malformed, NoAcl.
+    """Return the create request that has the same effect as a create operation in a multi. In a multi, the mode of the
+    operation alone determines which kind of znode is created. Raises Malformed, NoAcl.
     """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:

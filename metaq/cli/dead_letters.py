@@ -168,7 +168,7 @@ def redrive_letters(
     to: RedriveTo,
     names: tuple[str, ...],
 ) -> None:
-    """Send dead letters again, unchanged, and mark them as done: the named ones, or all that the options choose.
+    """Send the named dead letters, or all that the options choose, again unchanged, and mark them as done.
 
     Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again.
     At most one dead letter is then sent twice: the one that was being sent at the interruption.
@@ -203,7 +203,7 @@ def redrive_letters(
 @yes_option
 @click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes: bool, names: tuple[str, ...]) -> None:
-    """Mark dead letters as done without sending them again: the named ones, or all that the options choose.
+    """Mark the named dead letters, or all that the options choose, as done without sending them again.
 
     \b
     Example

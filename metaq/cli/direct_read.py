@@ -76,9 +76,10 @@ def read_topic(
     block of about READ_BYTES from each.
 
     idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error if
-    bytes are damaged; reading continues after these bytes. on_silent: called if a broker does not answer or an operator
-    has closed a partition, once for each, with a sentence about the missing data. The other partitions are still read.
-    If `follow` is set, a broker that has not answered is asked again every RETRY_SECONDS.
+    bytes are damaged; reading continues after these bytes. on_silent: called with a sentence about the missing data if
+    a broker does not answer or an operator has closed a partition; called again for the same broker or partition only
+    if it has answered in between. The other partitions are still read. If `follow` is set, a broker that has not
+    answered is asked again every RETRY_SECONDS.
 
     Raises NoPartition and OffsetOutOfRange. Raises CorruptRecord for damaged bytes if on_damaged is not given, or if
     the end of the damage is unknown. Raises BrokerUnavailable if on_silent would be called but was not given.

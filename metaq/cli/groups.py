@@ -85,10 +85,11 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
     commit all stored messages count. Values that a Java broker does not report are unknown. Exit code 1 if a broker
     does not answer.
 
-    The topic %RETRY%GROUP has failed messages whose pause is over. Messages that still wait, and dead letters, are only
-    counted.
+    The topic %RETRY%GROUP has the failed messages that are ready for another attempt. Of failed messages that still
+    wait for this, and of dead letters, only the numbers are shown.
 
-    If members assign by zones, the zone of the broker is shown, and the owner's zone if it is another one.
+    If the group's members assign partitions by zones, the zone of each partition's broker is shown, and the owner's
+    zone if it is another one.
 
     \b
     Example
@@ -162,7 +163,8 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
     """Return for each group the topics that it reads.
 
     Raises ClientError for a group that has neither a member nor an offset. The error text names the most similar known
-    group, and ends with `otherwise`. For a shared group it names the command for shared groups instead.
+    group, and ends with `otherwise`. If the group is a shared group, the error text names the command for shared groups
+    instead.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]

@@ -101,7 +101,8 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
 def list_of_halves(
     zk: str, topic: str | None, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
 ) -> None:
-    """List half messages, in the order of their first checks. NEXT: when a producer is asked again (UTC).
+    """List half messages, ordered by the time of the first check, when a producer is first asked for the outcome. NEXT:
+    when a producer is asked again (UTC).
 
     If a broker does not answer, the exit code is 1, and only the messages of the other brokers are shown.
 
@@ -167,7 +168,7 @@ def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
 def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: int) -> None:
     """Show one half message with all known details. TAKEN, FIRST and NEXT (check) are in UTC.
 
-    Exit code 1 if none with this ID waits: its transaction may be decided already.
+    Exit code 1 if no half message with this ID waits for its outcome: its transaction may be decided already.
 
     \b
     Example

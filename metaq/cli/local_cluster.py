@@ -206,7 +206,8 @@ class LocalCluster:
 
     def _found_sets(self, session: ZkSession) -> None:
         """Write the first state of each new broker set to ZooKeeper. If the broker id already has messages, the set's
-        first node becomes the leader, otherwise its preferred node.
+        first node becomes the leader. Otherwise the set's preferred node becomes the leader; consecutive broker ids
+        have different preferred nodes, so that the leaders are spread over the nodes.
 
         An existing set keeps its state, unless no node has the in-sync data any more (`_choose_data`). If the nodes of
         a set have data but its state in ZooKeeper is lost, nothing is written, and the set waits for an operator.
@@ -223,8 +224,8 @@ class LocalCluster:
                 self._choose_data(session, broker_id, view.state, view)
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
-        """If no node's directory has the in-sync data of a set, because somebody has removed that directory, let the
-        node with the highest epoch lead. Data that only the removed directory contained is lost. Raises StoreError.
+        """If somebody has removed the directories of all nodes that were in sync, let the remaining node with the
+        highest epoch lead. Data that only the removed directories contained is lost. Raises StoreError.
         """
         from metaq.broker import inspection  # loaded late, as in earlier_starts.py
 
@@ -288,7 +289,7 @@ class LocalCluster:
         """Check the processes until `wait(seconds)` returns true. Raise BrokerUnavailable as soon as a process has
         ended by itself.
 
-        If the ended process is a node of a broker set, and the node was stopped or a signal has ended it, the node is
+        If the ended process is a node of a broker set, and it ended with the exit code 0 or by a signal, the node is
         started again instead.
         """
         while not wait(0.5):

@@ -117,7 +117,7 @@ def monitor(
     live member, no progress since the last check (--every), a partition without an owner, an offset outside the
     readable bytes, and lost messages that the group has read. The command also reports shared groups without a member,
     dead letters, broker sets in trouble, full disks and little memory. Each problem is reported in one line. Values
-    that cannot be read because of this problem are shown as unknown.
+    that cannot be read because of a problem are shown as unknown.
 
     \b
     Example

@@ -45,7 +45,7 @@ def offsets() -> None:
 
 
 def _as_here(command: click.Command) -> click.Command:
-    """Return a copy of a command of `metaq groups` whose examples contain `metaq offsets` instead."""
+    """Return a copy of a command of `metaq groups` whose examples contain `metaq offsets` instead of `metaq groups`."""
     here = copied(command)
     here.help = (command.help or "").replace("metaq groups ", "metaq offsets ")
     return here
@@ -76,8 +76,8 @@ class Shown(NamedTuple):
 def show_offsets(
     zk: str, as_json: bool, topic: str | None, group: str | None, only: tuple[PartitionName, ...], sql: str | None
 ) -> None:
-    """Show stored offsets: the byte, the id of the last processed message, and the owner of the partition. No broker is
-    asked; for the lag see `metaq groups describe`.
+    """Show stored offsets: the byte offset, the id of the last processed message, and the owner of the partition. No
+    broker is asked; for the lag see `metaq groups describe`.
 
     \b
     Example

@@ -67,7 +67,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 class Parsed(click.ParamType[T]):
     """A type of options that converts the text of a value by `parse`. If `parse` raises a ValueError (InvalidName is
-    one), its text is the error that the user sees.
+    one), the user sees the text of the ValueError.
 
     A value that is not a text is left unchanged, because it is a default, or click has already converted it.
     """

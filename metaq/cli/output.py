@@ -64,8 +64,8 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 
 def show_warnings() -> None:
-    """Make Python's logging escape control characters in the warnings that it prints on stderr if logging is not set
-    up.
+    """If logging is not set up, Python prints warnings on stderr. Make Python escape the control characters in these
+    warnings.
     """
     import logging  # not needed for a help text
 

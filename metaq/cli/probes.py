@@ -74,8 +74,8 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProbeLimits:
-    """`metaq monitor` raises an alarm if a value exceeds its limit here, or, for min_memory, is below it. max_lag is in
-    bytes; max_disk and min_memory are in percent.
+    """The limits of `metaq monitor`, which raises an alarm if a value is larger than its limit, or if the available
+    memory is less than min_memory. max_lag is in bytes; max_disk and min_memory are in percent.
     """
 
     max_lag: int = 100_000_000
@@ -117,7 +117,7 @@ class Monitor:
         """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
         """The last count of each group's dead letters, by group: the end offsets of the partitions of the group's
-        dead-letter topic when the dead letters were counted, and their number.
+        dead-letter topic when the dead letters were counted, and the number of dead letters.
         """
 
     def look(self) -> list[Seen]:
@@ -529,7 +529,7 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
     """Yield the results of the iterator `steps`. If it raises an error, yield an alarm with the error text.
-    CoordinationUnavailable is the exception: it is raised again, and the caller reports it.
+    Only CoordinationUnavailable does not become an alarm here: it is raised again, and the caller reports it.
     """
     try:
         yield from steps

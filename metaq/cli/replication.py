@@ -19,8 +19,9 @@ from .tables import print_table
 __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
-"""Roles of a broker that has to have a connection to another broker. The list is needed to recognize a lost connection:
-a slave without a connection names no peer once its master has left ZooKeeper.
+"""Roles of a broker that has to have a connection to another broker. If a broker in one of these roles has no
+connection, the connection is lost. The role is checked because the report of a slave may name no other broker: this is
+so when its master has left ZooKeeper.
 """
 TROUBLED = ("troubled", "stopped")
 

@@ -36,9 +36,9 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
-"""The beginning of the second line of a broker's answer if the item is a topic, even an unknown one. An item that is
-not in _ITEMS may also be the name of another statistic that only the broker knows. The answer for such an item has no
-line with this beginning.
+"""The beginning of the second line of a broker's answer if the requested item is the name of a topic, even of a topic
+that the broker does not know. An item that is not in _ITEMS may also be the name of another statistic that only the
+broker knows. The answer for such an item has no line with this beginning.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]

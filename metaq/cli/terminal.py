@@ -80,7 +80,9 @@ def _table(
 
 
 def progress(*columns: ProgressColumn) -> Progress:
-    """Return a progress line, which is shown on stderr if stderr is a terminal. The line is removed at its end."""
+    """Return a progress line, which is shown on stderr if stderr is a terminal. The line is removed when the progress
+    ends.
+    """
     from rich.progress import Progress  # not for tables
 
     return Progress(*columns, console=console(sys.stderr), transient=True, disable=not sys.stderr.isatty())

@@ -39,7 +39,8 @@ def transactions() -> None:
 @click.option("--active", is_flag=True, help="Also list open transactions that are not prepared, the largest first.")
 @json_option
 def list_transactions(target: Target, active: bool, as_json: bool) -> None:
-    """List transactions that are prepared, or decided by an operator and not yet forgotten; oldest first.
+    """List transactions, the oldest first: prepared ones, and ones that an operator has decided, until the broker is
+    told to forget the decision.
 
     \b
     Example

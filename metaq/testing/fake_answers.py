@@ -199,7 +199,7 @@ class Answers:
         return message_id(next(self._ids), self.broker_id)
 
     def _choose(self, topic: str, partition: int) -> int:
-        """Return the given partition, or one that the broker chooses if it is -1."""
+        """If `partition` is -1, return a partition that the broker chooses; otherwise return `partition`."""
         return partition if partition >= 0 else self.sends % max(1, self._count(topic))
 
     def _count(self, topic: str) -> int:
@@ -282,7 +282,9 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """Store the delayed messages that are due in their partitions. everything: store all delayed messages."""
+        """Store each delayed message whose delivery time has come in its partition. everything: store all delayed
+        messages.
+        """
         for each in self.delays.take_due(everything=everything):
             self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
 

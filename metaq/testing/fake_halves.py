@@ -21,8 +21,8 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""Milliseconds from the arrival of a half message to its first check. A half message may set another number for itself
-(`metaq.check-after`).
+"""Milliseconds from the arrival of a half message to its first check, when a producer is first asked for the outcome. A
+half message may set another number for itself (`metaq.check-after`).
 """
 
 
@@ -44,8 +44,9 @@ class FakeHalf:
     producer: str = ""
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
-        """Return the earliest time (Unix ms) at which the producer of `request` may get this half message. Infinity:
-        the producer does not get it while the producers in `askers` wait for half messages.
+        """Return the earliest time (Unix ms) at which the producer of `request` may get this half message. Return
+        infinity if the producer does not get this half message as long as the producers in `askers` wait for half
+        messages.
         """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf

@@ -97,10 +97,10 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 
 
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
-    """Choose matrices for the attributes, and yield for each matrix its width and the numbers of the attributes that
-    become its rows. The numbers of attributes that go into no matrix are yielded with the width 0. begins, widths: for
-    each attribute, where its row begins in the data, and the minimum width of the row. end: the number of bytes of the
-    data.
+    """Choose matrices for the attributes, and yield for each matrix its width and the indices of the attributes that
+    become its rows. The indices of the attributes that go into no matrix are yielded with the width 0. begins, widths:
+    for each attribute, where its row begins in the data, and the minimum width of the row. end: the number of bytes of
+    the data.
     """
     if not len(widths):
         return
@@ -319,9 +319,9 @@ class _Block:
     def _compare_numbers(
         self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
     ) -> None:
-        """Compare the values with a literal, as doubles, and set the rows' results in `truths`. A literal that a double
-        cannot hold exactly has more digits than each value that is compared here. So rounding the literal does not
-        change the results.
+        """Compare the values with a literal, as doubles, and set the rows' results in `truths`. NumPy rounds the
+        literal if it is an integer that a double cannot hold exactly. Such an integer has more digits than each value
+        that is compared here, and so has the rounded integer. So rounding does not change the results.
         """
         numbers = self._as_numbers(column)
         found = compare(numbers.values, literal).astype(np.uint8) * np.uint8(TRUE)

@@ -194,8 +194,8 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Count `messages` more messages as done. Sleep until a member with this rate would have finished these
-        messages.
+        """Count `messages` more messages as done. Sleep until the time at which a member that handles `rate` messages
+        per second would have finished them.
         """
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each

@@ -229,8 +229,8 @@ def _receive_rate(histories: list[History]) -> float:
 
 
 def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> BySpark:
-    """Set the offsets of a second group to the beginning, run the Spark job from there, and return the job's
-    results.
+    """Set the offsets of a second consumer group to the beginning of each partition, run the Spark job, which reads
+    from these offsets on, and return the job's results.
     """
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
