@@ -86,9 +86,18 @@ SMALL_READ_BYTES.
 """
 
 RECEIVE_BYTES = 4 << 20
-"""Size of a socket's receive buffer in bytes. A small request occupies a kibibyte of the buffer, but the system
-enlarges the buffer only by the request's payload. With a smaller buffer thousands of requests would not fit. If fewer
-requests are read together, each request costs more.
+"""Size in bytes of the receive buffer of a socket whose client sends much at once. A small request occupies a kibibyte
+of the buffer, but the system enlarges the buffer only by the request's payload. With a smaller buffer thousands of
+requests would not fit. If fewer requests are read together, each request costs more.
+"""
+
+RECEIVES_MUCH_BYTES = 16 * 1024
+"""A read of at least this many bytes shows that a client sends much at once."""
+
+MAX_LARGE_BUFFERS = 32
+"""Maximum number of sockets with a receive buffer of RECEIVE_BYTES. The kernel chooses the size for the others; it is
+much smaller for a connection that is not read. No limit of the broker counts this memory, because it is the kernel's.
+If all connections had large buffers, a few hundred that are not read would use up the whole machine's memory for TCP.
 """
 
 PAGE_ROWS = 500

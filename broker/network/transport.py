@@ -22,7 +22,7 @@ import logging
 import socket
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from twisted import __version__ as twisted_version
 from twisted.internet import tcp
@@ -71,8 +71,6 @@ class PlainConnection(tcp.Server):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, tuning.KEEPALIVE_SECONDS)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, tuning.KEEPALIVE_SECONDS // 3)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        if _may_receive():
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
         super().__init__(sock, *others)
 
     certified_hosts: frozenset[str] = frozenset()
@@ -107,6 +105,8 @@ class FastConnection(PlainConnection):
     """An accepted connection with the three changes that the module's docstring describes."""
 
     bufferSize = 64 * 1024  # buffered bytes that pause the session  # noqa: N815
+    large_buffers: ClassVar[set[FastConnection]] = set()
+    """The connections with a receive buffer of RECEIVE_BYTES."""
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
@@ -138,14 +138,27 @@ class FastConnection(PlainConnection):
         if space is not None:
             session.received(count, since)
         else:
-            if count >= tuning.SMALL_READ_BYTES or self._read_bytes != tuning.SMALL_READ_BYTES:
+            if count >= tuning.RECEIVES_MUCH_BYTES or self._read_bytes != tuning.SMALL_READ_BYTES:
                 self._fit_reads(count)
             session.dataReceived(data)
         return None
 
     def _fit_reads(self, count: int) -> None:
-        """Choose the size of the next read. count: number of bytes that the present read has received."""
+        """Choose the size of the next read, and of the socket's receive buffer. count: number of bytes that the present
+        read has received.
+        """
         self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
+        large = FastConnection.large_buffers
+        if count < tuning.RECEIVES_MUCH_BYTES or self in large or len(large) >= tuning.MAX_LARGE_BUFFERS:
+            return
+        if _may_receive():
+            large.add(self)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
+
+    def connectionLost(self, reason: Any) -> None:  # noqa: N802
+        """Give the receive buffer back. Twisted calls this when the connection has ended."""
+        FastConnection.large_buffers.discard(self)
+        super().connectionLost(reason)
 
     def write(self, data: Buffer) -> None:
         """Write data to the connection. The bytes that the socket takes now are sent; the remaining bytes are

@@ -8,7 +8,9 @@ from unittest import mock
 import pytest
 from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
+from twisted.python.failure import Failure
 
+from metaq.broker import tuning
 from metaq.broker.assembly.server import IDLE_SECONDS
 from metaq.broker.network.transport import FastConnection
 from metaq.broker.sets.connections import StreamProtocol
@@ -155,11 +157,24 @@ def test_a_connection_without_traffic_is_cut_after_five_minutes(factory, harness
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_connection_has_room_for_many_small_requests_where_the_system_allows_it(monkeypatch, allowed):
+def test_few_connections_that_bring_much_at_once_have_room_for_many_small_requests(monkeypatch, harness, allowed):
     monkeypatch.setattr("metaq.broker.network.transport._may_receive", lambda: allowed)
-    fake: Any = Socket()
-    FastConnection(fake, object(), ("127.0.0.1", 1), None, 0, Descriptors())
-    assert fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == (4 << 20 if allowed else None)
+    monkeypatch.setattr(tuning, "MAX_LARGE_BUFFERS", 1)
+    monkeypatch.setattr(FastConnection, "large_buffers", set())
+
+    def has_room(count: int) -> bool:
+        fake: Any = Socket()
+        fake.shutdown = fake.close = lambda *_: None
+        connections.append(FastConnection(fake, mock.Mock(), ("127.0.0.1", 1), None, 0, Descriptors()))
+        connections[-1]._fit_reads(count)
+        return fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == tuning.RECEIVE_BYTES
+
+    connections: list[Any] = []
+    assert not has_room(tuning.RECEIVES_MUCH_BYTES - 1)
+    assert has_room(tuning.RECEIVES_MUCH_BYTES) == allowed
+    assert not has_room(tuning.RECEIVES_MUCH_BYTES)
+    connections[1].connectionLost(Failure(ConnectionError()))
+    assert has_room(tuning.RECEIVES_MUCH_BYTES) == allowed
 
 
 def test_a_stream_counts_among_the_connections_of_its_address_until_it_is_closed(harness):
