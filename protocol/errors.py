@@ -411,8 +411,7 @@ class DelayRefused(StoreError):
 
 
 class HalfRefused(DelayRefused):
-    """The producers of one connection ask for half messages of too many groups.
-    """
+    """The producers of one connection ask for half messages of too many groups."""
 
 
 class StaleSequence(StoreError):

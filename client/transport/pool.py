@@ -124,8 +124,9 @@ class ConnectionPool:
             _close(link)
 
     def follow(self, error: MetaqError) -> float | None:
-        """Process the error of a request. If the request failed only because another node leads the broker set, return
-        the seconds to wait before the request is sent again. Return None if it failed for another reason.
+        """Process the error with which a request has ended. If the request failed only because another node leads the
+        broker set, return the seconds to wait before the request is sent again. Return None if it failed for another
+        reason.
         """
         return self._core.follow(error, self._clock())
 

@@ -92,8 +92,8 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """Ensure that some thread reads the answer to this request, which was sent, even if no caller blocks on it. If
-        the connection has failed, end the request.
+        """Ensure that some thread reads the answer to this request, even if no caller waits for the answer. The request
+        was sent already. If the connection has failed, end the request.
         """
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()

@@ -22,13 +22,15 @@ again. If the node cannot be reached, the client uses its answer for longer.
 
 _JUMPS = 3
 """Number of redirects that a client follows one after the other without a pause. The client pauses before each further
-redirect, because the nodes may name each other as the leader.
+redirect, because otherwise it would send requests without end if two nodes name each other as the leader.
 """
 
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
 _PAUSE_SHARE = 0.25
-"""Pause before a node is asked again, as a share of the time that the set has been without a leader."""
+"""The pause before a client asks a node again grows: it is this share of the time that has passed since the search for
+the leader began.
+"""
 
 _QUIET_SECONDS = 1.0
 """If no node of a set has refused a request for this number of seconds, the next refusal counts as the first of a new

@@ -67,8 +67,8 @@ class TlsSocket:
         return bool(self._plaintext)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored. So even with MSG_WAITALL, fewer
-        than `size` bytes may come, and the caller must call `recv` again for the rest.
+        """Return up to `size` bytes, or b"" at the end of the stream. flags: ignored. So even if the caller passes
+        MSG_WAITALL, fewer than `size` bytes may come. The caller must then call `recv` again for the rest.
         """
         while not self._plaintext:
             if self._torn_in:

@@ -181,8 +181,8 @@ class Wire:
         """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most one tick.
 
         A separate writer thread sends the remaining bytes. The writer thread then sends the data of later calls, except
-        calls whose deadline has passed. So no caller waits beyond its deadline when the broker is slow in taking the
-        requests of other callers.
+        calls whose deadline has passed. So no caller waits beyond its deadline, even if the broker takes the earlier
+        requests of other callers only slowly.
         """
         broken: OSError | None = None
         with self._lock:
@@ -285,8 +285,8 @@ class Wire:
             self.fail(BrokerUnavailable(f"sending a request to {self._stream.peer} was interrupted"))
 
     def close(self) -> None:
-        """Close the socket. Do not call this method while a thread is inside `read`, because the file descriptor may
-        then be reused for another file.
+        """Close the socket. Do not call this method while a thread is inside `read`: the operating system may give the
+        closed file descriptor to another file, and the thread would read from that file.
         """
         self._sock.close()
 

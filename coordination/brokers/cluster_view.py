@@ -290,9 +290,9 @@ class ClusterView:
     # --- watching ---------------------------------------------------------------------------------------------------
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
-        """Call `callback()` on the event thread now (more than once), and later whenever a broker's master or slave
-        comes, goes, or is replaced by another process. This method sets one ZooKeeper watch for each broker id that
-        ever existed.
+        """Call `callback()` on the event thread now (once for each broker id that ever existed), and later whenever a
+        broker's master or slave comes, goes, or is replaced by another process. This method sets one ZooKeeper watch
+        for each broker id that ever existed.
         """
 
         def ids_changed(_path: str, names: list[str]) -> None:

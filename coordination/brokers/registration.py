@@ -40,16 +40,16 @@ reconnection.
 """
 
 SUCCESSOR_SECONDS = 2.0
-"""When the leader of a broker set stops, it keeps its topics registered for at most this number of seconds. Meanwhile
-the next leader can register the topics for itself.
+"""When the leader of a broker set stops, it keeps its topics registered for at most this number of seconds. In this
+time the next leader can register the topics for itself, so that clients see the topics without interruption.
 """
 
 _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
 """Number of seconds that a broker waits before it checks its znodes after a change below the znode of its broker id.
-During this pause, a person who is deleting a whole tree of znodes can finish, so the broker then checks only once. The
-pause also limits how often a broker registers again if somebody deletes its znodes repeatedly.
+During this pause, a person who is deleting a whole tree of znodes can finish, so the broker then checks only once. If
+somebody deletes the znodes again and again, the pause also limits how often the broker registers again.
 """
 
 

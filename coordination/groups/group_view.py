@@ -41,8 +41,8 @@ _SMALL_GROUP = 16
 def settle_seconds(members: int) -> float:
     """Return how many seconds to wait after the last member came or went, before a change of the members is processed.
     members: number of members of the group. For small groups the result is 0. To process one change costs requests in
-proportion to the number of members, and many consumers usually come or go at the same time. After the wait, all their
-changes are processed as one.
+    proportion to the number of members, and many consumers usually come or go at the same time. After the wait, all
+    their changes are processed as one.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -52,10 +52,10 @@ class GroupZones:
     """The zones of members and brokers for a group whose members assign partitions by zones.
 
     members: the zone of each member by consumer id, regardless of the member's topics; members with another assignment
-    strategy are missing. agreed: for each broker id, the zone of the broker that all members of the group use when they
-    assign partitions. version: the version of the znode that contains the agreed zones, for compare-and-set; -1 if
-    there is no such znode. brokers: the zone that each broker has registered now, by broker id; brokers without a zone
-    are missing.
+    strategy are missing. agreed: a zone for each broker id; all members of the group have agreed to assign partitions
+    as if the broker were in this zone. version: the version of the znode that contains the agreed zones, for
+    compare-and-set; -1 if there is no such znode. brokers: the zone that each broker has registered now, by broker id;
+    brokers without a zone are missing.
     """
 
     members: Mapping[str, str]

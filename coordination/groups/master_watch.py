@@ -43,7 +43,7 @@ class MasterView:
 
 
 class MasterWatch:
-    """Follows the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
+    """Watches the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
 
     In 1.x a slave reads the list of topics only once. MasterWatch notices every change of the topics, so that the slave
     copies new topics without a restart. As in 1.x, the slave is registered as a consumer, but owns no partitions and

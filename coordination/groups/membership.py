@@ -175,8 +175,8 @@ class GroupMembership:
 
     @property
     def connection(self) -> int | None:
-        """The number of the current connection to ZooKeeper, counted from the beginning of the session object; None
-        while there is no connection.
+        """The number of the current connection to ZooKeeper; None while there is no connection. The ZkSession object
+        counts all connections that it has made.
         """
         return self._session.connections if self._session.connected else None
 

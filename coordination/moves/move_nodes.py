@@ -49,8 +49,8 @@ class Moves:
         """Return all moves, sorted by topic, source and partition. The result includes all writes that were made before
         the call.
 
-        Raises CoordinationError if a move's znode is damaged, because without this move it is unknown which partitions
-        a broker has.
+        Raises CoordinationError if the znode of any move is damaged. A damaged move is not left out, because without it
+        the result would not show which partitions a broker has.
         """
         self._nodes.sync(self._paths.moves())
         topics = sorted(self._nodes.children(self._paths.moves()))

@@ -50,8 +50,8 @@ class DecidedBatches:
         return Versioned(parse_decided_batch(path, node[0]), node[1]) if node else Versioned(None, None)
 
     def replace(self, query_id: str, found: Versioned, decided: DecidedBatch) -> Versioned | None:
-        """Replace the content of the query's znode by `decided`, if the znode still contains `found`. Return the new
-        content, or None if somebody else has changed the znode.
+        """Replace the content of the query's znode by `decided`, if the znode has not changed since the caller has read
+        `found` from it. Return the new content, or None if somebody else has changed the znode.
 
         If this method raises CoordinationUnavailable, `decided` may have been written already. ZooKeeper may also write
         `decided` later, unless somebody else replaces `found` first.

@@ -37,9 +37,9 @@ class SqlOffsetStore(OffsetStore):
     """An OffsetStore in an SQL database. Any thread may call the methods. Each call opens a database connection,
     executes one transaction on it, and closes the connection.
 
-    A group's first commit for a partition inserts a row. As in 1.x, the offset in the first commit is the offset at
-    which the group begins in the partition. Later commits update the row. The store does not use ZooKeeper, so a
-    consumer wraps the store in an OwnerCheckedStore.
+    A group's first commit for a partition inserts a row. As in 1.x, this first commit stores the offset at which the
+    group begins to read the partition. Later commits update the row. The store does not use ZooKeeper, so a consumer
+    wraps the store in an OwnerCheckedStore.
     """
 
     def __init__(

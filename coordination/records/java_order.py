@@ -8,8 +8,8 @@ __all__ = ["java_sort_key", "java_sorted"]
 
 
 def java_sort_key(text: str) -> bytes:
-    """Return a sort key for the order of Java's String.compareTo. Java compares UTF-16 code units, so U+10000 and above
-    come before U+E000.
+    """Return a sort key for the order of Java's String.compareTo. Java compares UTF-16 code units, and a character from
+    U+10000 on begins with a unit below U+E000 (a surrogate). So these characters come before U+E000.
     """
     return text.encode("utf-16-be", "surrogatepass")
 

@@ -214,7 +214,7 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     payload is empty or JSON null.
 
     Java clients skip some payloads (unknown key, no number). For these payloads this function raises CoordinationError,
-    because all members of a group must see the same partitions.
+    so that our clients skip them, too, because all members of a group must see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:

@@ -116,8 +116,8 @@ class PersistentTask:
 
     Each call of trigger() is a request to call `attempt` until it has succeeded once. A trigger() that comes during an
     attempt leads to another attempt after it. A CoordinationError is logged on one line with the pause. Any other
-    exception is a bug. The exception is logged with its traceback, and the attempt is also repeated, because a broker
-    or consumer that stops silently would be worse. The thread ends when no attempt is requested.
+    exception is a bug. It is logged with its traceback, and the attempt is still repeated: without further attempts the
+    broker or consumer would stop its work without a sign. The thread ends when no attempt is requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:

@@ -24,8 +24,8 @@ def local_address() -> str:
 def address_in_java() -> str:
     """Return an address as local_address() does, but look at the interfaces in Java's order: by descending index.
 
-    On a host with Docker, the result is the address of Docker's bridge. Use this function only for names that Java
-    processes on this host must derive by themselves.
+    On a host with Docker, the result is the address of Docker's bridge. Use this function only to make a name that
+    contains the address, if a Java process on this host must come to the same name by itself.
     """
     return _first(_candidates()[::-1])
 

@@ -11,8 +11,8 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["ready_port", "ready_ports"]
 
 _FREE_PORTS = range(10_000, 32_768)
-"""The range of ports in which a free port is searched. All ports of the range are below the ports that Linux uses for
-outgoing connections by default (net.ipv4.ip_local_port_range).
+"""The range of ports in which a free port is searched. All ports of the range have lower numbers than the ports that
+Linux by default uses for outgoing connections (net.ipv4.ip_local_port_range).
 """
 
 _TRIES = 100

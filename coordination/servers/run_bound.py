@@ -3,8 +3,8 @@ the parent process ends.
 
 metaq uses this program instead of subprocess's `preexec_fn`, because `preexec_fn` may deadlock in a process with
 threads. The program imports nothing of metaq, so that it starts in milliseconds. On Linux (prctl(2)) PROGRAM gets the
-signal even if the parent process is ended by SIGKILL. On other systems, PROGRAM continues to run after its parent was
-killed.
+signal even if the parent process is ended by SIGKILL. On other systems, PROGRAM gets no signal if its parent is killed,
+and continues to run.
 """
 
 import ctypes

@@ -1,10 +1,11 @@
 """Send writes that ZooKeeper executes only on one certain session.
 
 If a request is made while kazoo reconnects, kazoo queues the request and sends it later, on the session that kazoo has
-then. A check of the session id by the caller would not help, because the session could still expire and be replaced
-before the request is sent. So the request's `serialize()` checks the session id. kazoo's connection thread calls
-`serialize()` right before it writes the bytes to the socket of the session, and no other thread changes the session. If
-the session has been replaced, `serialize()` returns a transaction that the server must refuse.
+then. It would not help if the caller checked the session id before it makes the request, because the session could
+still expire and be replaced before kazoo sends the request. So the request's `serialize()` checks the session id.
+kazoo's connection thread calls `serialize()` right before it writes the bytes to the socket of the session, and no
+other thread changes the session. If the session has been replaced, `serialize()` returns a transaction that the server
+must refuse.
 
 A check of the znode's version cannot replace the check of the session, because an owner znode that was deleted and
 created again starts at version 0 again.
@@ -28,7 +29,7 @@ because it would mean "any version".)
 
 
 class Refusal(Enum):
-    """Why a transaction was replaced by a transaction that the server refuses."""
+    """The reasons for which a transaction is replaced by a transaction that the server refuses."""
 
     SESSION = "its turn came on another session"
     DEADLINE = "its turn came too late"

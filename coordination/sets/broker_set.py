@@ -305,10 +305,10 @@ class BrokerSet:
         """If ZooKeeper was set back to an older state, revoke this older state, so that no node is elected on the basis
         of the older state. Return whether a revocation was tried.
 
-        The older state may name the wrong in-sync nodes. A node that was not running before the set-back does not know
-        that a newer state existed, and would stand for election. So the state itself must show that it is revoked,
-        because an election is based on the state. If an election or an operator changes the state during this call, the
-        state's version changes, and the method writes nothing.
+        The older state may name the wrong in-sync nodes. A node that has not seen the newer state does not know that
+        this state is older, and would stand for election. So the state itself must show that it is revoked, because an
+        election is based on the state. If an election or an operator changes the state during this call, the state's
+        version changes, and the method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

@@ -109,8 +109,8 @@ class StandaloneServer:
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
-        """Continue with the znodes and sessions that were restored from a log. Each session gets its full time-out
-        again. Raises Malformed.
+        """Continue with the znodes and sessions that were restored from a log. Each restored session expires only after
+        its full time-out from now on. Raises Malformed.
         """
         self.database.tree = restored.tree()
         self.database.zxid = zxid

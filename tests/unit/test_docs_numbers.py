@@ -52,7 +52,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "reads from, writes to or ends | {MOST_EVENTS} |",
         "call, which writes less than {MAX_FRAME_BYTES:bytes+1}. If the kernel has",
         "broker set](replication.md#operating-a-broker-set) has less than {FULL_BYTES:bytes} of free space, the",
-        "A name has at most {MAX_NODE_NAME} characters,",
+        "and zones have at most {MAX_NODE_NAME} characters, and no `/`,",
         "a PULL gives up to {MAX_PULL_BYTES:bytes}, or up to this value",
         "| `serverPort` | {DEFAULT_PORT:plain} |",
         "`checkpointInterval` | {DEFAULT_MAX_CHECKPOINTS}, {DEFAULT_CHECKPOINT_INTERVAL_MS:plain} |",
@@ -65,7 +65,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "offset may lie up to {MAX_GAP_BYTES:bytes}, and about {PUT_RIGHT_SECONDS:seconds} of consuming, behind its",
         "the accepted messages of at most {MAX_GAP_BYTES:bytes} again",
         "Filters run on {FILTER_THREADS} threads",
-        "for one request end after {BUDGET_SECONDS:s}. If the filter has",
+        "a filter for at most {BUDGET_SECONDS:s}. If the filter has",
         "skips at most {judge.SCAN_BYTES:bytes} of rejected records",
         "{MAX_FILTER_CALLS} requests may wait for filters",
         "the last {KEPT_LINES} lines of the log",
@@ -100,8 +100,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "or for one slice of a large request | {broker/tuning.TURN_SECONDS:ms} |",
         "in one round of the event loop | {ITERATION_SECONDS:ms}, and as much for requests that come in |",
         "from the disk (cold reads) at once | {MAX_COLD_READS} |",
-        "has not read yet | {broker/tuning.RECEIVE_BYTES:bytes} (the kernel's choice",
-        "is less), {LARGE_READ_BYTES:bytes} per read |",
+        "read yet | the kernel's choice; {broker/tuning.RECEIVE_BYTES:bytes} for {MAX_LARGE_BUFFERS} connections",
+        "allows it); {LARGE_READ_BYTES:bytes} per read |",
         "data being read for it | {MAX_PENDING_BYTES:bytes} and one read |",
         "| {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, or `--max-pending-puts`; each put counts {PUT_OVERHEAD_BYTES} bytes",
         "what it has read of them ({LARGE_READ_BYTES:bytes}, or a frame being received) waits",
@@ -125,13 +125,13 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "of their own | {Quotas.made_topics}, or",
         "| half messages that wait for their outcome | {Quotas.half_messages}, or",
         "| connections of the HTTP ports | {Quotas.http_connections}, or",
-        "wait for their turn take {Quotas.unfinished_bytes:bytes}, the same amount again as space for large frames "
-        "that "
-        "arrive, and twice {MAX_FRAME_BYTES:bytes+1} for each address. Requests that wait for messages take "
-        "{Quotas.waiting_bytes:bytes}, puts that wait for their sync {DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, unsent "
-        "answers {Quotas.unsent_bytes:bytes}, messages in transactions {Quotas.transaction_bytes:bytes}, and shared "
-        "groups {Quotas.shared_bytes:bytes}. Free memory that the heap keeps takes {HEAP_KEPT_BYTES:bytes}, and the "
-        "memory that was freed in the last {broker/main.HEAP_SECONDS:s}. Each connection takes one read "
+        "wait for their turn take {Quotas.unfinished_bytes:bytes}. Space for large frames that are arriving takes "
+        "another {Quotas.unfinished_bytes:bytes}, and each address adds twice {MAX_FRAME_BYTES:bytes+1}. Requests "
+        "that wait for messages take {Quotas.waiting_bytes:bytes}, puts that wait for their sync "
+        "{DEFAULT_MAX_PENDING_PUT_BYTES:bytes}, unsent answers {Quotas.unsent_bytes:bytes}, messages in "
+        "transactions {Quotas.transaction_bytes:bytes}, and shared groups {Quotas.shared_bytes:bytes}. Memory that "
+        "is free, but that the heap does not return to the system, takes {HEAP_KEPT_BYTES:bytes} plus all memory "
+        "that was freed in the last {broker/main.HEAP_SECONDS:s}. Each connection takes one read "
         "({LARGE_READ_BYTES:bytes}), space for {SPACE_READ_BYTES:bytes} of a large frame, and one answer "
         "({broker/tuning.WRITE_BYTES:bytes}, or one record)",
         "A page shows {PAGE_ROWS} rows of a table, and has links to the table's other rows (`?from={PAGE_ROWS}`)",
@@ -266,7 +266,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "message to the handler again {RECOVER_FIRST_SECONDS:s} after a consumer of the group began, and then every "
         "{RECOVER_SECONDS:s} until the message is",
         "`run` waits at most `stop_seconds` ({ConsumerConfig.stop_seconds})",
-        "twice as much at once, up to {LARGEST_GET_BYTES:bytes}",
+        "necessary several times, up to {LARGEST_GET_BYTES:bytes}. If the broker does",
         "consumer logs a line after {EMPTY_GETS} empty answers.",
     ),
     "docs/replication.md": (
@@ -317,7 +317,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "README.md": ("yes, up to 5 s |",),  # Java's
     "docs/broker.md": (
         # what `bench.worst` fills a broker with, and what it measured
-        "type to a broker with 10,240 partitions, 10,000 shared groups and 50,000 half messages. There no slice of "
+        "type to a broker with 10,240 partitions, 10,000 shared groups and 50,000 half messages. In this test "
+        "no slice of "
         "the broker's own work takes longer than 20 ms of processor time. Two",
         "at hand, a write of 8 MiB takes 3 to 6 ms. On a virtual machine",
         "the same write takes 20 to 25 ms, in any program",
