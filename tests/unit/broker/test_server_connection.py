@@ -167,7 +167,7 @@ def test_few_connections_that_bring_much_at_once_have_room_for_many_small_reques
         fake.shutdown = fake.close = lambda *_: None
         connections.append(FastConnection(fake, mock.Mock(), ("127.0.0.1", 1), None, 0, Descriptors()))
         connections[-1]._fit_reads(count)
-        return fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == tuning.RECEIVE_BYTES
+        return bool(fake.options.get((socket.SOL_SOCKET, socket.SO_RCVBUF)) == tuning.RECEIVE_BYTES)
 
     connections: list[Any] = []
     assert not has_room(tuning.RECEIVES_MUCH_BYTES - 1)
