@@ -156,9 +156,9 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """Return two lists: the partitions that `selected` returns, and the selected partitions that no live broker offers.
-    No live broker reports the partitions of the second list. So a partition can be in this list only if a znode or
-    `seen` names it.
+    """Return two lists: the partitions that the options select and a live broker offers (see `selected`), and the
+    partitions that the options select and no live broker offers. No live broker reports the partitions of the second
+    list. So a partition can be in this list only if a znode or `seen` names it.
 
     seen: the partitions that earlier calls for the same query found. This call adds the partitions that it finds,
     because a broker may become absent between two calls. Raises BrokerUnavailable if a topic has only partitions that

@@ -18,8 +18,8 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""The value that a Java class may have in filters.ini in place of a callable. The value means that the consumer group
-gets all messages.
+"""In filters.ini, each name of a Java filter class is followed by a callable or by this value. With this value, the
+consumer group gets all messages.
 """
 
 FILTERS_FILE = "filters.ini"

@@ -43,7 +43,9 @@ class GroupFilter(NamedTuple):
         return cls(request.where.strip(), tuple(sorted(set(request.tags))), request.ordered)
 
     def __str__(self) -> str:
-        """Return the filter in readable form, as the arguments of a SharedConsumer, shortened if it is long."""
+        """Return the filter as text for people, written like the arguments of a SharedConsumer. A long text is
+        shortened.
+        """
         parts = [f"where={self.where!r}"] if self.where else []
         if self.tags:
             parts.append(f"tags={list(self.tags)}")

@@ -381,7 +381,9 @@ class Snapshot(NamedTuple):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def out_of_range(self, offset: int) -> OffsetOutOfRange:
-        """Return the error for a reader whose data retention has removed. The error says where reading can continue."""
+        """Return the error for a reader that asks for data that retention has already removed. The error says where
+        reading can continue.
+        """
         kept = (segment.first_offset for segment in self.segments if not segment.removed)
         return OffsetOutOfRange(offset, next(kept, self.visible_end), self.visible_end)
 

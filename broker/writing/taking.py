@@ -647,7 +647,9 @@ class TakenParts:
         self._repeats = dict.fromkeys(asked.repeats, asked.repeat_ms)
         self._counts = asked.counts
         self.partitions = list(asked.partitions)
-        """The partition of each part, as requested or as the broker has chosen it."""
+        """For each part of the request (the messages for one partition): the requested partition, or the one that the
+        broker has chosen.
+        """
         self.waiting: list[Write] = []
         """The writes that are not safe yet."""
         self.writes: dict[int, Write] = {}

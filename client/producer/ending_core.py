@@ -148,8 +148,8 @@ class EndingCore:
             return True
 
     def next_lingering(self) -> EndBatch | None:
-        """Return the batch of a partition whose gathered outcomes were held back, or None if there is no such
-        partition.
+        """Return the next batch of a partition whose outcomes (commits and rollbacks) were held back so that more could
+        join them. Return None if there is no such partition.
         """
         while self._lingering:
             with self._lock:

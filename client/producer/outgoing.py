@@ -90,8 +90,8 @@ def check_on_delivery(given: _Report) -> _Report:
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """The placeholder for on_delivery if a message has a future, because the future reads the Outcome of its batch
-    itself. A call of the function does nothing.
+    """Stands in for on_delivery if a message has a future. Such a message needs no callback: the future reads the
+    result from the Outcome of the message's batch. A call of the function does nothing.
     """
 
 

@@ -295,8 +295,8 @@ class StandaloneServer:
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Begin a job: its steps are done before any other work. A request that is processed aside makes its changes in
-        a job at the end.
+        """Begin a job: its steps are done before any other work. A request that is processed in slices between other
+        requests collects its changes, and then makes all of them in one job.
         """
         self._job = steps
 
