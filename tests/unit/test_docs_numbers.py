@@ -148,6 +148,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "leases {SHARED_SCARCE} messages of a partition at a time and looks {SHARED_SCARCE} ahead",
         "by the current state when they have grown to {SHARED_LOG_BYTES:bytes}.",
         "| a connection without traffic | {server.IDLE_SECONDS:s} |",
+        "does not answer the kernel any more | asked after {KEEPALIVE_SECONDS:s} without data",
         "| index entries (units) of a partition in memory | {MAX_UNSTORED_UNITS} ({MAX_UNSTORED_UNITS:bytes*32}), "
         "{UNITS_IN_MEMORY} after a start |",
         "| index units of all partitions in memory | {MAX_UNITS:bytes*32}, but {LEAST_UNITS} units each in any case |",
