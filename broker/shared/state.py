@@ -431,8 +431,8 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """The heap of lease ends has one entry for each lease. Remove the entries of those leases that were settled or
-        replaced.
+        """Remove the entries of settled and replaced leases from the heap of lease ends, which has one entry for each
+        lease.
         """
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:

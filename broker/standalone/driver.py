@@ -150,8 +150,8 @@ class ServerDriver(Factory):
     """Listens on a port for a standalone ZooKeeper server, and passes requests and answers between the connections and
     the server. Its methods run on the reactor thread.
 
-    files: the server's files, already loaded; None if no data are kept. failure: the error because of which the driver
-    has stopped by itself, after a write to the log has failed. stopped: called when the driver no longer listens.
+    files: the server's files, already loaded; None if no data are kept. failure: the error of a failed write to the
+    log; the driver has then stopped by itself. stopped: called when the driver no longer listens.
     """
 
     noisy = False

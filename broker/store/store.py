@@ -628,7 +628,7 @@ class Store:
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
         """Remove whole segments before byte offset `first_offset` from a log. The leader, which sends this log's data,
         has removed these segments. Their files are removed in the background according to this broker's own policy for
-        the topic (deleted if it has none).
+        the topic. If the topic has no policy, the files are deleted.
 
         Segments that readers do not see yet stay. The last segment also stays, and so does a segment that is not on the
         disk with its index. While other segments of the log are being removed, a call removes nothing and must be

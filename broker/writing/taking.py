@@ -262,7 +262,7 @@ class Puts(Generic[P]):
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
         """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error
         instead. meant: the flag bits that the client sets as instructions for the broker. number: the producer's
-        sequence number; None if the put has none.
+        sequence number; None if the put has no sequence number.
         """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
@@ -596,7 +596,8 @@ def _pend(
     flags: npt.NDArray[np.int32],
     chosen: slice,
 ) -> Generator[None, None, Pended]:
-    """Return the data that must be appended to the internal log for these records, at least one of which is delayed.
+    """Return the data that must be appended to the internal log for these records. At least one of the records is
+    delayed.
     chosen: the numbers of the records in `stamped`. Raises RemoteProtocolError if some records are not delayed, and the
     error of the refusal if the records are refused.
     """

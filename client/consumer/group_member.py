@@ -229,17 +229,17 @@ class GroupMember:
         if session_id == self._published_on:
             return
         kept = self._kept.positions()
-        names = {each: znode_name(each) for each in kept}
-        stored = self._committer.load(list(names.values())) if names else []
+        names = [znode_name(each) for each in kept]
+        stored = self._committer.load(names) if names else []
         set_backs, last = self._membership.set_backs, self._membership.last_session_id
         is_known = set_backs != self._set_backs
-        behind = self._kept.behind(kept, stored, self._newer(list(names.values()), is_known), last)
+        behind = self._kept.behind(kept, stored, self._newer(names, is_known), last)
         if is_known or self._kept.shows_loss(kept, behind):
             # offsets that were written later come from another member, which may have known less
-            behind = self._kept.behind(kept, stored, self._newer(list(names.values()), True), last)
+            behind = self._kept.behind(kept, stored, self._newer(names, True), last)
             self._kept.wait_for_others(self._membership.session_timeout)
             if behind:
-                self._committer.publish({names[each]: kept[each].place for each in behind})
+                self._committer.publish({znode_name(each): kept[each].place for each in behind})
             log.warning(
                 "group %s: ZooKeeper was set back: wrote again where the group stands in %d partitions, and waits "
                 "up to %.0f s for the members that owned others",

@@ -22,8 +22,8 @@ A signal handler may raise an exception, such as KeyboardInterrupt, inside the c
 an exception, the callback is called once more on another thread, with BrokerUnavailable.
 """
 OnBegun = Callable[[Frame], None]
-"""A callback for an answer of which only the header has arrived. The callback gets the answer with an empty body. The
-callback is called on the thread that reads from the connection, so it must not block.
+"""A callback for an answer whose header has arrived and whose body is still on the way. The callback gets the answer
+with an empty body. The callback is called on the thread that reads from the connection, so it must not block.
 """
 
 _WOKEN_AT_ONCE = 2

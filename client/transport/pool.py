@@ -166,8 +166,8 @@ class ConnectionPool:
 
     def _link(self, endpoint: Endpoint) -> _Link:
         with self._mutex:
-            # First: if this is interrupted, the next call must come here again, which it does as long as it finds no
-            # link.
+            # The thread is started before the link is made. An interrupted call then leaves no link, so the next call
+            # comes here again.
             if self._housekeeper is None:
                 self._housekeeper = BackgroundThread(self._keep_house, "metaq-housekeeping")
             return self._core.link(endpoint, self._clock())

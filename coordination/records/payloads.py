@@ -93,8 +93,8 @@ class DecidedBatch:
     """The last decided batch of a Spark query: all its rows are in the query's topics, or will certainly be written
     there.
 
-    pending: names of those transactions of the batch that are perhaps not committed yet. topic: one of the topics to
-    which the batch was written.
+    pending: names of the batch's transactions that are perhaps not committed yet. topic: a topic to which the batch was
+    written; any one of them, if there are several.
     """
 
     batch: int
