@@ -89,8 +89,12 @@ class TopicBrowser(Closing):
         )
         self._where = check_where(where)
         self._cluster = Cluster(connect, root=root, config=self._config.connection, starts=False)
-        self._cluster.start()
-        self._opened()
+        try:
+            self._cluster.start()
+            self._opened()
+        except BaseException:
+            begin_elsewhere((self._cluster.close,))
+            raise
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions to iterate over. Raises NoPartition, CoordinationUnavailable, ClientError (closed)."""

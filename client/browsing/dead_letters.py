@@ -8,6 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
+from metaq.coordination.runtime.interrupts import begin_elsewhere
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import ConfigError, CorruptRecord, MessageNotFound, OffsetOutOfRange
 from metaq.protocol.limits import check_zookeeper_group
@@ -103,8 +104,12 @@ class DeadLetters(Closing):
         self._cluster = Cluster(
             connect, root=root, start_timeout_seconds=start_timeout_seconds, config=self._config, starts=False
         )
-        self._cluster.start()
-        self._opened()
+        try:
+            self._cluster.start()
+            self._opened()
+        except BaseException:
+            begin_elsewhere((self._cluster.close,))
+            raise
 
     # --- reading ----------------------------------------------------------------------------------------------------
 

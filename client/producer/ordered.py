@@ -91,24 +91,30 @@ class OrderedProducer(Closing):
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
         self._metadata = metadata
+        self._producer = Producer(config=self._config, metadata=metadata, clock=clock)
+        self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
+        send_once = partial(self._producer.send_stored, retry=False)
+        resender = self._resender = Resender(
+            store, self._queues.__contains__, send_once, self._config.recover_interval_seconds, clock
+        )
         try:
             if own is not None:
                 own.start(self._config.start_timeout_seconds)
             for topic in self._configured:
-                self._metadata.view(topic)  # watched from now on
-            self._producer = Producer(config=self._config, metadata=self._metadata, clock=clock)
-            self._queues = {_queue(each): each for listed in self._configured.values() for each in listed}
-            send_once = partial(self._producer.send_stored, retry=False)
-            resender = self._resender = Resender(
-                store, self._queues.__contains__, send_once, self._config.recover_interval_seconds, clock
-            )
-            self._metadata.on_change(lambda topic: resender.trigger_all())
-            self._resender.begin()
+                metadata.view(topic)  # watched from now on
+            metadata.on_change(lambda topic: resender.trigger_all())
+            resender.begin()
             self._opened()
         except BaseException:
-            begin_elsewhere((self._metadata.close,))
-            self._metadata.close()
+            begin_elsewhere((self._abandon,))
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """End threads and connections after the constructor has failed or was interrupted. This method may be called
+        again.
+        """
+        self._aside.do(self._close, 0.0)
 
     def send(
         self,

@@ -115,17 +115,22 @@ class Producer(Closing):
         if metadata is None:
             metadata = own = zookeeper_metadata(connect, root, self._config)
         self._metadata = metadata
+        self._assemble(selector, default_topic, undelivered, clock, random)
         try:
             if own is not None:
                 own.start(self._config.start_timeout_seconds)
-            self._assemble(selector, default_topic, undelivered, clock, random)
             self._driver.start()
             self._opened()
         except BaseException:
-            if own is not None:
-                begin_elsewhere((own.close,))
-                own.close()
+            begin_elsewhere((self._abandon,))
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """End threads and connections after the constructor has failed or was interrupted. This method may be called
+        again.
+        """
+        self._aside.do(self._close, 0.0)
 
     def _assemble(
         self,

@@ -16,7 +16,7 @@ from metaq.coordination.moves.move_nodes import Moves
 from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records.move_payloads import Move
 from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID
-from metaq.coordination.runtime.interrupts import Aside
+from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
@@ -74,7 +74,11 @@ class Cluster:
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self._ending = Aside("metaq cluster close")
         if starts:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                begin_elsewhere((self.close,))
+                raise
 
     def start(self) -> None:
         """Connect to ZooKeeper. If this fails or is interrupted, the Cluster object is closed."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import pytest
@@ -73,16 +73,19 @@ def make(request: pytest.FixtureRequest, brokers: Brokers, store: LocalMessageSt
     """Makes a client of this kind; the first one is closed already, so that what all of them share is there."""
     chosen = partial(MAKERS[request.param], brokers.connect, store)
     chosen().close()
+    gc.collect()
     return chosen
 
 
 def _used() -> tuple[int, int]:
-    gc.collect()
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 
 def _is_left_at_most(threads: int, descriptors: int) -> bool:
     now = _used()
+    if now[0] > threads or now[1] > descriptors:
+        gc.collect()
+        now = _used()
     return now[0] <= threads and now[1] <= descriptors
 
 
@@ -111,51 +114,78 @@ def test_an_interrupted_constructor_leaves_nothing(make: Callable[[], Closable])
     _await_no_more_than(before)
 
 
-def test_an_interrupt_where_a_part_of_it_is_constructed_leaves_nothing(make: Callable[[], Closable]) -> None:
-    """It may come when the call of a class returns: nobody has the new object then. Chance seldom finds that."""
+def test_an_interrupt_anywhere_in_the_constructor_leaves_nothing(make: Callable[[], Closable]) -> None:
+    """It comes at each call and return of the constructor and of what it calls, one after another, and when the
+    constructor of a part returns: nobody has the new object then. Chance seldom finds the one call that matters.
+    """
+
+    def construct() -> Closable:
+        return make()
+
     before = _used()
-    parts = list[str]()
+    interrupted = list[str]()
     while True:
-        at = _AtReturn(len(parts))
+        at = _AtCall(construct.__code__, len(interrupted))
+        made: Closable | None = None
         sys.setprofile(at)
         try:
-            made = make()
+            made = construct()
         except Limit:
-            parts.append(at.part)
-            continue
+            pass
         finally:
             sys.setprofile(None)
-        made.close()
-        break
-    assert len(parts) > 2
-    _await_no_more_than(before)
+        if made is not None:
+            break
+        interrupted.append(at.where)
+        _await_no_more_than(before, behind=at.where)  # here, because its traceback kept the frames and what they had
+    made.close()
+    assert len(interrupted) > 10
 
 
-class _AtReturn:
-    """Raises Limit when the so many-th constructor of ours, within another one of the client, returns. part: which."""
+class _AtCall:
+    """Raises Limit at the so many-th call or return near a constructor, and returns of constructors of ours further
+    in. where: which."""
 
-    def __init__(self, passed: int) -> None:
-        self.part = ""
+    def __init__(self, construct: CodeType, passed: int) -> None:
+        self.where = ""
+        self._construct = construct
         self._left = passed
 
-    def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "return" or frame.f_code.co_name != "__init__" or "/tests/" in frame.f_code.co_filename:
-            return
-        caller = frame.f_back
-        if caller is None or not any(each in caller.f_code.co_filename for each in ("/client/", "/coordination/")):
+    def __call__(self, frame: FrameType, event: str, called: object) -> None:
+        if called is sys.setprofile or not self._counts(frame, event):
             return
         if self._left:
             self._left -= 1
             return
-        self.part = frame.f_code.co_qualname
+        self.where = f"{event} of {called if event == 'c_return' else ''} {frame.f_code.co_qualname}:{frame.f_lineno}"
         sys.setprofile(None)
         raise Limit
 
+    def _counts(self, frame: FrameType, event: str) -> bool:
+        if event not in ("call", "return", "c_return") or "/tests/" in frame.f_code.co_filename:
+            return False
+        depth = self._depth(frame)
+        if event == "return" and frame.f_code.co_name == "__init__":
+            assert frame.f_back is not None
+            caller = frame.f_back.f_code.co_filename
+            return depth > 1 and any(each in caller for each in ("/client/", "/coordination/"))
+        return 1 <= depth <= 2
 
-def _await_no_more_than(before: tuple[int, int]) -> None:
+    def _depth(self, frame: FrameType) -> int:
+        """The number of calls from the client's constructor to this frame; -1 outside of it."""
+        calls = list[CodeType]()
+        each: FrameType | None = frame
+        while each is not None and each.f_code is not self._construct:
+            calls.append(each.f_code)
+            each = each.f_back
+        return -1 if each is None else len([code for code in calls if "/tests/" not in code.co_filename])
+
+
+def _await_no_more_than(before: tuple[int, int], behind: str = "interrupts") -> None:
     """The threads and descriptors of then; an AssertionError names those that there are."""
     try:
-        eventually(partial(_is_left_at_most, *before), what=f"as few threads and descriptors as before, {before}")
+        what = f"as few threads and descriptors as before, {before}, behind {behind}"
+        eventually(partial(_is_left_at_most, *before), what=what)
     except AssertionError as error:
         descriptors = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.lexists(each.path)]
         raise AssertionError(f"{error}: {threading.enumerate()}, {descriptors}") from None
