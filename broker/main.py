@@ -241,6 +241,7 @@ class BrokerProcess:
             interface=self._config.listen,
             dashboard_interface=self._config.listen if self._options.admin_from == "any" else "127.0.0.1",
             names=self._options.http_names,
+            certificates=self._certificates,
             session=lambda: None if self._registration is None else self._registration.session,
         )
 

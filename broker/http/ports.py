@@ -9,7 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable
 from io import BytesIO
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.error import CannotListenError
@@ -33,6 +33,9 @@ from ..runtime.log_format import LogFormat
 from .browsers import OwnNames
 from .dashboard import Dashboard, RecentLog
 from .gateway import Gateway
+
+if TYPE_CHECKING:
+    from ..network.tls import Certificates  # imports ssl: only if configured
 
 __all__ = ["GuardedSite", "HttpPorts"]
 
@@ -69,6 +72,8 @@ class _Channel(HTTPChannel):
     _unsent = _last_size = 0
     _crowded = False  # its address, or all addresses together, have too many bytes of unfinished requests
     _whole = False  # the request is complete and is being answered
+    refusal: str | None = None
+    """The reason why each request of this connection is refused; None if requests are answered."""
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
@@ -253,7 +258,8 @@ class _GuardedRequest(Request):
         if self._refused:
             return
         self.setHeader("x-content-type-options", "nosniff")
-        refusal = cast(GuardedSite, cast(Any, self.channel).site).own_names.refusal(self)
+        channel = cast(Any, self.channel)
+        refusal = channel.refusal or cast(GuardedSite, channel.site).own_names.refusal(self)
         if refusal is None:
             super().process()
             return
@@ -309,15 +315,18 @@ class HttpPorts:
         gateway_port: int | None = None,
         interface: str = "",
         names: Iterable[str] = (),
+        certificates: Certificates | None = None,
         session: Callable[[], ZkSession | None],
     ) -> None:
         """dashboard_port, gateway_port: None: do not listen; 0: choose a free port. dashboard_interface, interface:
         numeric addresses; "": all IPv4 addresses.
-        names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). session: returns
-        the broker's ZooKeeper session, or None without ZooKeeper.
+        names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). certificates: the
+        certificates for HTTPS; None: all connections use HTTP without TLS. session: returns the broker's ZooKeeper
+        session, or None without ZooKeeper.
         """
         self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))
+        self._certificates = certificates
         self._ports: list[Any] = []
         self._recent = RecentLog()
         self._recent.setFormatter(LogFormat())
@@ -340,7 +349,11 @@ class HttpPorts:
         site = GuardedSite(root, self._own_names, self._broker, reactor)
         listening = _listen_http(site, option, port, reactor, interface)
         self._ports.append(listening)
-        _log.info("%s at http://%s:%d/", name, interface or "*", listening.getHost().port)
+        scheme = "http"
+        if self._certificates is not None:  # the reactor has accepted no connection yet
+            listening.transport = self._certificates.http_connection_class(reactor)
+            scheme = "https"
+        _log.info("%s at %s://%s:%d/", name, scheme, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
         """Stop listening on the HTTP ports. Open connections still finish their present answers."""

@@ -1,8 +1,9 @@
-"""TLS on the broker's port. The first byte of a connection shows whether the connection uses TLS.
+"""TLS on the broker's ports. The first byte of a connection shows whether the connection uses TLS.
 
 `Certificates` has the SSL contexts for new connections, and makes new contexts when the files change.
-`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream. The objects of both classes are used
-only on the reactor thread.
+`SecureConnection` is a FastConnection that encrypts and decrypts with a TlsStream, for the broker's own port.
+`SecureHttpConnection` is the same for the HTTP ports, which use Twisted's own connections. The objects of all classes
+are used only on the reactor thread.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from twisted.internet import tcp
 from twisted.internet.error import ConnectionDone, ConnectionLost
@@ -25,7 +27,7 @@ from metaq.protocol.tls import FIRST_BYTE, TlsStream
 from ..configuration.security_ini import Plain, Security
 from ..runtime.account import numeric_address
 from ..runtime.few_lines import FewLines
-from .transport import FastConnection
+from .transport import FastConnection, PlainConnection
 
 if TYPE_CHECKING:
     from .session import Session
@@ -63,6 +65,7 @@ class Certificates:
         self._seen = self._stamps()  # before reading, so that the next look notices a change in between
         self.context, self._to_brokers = self._load()
         self.state = self._state()
+        self._refused: FewLines | None = None
         self.failure: MetaqError | None = None
         """The reason why the present certificate files cannot be used; None if they are in use."""
 
@@ -83,8 +86,16 @@ class Certificates:
         if not issubclass(plain_class, FastConnection):
             remedy = "TLS needs a version of Twisted that the fast transport was tested with: see the line above"
             raise ConfigError("--security", self._security.files.option, remedy)
-        refused = FewLines(_log, "TLS connections refused", reactor)
-        return type("SecureConnection", (SecureConnection,), {"certificates": self, "refused": refused})
+        return self._secured(SecureConnection, reactor)
+
+    def http_connection_class(self, reactor: Any) -> type[tcp.Server]:
+        """Return the transport class for an HTTP port with TLS."""
+        return self._secured(SecureHttpConnection, reactor)
+
+    def _secured(self, kind: type[_Secured], reactor: Any) -> type[tcp.Server]:
+        if self._refused is None:
+            self._refused = FewLines(_log, "TLS connections refused", reactor)
+        return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused})
 
     def look(self) -> None:
         """Read the certificate files again if they have changed. This method never raises an exception. If the files
@@ -158,18 +169,16 @@ def may_be_plain(plain: Plain, host: str) -> bool:
     return address is not None and address.is_loopback
 
 
-class SecureConnection(FastConnection):
-    """A connection that the broker has accepted, with or without TLS."""
+class _Secured(PlainConnection):
+    """A connection that the broker has accepted, with or without TLS. Subclasses pass the received bytes to `_decrypt`
+    if `_stream` is not None.
+    """
 
     certificates: ClassVar[Certificates]
     refused: ClassVar[FewLines]
-
-    def __init__(self, sock: socket.socket, *others: Any) -> None:
-        """Accepts the arguments that Twisted passes to a connection."""
-        super().__init__(sock, *others)
-        self._stream: TlsStream | None = None
-        self._is_known = False  # whether it is known if this is TLS
-        self._too_slow: Any = None
+    _stream: TlsStream | None = None
+    _is_known = False  # whether it is known if this is TLS
+    _too_slow: Any = None
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
         if not self._is_known:
@@ -186,12 +195,20 @@ class SecureConnection(FastConnection):
 
     def _know(self, is_tls: bool) -> None:
         self._is_known = True
-        host = cast("Session", self.protocol).host
+        host = self._client_host
         if is_tls:
             self._stream = TlsStream(self.certificates.context, host, server_side=True)
             self._too_slow = self.reactor.callLater(HANDSHAKE_SECONDS, self._end_slow)
         elif not may_be_plain(self.certificates.plain, host):
-            cast("Session", self.protocol).refuse(TlsRequired())
+            self._refuse(TlsRequired())
+
+    @property
+    def _client_host(self) -> str:
+        return cast(str, self.getPeer().host)  # type: ignore[no-untyped-call]
+
+    def _refuse(self, error: MetaqError) -> None:
+        """Answer each request on this connection with `error`, because the connection does not use TLS."""
+        raise NotImplementedError
 
     @property
     def certified_hosts(self) -> frozenset[str]:  # type: ignore[override]
@@ -204,28 +221,20 @@ class SecureConnection(FastConnection):
         self.abortConnection()  # type: ignore[no-untyped-call]
 
     def _say(self, reason: str) -> None:
-        self.refused.info(f"the TLS connection of {cast('Session', self.protocol).host} is refused: {reason}")
+        self.refused.info(f"the TLS connection of {self._client_host} is refused: {reason}")
 
-    def read_once(self) -> ConnectionLost | ConnectionDone | None:
-        stream = self._stream
-        if stream is None:
-            return super().read_once()
-        try:
-            data = self.socket.recv(self._read_bytes)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return CONNECTION_LOST
-        if not data:
-            return CONNECTION_DONE
-        self._fit_reads(len(data))
+    def _decrypt(self, stream: TlsStream, data: bytes) -> ConnectionLost | ConnectionDone | None:
+        """Continue the handshake, or decrypt received bytes and give them to `_give`. Return the reason if the
+        connection must be closed.
+        """
         try:
             was_established = stream.established
             stream.receive(data)
             plaintext = stream.read()
         except TlsFailed as error:
             self._say(error.reason)
-            super().write(stream.take())  # the alert
+            with suppress(OSError):  # the alert; Twisted drops what it has not sent when this method returns
+                self.socket.send(stream.take())
             return CONNECTION_LOST
         if not was_established:
             super().write(stream.take())
@@ -236,18 +245,10 @@ class SecureConnection(FastConnection):
         return CONNECTION_DONE if stream.ended else None
 
     def _give(self, plaintext: bytes) -> None:
-        left = memoryview(plaintext)
-        while left and self.connected:
-            session = cast("Session", self.protocol)
-            space = session.space if session.large else None
-            if space is None or len(space) == 1:  # one byte if there is no room; this data is in memory already
-                session.dataReceived(plaintext if len(left) == len(plaintext) else left.tobytes())
-                return
-            count = min(len(space), len(left))
-            since = session.seconds()
-            space[:count] = left[:count]
-            session.received(count, since)
-            left = left[count:]
+        """Pass decrypted bytes to the protocol object. These are at most 16 KiB more than one read takes from the
+        socket, because a TLS record, which is decrypted as a whole, has at most 16 KiB.
+        """
+        cast(Any, self.protocol).dataReceived(plaintext)
 
     def write(self, data: Buffer) -> None:
         if self._stream is None:
@@ -282,3 +283,58 @@ class SecureConnection(FastConnection):
         if self._too_slow is not None:
             self._too_slow.cancel()
             self._too_slow = None
+
+
+class SecureConnection(_Secured, FastConnection):
+    """A connection to the broker's own port."""
+
+    def _refuse(self, error: MetaqError) -> None:
+        cast("Session", self.protocol).refuse(error)
+
+    def read_once(self) -> ConnectionLost | ConnectionDone | None:
+        stream = self._stream
+        if stream is None:
+            return super().read_once()
+        try:
+            data = self.socket.recv(self._read_bytes)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return CONNECTION_LOST
+        if not data:
+            return CONNECTION_DONE
+        self._fit_reads(len(data))
+        return self._decrypt(stream, data)
+
+    def _give(self, plaintext: bytes) -> None:
+        left = memoryview(plaintext)
+        while left and self.connected:
+            session = cast("Session", self.protocol)
+            space = session.space if session.large else None
+            if space is None or len(space) == 1:  # one byte if there is no room; this data is in memory already
+                session.dataReceived(plaintext if len(left) == len(plaintext) else left.tobytes())
+                return
+            count = min(len(space), len(left))
+            since = session.seconds()
+            space[:count] = left[:count]
+            session.received(count, since)
+            left = left[count:]
+
+
+class _HttpProtocol(Protocol):
+    """The protocol object of an HTTP connection."""
+
+    refusal: str | None
+    """The reason why each request of this connection is refused; None if requests are answered."""
+
+
+class SecureHttpConnection(_Secured):
+    """A connection to an HTTP port."""
+
+    def _refuse(self, error: MetaqError) -> None:
+        cast(_HttpProtocol, self.protocol).refusal = str(error)
+
+    def _dataReceived(self, data: bytes | None) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
+        if self._stream is None or not data:
+            return super()._dataReceived(data)
+        return self._decrypt(self._stream, data)
