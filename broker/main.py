@@ -47,6 +47,7 @@ from .store.retention import RemovedSegment
 from .store.store import Store, TopicStoreConfig
 
 if TYPE_CHECKING:
+    from metaq.coordination.runtime.certificates import CertificateFiles
     from metaq.coordination.session.zk_session import ZkSession
 
     from .http.ports import HttpPorts
@@ -175,7 +176,7 @@ class BrokerProcess:
             if self._plugins.samsa is not None and self._plugins.samsa.recover_offset:
                 from .replication.recover_offsets import recover_offsets  # imports kazoo: only if configured
 
-                recover_offsets(self._config, store)
+                recover_offsets(self._config, store, self._zookeeper_tls)
             self.broker = Broker(
                 self._config,
                 store,
@@ -221,6 +222,10 @@ class BrokerProcess:
         signal.signal(signal.SIGHUP, self._reload_signalled)
         keep_for_good()
         self._reactor.run(installSignalHandlers=False)
+
+    @property
+    def _zookeeper_tls(self) -> CertificateFiles | None:
+        return None if self._certificates is None else self._certificates.zookeeper
 
     @property
     def _has_http(self) -> bool:
@@ -287,7 +292,7 @@ class BrokerProcess:
         elif self._roles.registers:
             from .partitions.registration import Registration  # kazoo: only where there is a ZooKeeper
 
-            registration = Registration(self._config, self._reactor, self._roles.slave_id)
+            registration = Registration(self._config, self._reactor, self._roles.slave_id, tls=self._zookeeper_tls)
             self._registration, self.broker.registered = registration, lambda: registration.registered
             await registration.connect()
             if self._roles.slave_id is None:
@@ -321,7 +326,8 @@ class BrokerProcess:
         from .sets.status import SetReport
 
         zookeeper = self._config.zookeeper
-        session = ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
+        seconds = zookeeper.session_timeout_ms / 1000
+        session = ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=self._zookeeper_tls)
         registration = Registration(self._config, self._reactor, elected_on=session)
         self._registration, self.broker.registered = registration, lambda: registration.registered
         moves = self._make_moves(session, registration)

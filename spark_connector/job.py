@@ -18,6 +18,7 @@ from pyspark.sql import functions as sql
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.client.producer import Producer
+from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.offsets.decided_batches import DecidedBatches
 from metaq.coordination.records.paths import DEFAULT_ROOT
 from metaq.coordination.session.zk_session import ZkSession, check_connect
@@ -91,7 +92,7 @@ def _session(master: str | None) -> SparkSession:
 def _administer(chosen: argparse.Namespace) -> int:
     try:
         root = OptionValues({"metaq.root": chosen.root}, ("metaq.root",)).root()
-        with ZkSession(check_connect(chosen.zookeeper), root) as session:
+        with zk_session(check_connect(chosen.zookeeper), root) as session:
             chosen.tool(session, chosen)
     except ConfigError as error:
         _tell(error)

@@ -17,6 +17,7 @@ from metaq.client.producer import Producer
 from metaq.client.producer.packing import Packer
 from metaq.client.records.batches import split_batches
 from metaq.client.settings.config import ConnectionConfig, ProducerConfig
+from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.offsets.decided_batches import DecidedBatches
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ClientError
@@ -217,4 +218,4 @@ def _producer(options: WriteOptions) -> Producer:
 
 
 def _session(options: WriteOptions) -> ZkSession:
-    return ZkSession(options.zookeeper, options.root)
+    return zk_session(options.zookeeper, options.root)

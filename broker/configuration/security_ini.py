@@ -9,13 +9,18 @@ replication read server.ini, and because `stats config` shows server.ini.
     plain = loopback
     brokers = required
 
+    [zookeeper]
+    ca = ca.pem
+    certificate = broker.pem
+    key = broker.key
+
 Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast, get_args
 
 from metaq.coordination.runtime.certificates import CertificateFiles
@@ -33,17 +38,20 @@ Brokers = Literal["required", "tls", "plain"]
 brokers send are refused on a connection without a broker's certificate.
 """
 
-_KEYS = ("certificate", "key", "ca", "clientCertificates", "plain", "brokers")
+_FILES = ("ca", "certificate", "key")
+_KEYS = (*_FILES, "clientCertificates", "plain", "brokers")
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The settings of the section [tls] of security.ini."""
+    """The settings in security.ini."""
 
     files: CertificateFiles
     client_certificates: ClientCertificates = "none"
     plain: Plain = "loopback"
     brokers: Brokers = "plain"
+    zookeeper: CertificateFiles | None = None
+    """The files for TLS with ZooKeeper, from the section [zookeeper]; None: ZooKeeper is used without TLS."""
 
 
 def read_security(path: str) -> Security:
@@ -55,13 +63,15 @@ def read_security(path: str) -> Security:
         raise ConfigError("--security", path, f"cannot be read: {error.strerror}") from error
     sections = parse_ini(text, path)
     _refuse_repeated(text, path)
-    if others := sections.keys() - {"tls"}:
-        raise ConfigError(path, f"[{min(others)}]", "is not a section of this file: use [tls]")
+    if others := sections.keys() - {"tls", "zookeeper"}:
+        raise ConfigError(path, f"[{min(others)}]", "is not a section of this file: use [tls] and [zookeeper]")
     section = sections.get("tls", Section())
     check_keys(section, "tls", frozenset(_KEYS))
 
-    def file_of(key: str) -> str:
-        return os.path.join(os.path.dirname(os.path.abspath(path)), section[key].value) if key in section else ""
+    def files_of(section: Section, option: str) -> CertificateFiles:
+        folder = os.path.dirname(os.path.abspath(path))
+        found = {key: os.path.join(folder, section[key].value) for key in _FILES if key in section}
+        return CertificateFiles(**found, option=option)
 
     def chosen(key: str, allowed: tuple[str, ...], default: str) -> str:
         value = section[key].value if key in section else default
@@ -73,11 +83,14 @@ def read_security(path: str) -> Security:
     if asked != "none" and "ca" not in section:
         raise ConfigError(f"{path}: ca", "", f"name the CA of the clients' certificates: clientCertificates={asked}")
     security = Security(
-        CertificateFiles(file_of("ca"), file_of("certificate"), file_of("key"), path),
+        files_of(section, path),
         asked,
         cast(Plain, chosen("plain", get_args(Plain), "loopback")),
         cast(Brokers, chosen("brokers", get_args(Brokers), "tls" if "ca" in section else "plain")),
     )
+    if (zookeeper := sections.get("zookeeper")) is not None:
+        check_keys(zookeeper, "zookeeper", frozenset(_FILES))
+        security = replace(security, zookeeper=files_of(zookeeper, f"{path}: zookeeper"))
     if security.brokers != "plain" and "ca" not in section:
         remedy = f"name the CA of the other brokers' certificates: brokers={security.brokers}"
         raise ConfigError(f"{path}: ca", "", remedy)
@@ -85,15 +98,19 @@ def read_security(path: str) -> Security:
         remedy = "must be optional or required: with brokers=required brokers have to show their certificates"
         raise ConfigError(f"{path}: clientCertificates", asked, remedy)
     security.files.server_context(asked)
+    if security.zookeeper is not None:
+        security.zookeeper.client_context()
     return security
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that occurs twice. In server.ini the last value counts, as in 1.x. In security.ini a
-    second value could allow what the first value forbids.
+    """Raise ConfigError for a key that occurs twice in a section. In server.ini the last value counts, as in 1.x. In
+    security.ini a second value could allow what the first value forbids.
     """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
+        if line.strip().startswith("["):
+            seen.clear()
         key, assigned, value = line.partition("=")
         key = key.strip()
         if assigned and key[:1] not in ";#" and key in seen:

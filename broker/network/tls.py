@@ -20,6 +20,7 @@ from twisted.internet import tcp
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
+from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.protocol.errors import ConfigError, MetaqError, TlsFailed, TlsRequired
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import FIRST_BYTE, TlsStream
@@ -114,6 +115,11 @@ class Certificates:
         else:
             self.failure = None
             _log.warning("new connections get the certificate %s", self._security.files.certificate)
+
+    @property
+    def zookeeper(self) -> CertificateFiles | None:
+        """The files for TLS with ZooKeeper; None: ZooKeeper is used without TLS."""
+        return self._security.zookeeper
 
     @property
     def brokers_required(self) -> bool:

@@ -21,6 +21,7 @@ from twisted.python.failure import Failure
 
 from metaq.coordination.brokers.registration import BrokerAddress, BrokerRegistration, TopicRegistration
 from metaq.coordination.runtime.backoff import Backoff
+from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import CoordinationError, CoordinationUnavailable, InvalidName, SessionLost
 from metaq.protocol.limits import check_znode
@@ -72,9 +73,11 @@ class Registration:
         slave_id: int | None = None,
         *,
         elected_on: ZkSession | None = None,
+        tls: CertificateFiles | None = None,
     ) -> None:
         """slave_id: None for a master. elected_on: the ZooKeeper session on which the broker was elected as its set's
-        leader; another object starts and closes this session. See BrokerRegistration.
+        leader; another object starts and closes this session. tls: the files for TLS with ZooKeeper, for a session that
+        this object creates; None: without TLS. See BrokerRegistration.
         """
         self._config = config
         self._reactor = reactor
@@ -82,7 +85,9 @@ class Registration:
         self._checksum = config.checksum  # of the last loaded server.ini
         zookeeper = config.zookeeper
         self._elected = elected_on is not None
-        self._session = elected_on or ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000)
+        self._session = elected_on or ZkSession(
+            zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000, tls=tls
+        )
         self._connect_seconds = zookeeper.connection_timeout_ms / 1000
         self._registration: BrokerRegistration | None = None
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()

@@ -14,6 +14,7 @@ import numpy as np
 from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records.paths import partition_name
 from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID, Offset
+from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import InvalidName
 from metaq.protocol.topic_partition import TopicPartition
@@ -29,15 +30,16 @@ _log = logging.getLogger(__name__)
 _BLOCK_RECORDS = 1 << 16
 
 
-def recover_offsets(config: BrokerConfig, store: Store) -> int:
+def recover_offsets(config: BrokerConfig, store: Store, tls: CertificateFiles | None = None) -> int:
     """Rewrite the consumer groups' offsets in ZooKeeper, and return the number of changed offsets. The call blocks, and
     must be made before the broker listens.
 
     As in 1.x, only offsets with a positive message id are rewritten; the ids of Java masters on Linux are negative.
-    Raises CoordinationUnavailable, StoreError.
+    tls: the files for TLS with ZooKeeper; None: without TLS. Raises CoordinationUnavailable, StoreError.
     """
     zookeeper = config.zookeeper
-    with ZkSession(zookeeper.connect, zookeeper.root, zookeeper.session_timeout_ms / 1000) as session:
+    seconds = zookeeper.session_timeout_ms / 1000
+    with ZkSession(zookeeper.connect, zookeeper.root, seconds, tls=tls) as session:
         offsets = ZooKeeperOffsetStore(session)
         changed = 0
         for group in sorted(session.nodes.children(session.paths.groups())):

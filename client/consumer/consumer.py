@@ -16,7 +16,6 @@ from metaq.coordination.offsets.begun_marks import BegunMarks
 from metaq.coordination.records.payloads import ConsumerFilter
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
 from metaq.coordination.runtime.logs import get_log
-from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import BrokerUnavailable, ClientError, ConfigError, CoordinationError, InvalidName
 from metaq.protocol.limits import DELAYS_MARK, INT32_MAX, check_zookeeper_group
 from metaq.protocol.own_topics import retry_topic
@@ -55,6 +54,7 @@ from ..settings.consumer_config import ConsumerConfig, MovedReading, check_tags,
 from ..settings.moved_options import with_moved
 from ..transport.connection import Connection
 from ..transport.pool import ConnectionPool
+from ..transport.zookeeper import zk_session
 from .beginnings import Beginnings
 from .group_member import GroupMember
 from .keeping_brokers import KeepingBrokers
@@ -142,7 +142,7 @@ class Consumer(Poller):
         self._commit_timers = Timers("metaq-commit")
         self._pool = ConnectionPool(config.connection)
         self._cluster = connect, root
-        self._session = ZkSession(connect, root, config.session_timeout_seconds)
+        self._session = zk_session(connect, root, config.session_timeout_seconds, config=config.connection)
         self._view = ClusterView(self._session)
         self._accept = accept
         core = ConsumerCore(

@@ -698,4 +698,4 @@ def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKe
         ZooKeeperMetadata,
     )  # not imported with other metadata, so kazoo is not needed then
 
-    return ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
+    return ZooKeeperMetadata(connect, root, config.session_timeout_seconds, config=config.connection)

@@ -17,7 +17,6 @@ from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records.move_payloads import Move
 from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
-from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
@@ -29,6 +28,7 @@ from ..settings.config import ConnectionConfig, config_or_default
 from ..transport.absences import LEADERLESS_SECONDS
 from ..transport.connection import Connection, Endpoint
 from ..transport.pool import ConnectionPool
+from ..transport.zookeeper import zk_session
 from .asking import following
 from .left_out import LeftOut, left_out
 from .sources import Source, Survey, endpoint_at
@@ -67,7 +67,7 @@ class Cluster:
         self._config = config_or_default(config, ConnectionConfig)
         self._start_timeout_seconds = check_wait("start_timeout_seconds", start_timeout_seconds)
         patience = check_wait("patience_seconds", patience_seconds)
-        self._session = ZkSession(zookeeper, root)
+        self._session = zk_session(zookeeper, root, config=self._config)
         self._pool = ConnectionPool(self._config)
         self.view = SteadyView(self._session, patience)
         self._offsets = ZooKeeperOffsetStore(self._session)

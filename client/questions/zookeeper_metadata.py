@@ -16,9 +16,11 @@ from metaq.protocol.errors import ClientError, CoordinationError, SessionLost
 from metaq.protocol.limits import check_zookeeper_topic
 
 from ..records.results import TopicPartition
+from ..settings.config import ConnectionConfig
 from ..transport.absences import LEADERLESS_SECONDS, Absences
 from ..transport.connection import Endpoint
 from ..transport.metadata import TopicView, with_own_partitions
+from ..transport.zookeeper import zk_session
 from .steady import SteadyView
 
 __all__ = ["ZooKeeperMetadata"]
@@ -39,8 +41,17 @@ class ZooKeeperMetadata:
     and read on any thread.
     """
 
-    def __init__(self, connect: str, root: str, session_timeout: float, *, session: ZkSession | None = None) -> None:
-        self._session = session or ZkSession(connect, root, session_timeout)
+    def __init__(
+        self,
+        connect: str,
+        root: str,
+        session_timeout: float,
+        *,
+        config: ConnectionConfig | None = None,
+        session: ZkSession | None = None,
+    ) -> None:
+        """config: see zk_session. session: the caller's session; None: create one."""
+        self._session = session or zk_session(connect, root, session_timeout, config=config)
         self._is_lent = session is not None
         self._cluster = ClusterView(self._session)
         self._steady = SteadyView(self._session, LEADERLESS_SECONDS)

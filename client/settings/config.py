@@ -23,7 +23,7 @@ from metaq.protocol.limits import (
 from metaq.protocol.own_topics import REPLY_TOPIC
 
 from ..runtime.durations import as_setting, is_number
-from .tls_config import TlsConfig, profile_tls
+from .tls_config import TlsConfig, profile_tls, profile_zookeeper_tls
 
 __all__ = [
     "BROWSE_BYTES",
@@ -228,11 +228,17 @@ class ConnectionConfig:
     """TLS settings for all brokers; None: no TLS. The default comes from the user's [profile](security.md#profiles);
     without a profile the default is None.
     """
+    zookeeper_tls: TlsConfig | None = field(default_factory=profile_zookeeper_tls)
+    """TLS settings for ZooKeeper; None: no TLS. The default comes from the section `[zookeeper]` of the user's
+    [profile](security.md#profiles); without a profile the default is None.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.tls is not None and not isinstance(self.tls, TlsConfig):
-            raise ConfigError("tls", repr(self.tls), "make it a TlsConfig(ca=…), or None for no TLS")
+        for name in ("tls", "zookeeper_tls"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, TlsConfig):
+                raise ConfigError(name, repr(value), "make it a TlsConfig(ca=…), or None for no TLS")
         if self.protocol not in ("auto", "text"):
             raise ConfigError("protocol", repr(self.protocol), "choose 'auto' or 'text'")
 

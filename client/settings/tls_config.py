@@ -13,12 +13,13 @@ from metaq.protocol.errors import ConfigError
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["PROFILE", "TlsConfig", "profile_tls"]
+__all__ = ["PROFILE", "TlsConfig", "profile_tls", "profile_zookeeper_tls"]
 
 PROFILE = "METAQ_PROFILE"
 """The name of the environment variable that holds the path of the profile file."""
 
 _KEYS = ("ca", "certificate", "key")
+_SECTIONS = ("tls", "zookeeper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class TlsConfig:
 
     @classmethod
     def from_profile(cls, path: str | os.PathLike[str]) -> TlsConfig:
-        """Return the TLS settings of a profile file. Raises ConfigError if the file cannot be used.
+        """Return the TLS settings for brokers in a profile file. Raises ConfigError if the file cannot be used.
 
         Paths in the file are relative to the file's directory:
 
@@ -54,6 +55,19 @@ class TlsConfig:
             certificate = client.pem
             key = client.key
         """
+        if (found := cls._of_section(path, "tls")) is None:
+            raise ConfigError("profile", os.fspath(path), "it has no section [tls]")
+        return found
+
+    @classmethod
+    def zookeeper_from_profile(cls, path: str | os.PathLike[str]) -> TlsConfig | None:
+        """Return the TLS settings for ZooKeeper in a profile file: the section [zookeeper], with the same keys as
+        [tls]. Return None if the file does not have this section. Raises ConfigError if the file cannot be used.
+        """
+        return cls._of_section(path, "zookeeper")
+
+    @classmethod
+    def _of_section(cls, path: str | os.PathLike[str], section: str) -> TlsConfig | None:
         path = os.fspath(path)
         parser = ConfigParser(interpolation=None)
         try:
@@ -63,34 +77,51 @@ class TlsConfig:
             raise ConfigError("profile", path, f"the profile cannot be read: {error.strerror}") from error
         except (Error, UnicodeDecodeError) as error:
             raise ConfigError("profile", path, f"it is no profile: {error}") from error
-        if not parser.has_section("tls"):
-            raise ConfigError("profile", path, "it is no profile: it has no section [tls]")
-        values = dict(parser["tls"])
+        if not parser.sections():
+            raise ConfigError("profile", path, "it is no profile: it has no section [tls] or [zookeeper]")
+        if unknown := set(parser.sections()) - set(_SECTIONS):
+            raise ConfigError("profile", path, f"it has a section [{min(unknown)}]: use [tls] and [zookeeper]")
+        if not parser.has_section(section):
+            return None
+        values = dict(parser[section])
         if others := values.keys() - set(_KEYS):
-            remedy = f"is not a key of [tls]: use {', '.join(_KEYS)}"
+            remedy = f"is not a key of [{section}]: use {', '.join(_KEYS)}"
             raise ConfigError(f"{path}: {min(others)}", values[min(others)], remedy)
         folder = os.path.dirname(os.path.abspath(path))
         return cls(**{name: os.path.join(folder, value) for name, value in values.items() if value})
+
+    def files(self, option: str = "tls") -> CertificateFiles:
+        """Return the paths of the PEM files. option: the name of the option in error messages."""
+        return CertificateFiles(self.ca, self.certificate, self.key, option)
 
     def context(self) -> ssl.SSLContext:
         """Read the PEM files, and return the TLS context for new connections. Raises ConfigError if a file cannot be
         used.
         """
-        return CertificateFiles(self.ca, self.certificate, self.key).client_context()
+        return self.files().client_context()
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings of the user's profile file. The environment variable METAQ_PROFILE names this file. If
-    the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`), if that file
-    exists. Return None if there is no profile, and if METAQ_PROFILE is empty. Raises ConfigError if the file cannot be
-    used.
+    """Return the TLS settings for brokers in the user's profile file. The environment variable METAQ_PROFILE names this
+    file. If the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`), if
+    that file exists. Return None if there is no profile or no section [tls], and if METAQ_PROFILE is empty. Raises
+    ConfigError if the file cannot be used.
     """
+    return _profiled("tls")
+
+
+def profile_zookeeper_tls() -> TlsConfig | None:
+    """Return the TLS settings for ZooKeeper in the user's profile file, as profile_tls returns those for brokers."""
+    return _profiled("zookeeper")
+
+
+def _profiled(section: str) -> TlsConfig | None:
     path = os.environ.get(PROFILE)
     if path is None:
         path = _users_profile()
         if not os.path.exists(path):
             return None
-    return TlsConfig.from_profile(path) if path else None
+    return TlsConfig._of_section(path, section) if path else None
 
 
 def _users_profile() -> str:

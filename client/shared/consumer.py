@@ -140,7 +140,7 @@ class SharedConsumer(Closing):
         if metadata is None:
             from ..questions.zookeeper_metadata import ZooKeeperMetadata  # imports kazoo: only with a ZooKeeper
 
-            metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds)
+            metadata = own = ZooKeeperMetadata(connect, root, config.session_timeout_seconds, config=config.connection)
         self._metadata = metadata
         self._sender: FailedSender | None = None  # sends dead letters
         self._core = SharedCore(

@@ -12,11 +12,13 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from kazoo.hosts import collect_hosts
 
 from ..records.payloads import host_and_port
+from .zk_tls import ZkTls
 
 __all__ = ["ServerFinding", "examine", "sentence"]
 
@@ -52,16 +54,16 @@ class ServerFinding:
     serves: bool = False
 
 
-def examine(hosts: str, seconds: float) -> list[ServerFinding]:
+def examine(hosts: str, seconds: float, tls: ZkTls | None = None) -> list[ServerFinding]:
     """Return the state of each server in `host:port,host:port…`. The function asks all servers at the same time, so it
-    takes about `seconds` at most.
+    takes about `seconds` at most. tls: encrypts the connections; None: connections without TLS.
     """
     servers, _ = collect_hosts(hosts)
     found: dict[int, ServerFinding] = {}
     deadline = time.monotonic() + seconds
 
     def ask(index: int, host: str, port: int) -> None:
-        found[index] = _examine_server(host, port, seconds)
+        found[index] = _examine_server(host, port, seconds, tls)
 
     askers = [
         threading.Thread(target=ask, args=(index, host.strip(), port), name="metaq zookeeper check", daemon=True)
@@ -74,15 +76,15 @@ def examine(hosts: str, seconds: float) -> list[ServerFinding]:
     return [found.get(index) or _silent(host_and_port(*server)) for index, server in enumerate(servers)]
 
 
-def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
+def _examine_server(host: str, port: int, seconds: float, tls: ZkTls | None) -> ServerFinding:
     where = host_and_port(host, port)
     try:
         socket.getaddrinfo(host, port, 0, socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return ServerFinding(f"the host name {host!r} is unknown: correct it", certain=True)
     try:
-        answer = _ask(host, port, _REQUEST, seconds)
-        if not answer and _ask(host, port, _BROKER_REQUEST, seconds).startswith(b"result "):
+        answer = _ask(host, port, _REQUEST, seconds, tls)
+        if not answer and _ask(host, port, _BROKER_REQUEST, seconds, tls).startswith(b"result "):
             return ServerFinding(
                 f"what listens at {where} is a metaq broker, not a ZooKeeper: correct the port", certain=True
             )
@@ -92,14 +94,17 @@ def _examine_server(host: str, port: int, seconds: float) -> ServerFinding:
     except TimeoutError:
         return _silent(where)
     except OSError as error:
+        if tls is not None and (reason := tls.refusal(error)):
+            return ServerFinding(f"no TLS with the ZooKeeper at {where}: {reason}", certain=True)
         return ServerFinding(f"{where} cannot be reached: {error.strerror or error}", certain=False)
 
 
-def _ask(host: str, port: int, request: bytes, seconds: float) -> bytes:
+def _ask(host: str, port: int, request: bytes, seconds: float, tls: ZkTls | None) -> bytes:
     """Send a request, and return the first bytes of the answer; b"" if the server closes the connection. Raises
     TimeoutError, OSError.
     """
-    with socket.create_connection((host, port), timeout=seconds) as connection:
+    connected = socket.create_connection((host, port), timeout=seconds)
+    with closing(connected if tls is None else tls.wrap(connected, host)) as connection:
         connection.sendall(request)
         answer = b""
         while len(answer) < _LONGEST_ANSWER and (more := connection.recv(_LONGEST_ANSWER)):

@@ -1,7 +1,7 @@
 """Extend kazoo's client for metaq. The extended client knows the granted session timeout, and can make many reads in
 one request. The client limits the time of each connection attempt, so that several attempts can be made before the
 session times out. If no server accepts a session any more because ZooKeeper was set back, the client ends the session.
-The client has one callback thread instead of two.
+The client has one callback thread instead of two. The client can encrypt its connections by TLS.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ..records.payloads import host_and_port
 from ..runtime.forks import ForkGuard
 from .diagnosis import examine
 from .giving_up import Refusals, is_set_back
+from .zk_tls import ZkTls
 
 __all__ = ["Client"]
 
@@ -54,21 +55,28 @@ transaction.
 
 
 class Client(KazooClient):  # type: ignore[misc]
-    """A KazooClient with additions. The constructor takes the same arguments as KazooClient, and `clock`.
+    """A KazooClient with additions. The constructor takes the same arguments as KazooClient, and `clock` and `tls`.
 
     granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
     set_back_from: the last zxid that a session had seen when it ended because ZooKeeper was set back. The value is None
     in all other cases, and becomes None again when the session's listener has read it.
     """
 
-    def __init__(self, *arguments: Any, clock: Callable[[], float] = time.monotonic, **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        clock: Callable[[], float] = time.monotonic,
+        tls: ZkTls | None = None,
+        **options: Any,
+    ) -> None:
         """clock: a function that returns seconds. The client uses the clock to measure how long a session has been
-        without a connection.
+        without a connection. tls: encrypts the connections; None: connections without TLS.
         """
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
         self.refusals = Refusals(clock)
-        super().__init__(*arguments, handler=_OneWorkerHandler(self._attempt_seconds), **options)
+        self.tls = tls
+        super().__init__(*arguments, handler=_OneWorkerHandler(self._attempt_seconds, tls), **options)
         self._connection = _Connection(self, self._conn_retry.copy(), logger=self.logger)
 
     def get_many_async(self, paths: Sequence[str]) -> Any:
@@ -138,7 +146,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         if client.granted_timeout is None or not client.refusals.lasted(client.granted_timeout):
             return
         servers = {(host.strip(), port) for host, port in client.hosts}
-        findings = examine(",".join(host_and_port(*each) for each in servers), _LOOK_SECONDS)
+        findings = examine(",".join(host_and_port(*each) for each in servers), _LOOK_SECONDS, client.tls)
         seen = client.last_zxid
         if not is_set_back(seen, findings, refused_by_all=client.refusals.by_all(servers)):
             return
@@ -170,7 +178,8 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         connected = self._socket
         if connected is not None:
             with suppress(OSError):  # it has just been closed
-                connected.shutdown(socket.SHUT_RDWR)
+                # not SSLSocket.shutdown, behind which the connection's thread would read encrypted bytes as an answer
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -181,14 +190,31 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     _running: bool
 
-    def __init__(self, attempt_seconds: Callable[[], float]) -> None:
+    def __init__(self, attempt_seconds: Callable[[], float], tls: ZkTls | None) -> None:
         super().__init__()
         self._attempt_seconds = attempt_seconds
+        self._tls = tls
         self._guard = ForkGuard("ZooKeeper client")
 
-    def create_connection(self, *arguments: Any, timeout: float, **options: Any) -> Any:
+    def create_connection(self, *arguments: Any, timeout: float, hostname: str, **options: Any) -> Any:
         limit = min(timeout, self._attempt_seconds())
-        return super().create_connection(*arguments, timeout=limit, **options)
+        connected = super().create_connection(*arguments, timeout=limit, hostname=hostname, **options)
+        if self._tls is None:
+            return connected
+        connected.settimeout(limit)
+        return self._tls.wrap(connected, hostname)
+
+    def select(self, readable: Sequence[Any], *others: Any) -> Any:
+        """Wait as kazoo's `select` does. But if a TLS connection has decrypted bytes that were not read yet, return at
+        once, because no further bytes may arrive on its socket. kazoo does not look for such bytes before it waits for
+        the next answer.
+        """
+        pending = [] if self._tls is None else [each for each in readable if _is_pending(each)]
+        if not pending:
+            return super().select(readable, *others)
+        writable, exceptional = others[:2]
+        found = super().select(readable, writable, exceptional, 0)
+        return [*pending, *(each for each in found[0] if each not in pending)], *found[1:]
 
     def start(self) -> None:
         with self._state_change:
@@ -201,6 +227,11 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def stop(self) -> None:
         if not self._guard.is_elsewhere:  # in a forked child, which calls this at exit, locks may be held for ever
             super().stop()
+
+
+def _is_pending(readable: Any) -> bool:
+    """Return whether this is a TLS connection with decrypted bytes that were not read yet."""
+    return hasattr(readable, "pending") and readable.pending() > 0
 
 
 class _MultiRead:

@@ -27,12 +27,14 @@ from kazoo.protocol.states import KazooState, KeeperState
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable, SessionLost
 
 from ..records.paths import DEFAULT_ROOT, ROOT, Paths, split_connect_string
+from ..runtime.certificates import CertificateFiles
 from ..runtime.events import EventThread
 from ..runtime.forks import ForkGuard
 from ..runtime.interrupts import Aside, Ending, begin_elsewhere
 from ..runtime.logs import get_log
 from .diagnosis import examine, sentence
 from .kazoo_client import Client
+from .zk_tls import ZkTls
 from .znodes import Znodes
 
 __all__ = ["DEFAULT_SESSION_TIMEOUT", "SessionEvent", "SessionProof", "ZkSession", "check_connect", "session_clock"]
@@ -112,8 +114,9 @@ class ZkSession:
 
     connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
     chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. A server with
-    default limits grants at least 2 and at most 20 of its ticks. clock: the clock that measures suspended_seconds.
-    Raises ConfigError for an invalid connect string.
+    default limits grants at least 2 and at most 20 of its ticks. tls: the certificate files for connections with TLS;
+    None: connections without TLS. clock: the clock that measures suspended_seconds. Raises ConfigError for an invalid
+    connect string, and for certificate files that cannot be used.
     """
 
     def __init__(
@@ -122,6 +125,7 @@ class ZkSession:
         root: str = DEFAULT_ROOT,
         session_timeout: float = DEFAULT_SESSION_TIMEOUT,
         *,
+        tls: CertificateFiles | None = None,
         clock: Callable[[], float] = session_clock,
     ) -> None:
         hosts, chroot = split_connect_string(connect)
@@ -135,6 +139,7 @@ class ZkSession:
                 connection_retry=dict(_RECONNECT),
                 logger=_kazoo_log,
                 clock=clock,
+                tls=None if tls is None else ZkTls(tls),
             )
         except ValueError as error:
             raise ConfigError("zookeeper", repr(connect), "use host:port[,host:port…][/chroot]") from error
@@ -228,7 +233,7 @@ class ZkSession:
             pause = _NEXT_LOOK
             if self._closing:
                 raise self._closed_early()
-            findings = examine(self._hosts, _LOOK_SECONDS)
+            findings = examine(self._hosts, _LOOK_SECONDS, self.zk.tls)
             before, certain = certain, all(each.certain for each in findings)
             if certain and before and not wait_for_servers:
                 raise CoordinationUnavailable(f"no ZooKeeper at {self.connect}: {sentence(findings)}")
@@ -427,7 +432,7 @@ class ZkSession:
         """Create the chroot and its parent znodes. A separate client without a chroot creates them, because kazoo's
         ensure_path() does not create the parents of a chroot.
         """
-        client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log)
+        client = Client(self._hosts, timeout=self._asked_timeout, logger=_kazoo_log, tls=self.zk.tls)
         try:
             client.start(timeout)
             Znodes(client, self.connect, timeout).ensure([self._chroot])

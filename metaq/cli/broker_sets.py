@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from metaq.protocol.errors import BrokerUnavailable, ConfigError, CoordinationEr
 from metaq.protocol.limits import check_node
 
 from .ahead import Ahead, ahead_of, commanded, diverged_groups, readable_ends, set_back
-from .cluster_access import open_cluster, zk_timeout
+from .cluster_access import open_cluster, open_session
 from .options import Parsed, json_option, zk_option
 from .output import echo, moment, print_json, say, show
 from .servers import wait_until
@@ -42,13 +41,6 @@ the state at the same time.
 
 _NODE = Parsed("NODE", check_node)
 _SET = click.argument("broker_set", type=click.IntRange(0), metavar="ID")
-
-
-@contextmanager
-def _session(zk: str) -> Iterator[ZkSession]:
-    with closing(ZkSession(zk)) as session:
-        session.start(zk_timeout())
-        yield session
 
 
 def _view(session: ZkSession, broker_set: int) -> SetView:
@@ -83,7 +75,7 @@ def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | Non
       metaq brokers sets --zk 127.0.0.1:2181
       until metaq brokers sets 0 --in-sync 2; do sleep 1; done
     """
-    with _session(zk) as session:
+    with open_session(zk) as session:
         views = read_sets(session) if broker_set is None else {broker_set: _view(session, broker_set)}
         if not views and not ClusterView(session).broker_ids():
             raise CoordinationError(
@@ -197,7 +189,7 @@ def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -
     Example
       metaq brokers hand-over 0 --to b
     """
-    with _session(zk) as session:
+    with open_session(zk) as session:
         view = _view(session, broker_set)
         if view.state is None or not is_led(view):
             raise CoordinationError(f"no leader in broker set {broker_set}: start an in-sync node of it")
@@ -252,7 +244,7 @@ def prefer_node(broker_set: int, node: str | None, none: bool, zk: str, as_json:
     """
     if (node is None) != none:
         raise click.UsageError("name a NODE, or say --none", click.get_current_context())
-    with _session(zk) as session:
+    with open_session(zk) as session:
         for _ in range(_TRIES):
             view = _view(session, broker_set)
             state = view.state
@@ -302,7 +294,7 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
       metaq brokers elect 0 --unclean --node b
       metaq brokers elect 0 --unclean --node b --yes --set-back
     """
-    with _session(zk) as session:
+    with open_session(zk) as session:
         view = _view(session, broker_set)
         told = ask_nodes(dict(sorted(view.nodes.items())))
         epochs = [int(answer["epoch"]) for answer in told.values() if isinstance(answer, dict)]
@@ -470,7 +462,7 @@ def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_
     """
     if node is not None:
         return _forget_node(broker_set, node, yes, zk, as_json)
-    with _session(zk) as session:
+    with open_session(zk) as session:
         view = _view(session, broker_set)
         if view.nodes:
             raise CoordinationError(
@@ -497,7 +489,7 @@ def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_
 
 
 def _forget_node(broker_set: int, node: str, yes: bool, zk: str, as_json: bool) -> int:
-    with _session(zk) as session:
+    with open_session(zk) as session:
         view = _view(session, broker_set)
         state = view.state
         members = state.members if state else ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import click
 
@@ -13,12 +12,11 @@ from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
-from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import read_sets
 from metaq.protocol.errors import MetaqError
 
 from .broker_sets import elect_node, forget_broker_set, hand_over_set, list_sets, prefer_node
-from .cluster_access import open_cluster, tell_empty, zk_timeout
+from .cluster_access import open_cluster, open_session, tell_empty
 from .moving import drain_broker
 from .options import json_option, zk_option
 from .output import show
@@ -67,8 +65,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
         addresses = [each for nodes in registered.values() for each in (nodes.master, *nodes.slaves) if each]
         gone = cluster.view.absent_brokers(registered)
         tell_empty(cluster)
-    with closing(ZkSession(zk)) as session:
-        session.start(zk_timeout())
+    with open_session(zk) as session:
         views = read_sets(session)
     leaders = {broker_id: view.state.leader for broker_id, view in views.items() if view.state and is_led(view)}
     with ThreadPoolExecutor(MAX_ASKED) as pool:

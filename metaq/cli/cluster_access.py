@@ -6,7 +6,7 @@ A command waits for ZooKeeper for at most `--zk-timeout`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +19,9 @@ from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.settings.tls_config import PROFILE
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
+from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes
+from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import SetView
 from metaq.protocol.errors import BrokerUnavailable, CoordinationError, MetaqError, NoPartition
 
@@ -32,6 +34,7 @@ __all__ = [
     "check_complete",
     "naming_topics",
     "open_cluster",
+    "open_session",
     "target_options",
     "tell_absent",
     "tell_empty",
@@ -55,6 +58,16 @@ def zk_timeout() -> float:
 def open_cluster(zk: str) -> Cluster:
     """Return a Cluster that is connected to ZooKeeper. zk: the connect string. Raises CoordinationUnavailable."""
     return Cluster(zk, start_timeout_seconds=zk_timeout())
+
+
+@contextmanager
+def open_session(zk: str) -> Iterator[ZkSession]:
+    """Connect to ZooKeeper, and end the session with the `with` block. zk: the connect string. Raises
+    CoordinationUnavailable, and ConfigError if the files of the user's profile cannot be used.
+    """
+    with closing(zk_session(zk)) as session:
+        session.start(zk_timeout())
+        yield session
 
 
 def ask_brokers(

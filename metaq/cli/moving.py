@@ -7,17 +7,16 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from metaq.client.questions.moves import MoveProgress, MovesOfCluster
 from metaq.coordination.records.move_payloads import Move, MoveState
-from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationError, MetaqError
 
-from .cluster_access import zk_timeout
+from .cluster_access import open_session
 from .options import TOPIC, Parsed, dry_run_option, json_option, zk_option
 from .output import byte_size, counted, echo, say, show
 
@@ -57,8 +56,7 @@ _rate_option = click.option(
 
 @contextmanager
 def _cluster(zk: str) -> Iterator[MovesOfCluster]:
-    with closing(ZkSession(zk)) as session:
-        session.start(zk_timeout())
+    with open_session(zk) as session:
         yield MovesOfCluster(session)
 
 

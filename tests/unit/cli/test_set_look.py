@@ -108,7 +108,7 @@ def test_a_leader_that_has_stopped_does_not_lead_and_says_why():
 
 @pytest.mark.parametrize("options", [(), ("--in-sync", "1")])
 def test_the_command_fails_if_the_leader_has_stopped(monkeypatch, capsys, options):
-    monkeypatch.setattr(broker_sets, "_session", lambda zk: nullcontext())
+    monkeypatch.setattr(broker_sets, "open_session", lambda zk: nullcontext())
     monkeypatch.setattr(broker_sets, "read_sets", lambda session: {0: view("ab", in_sync="a"), 1: view("ab")})
     monkeypatch.setattr(set_look, "_ask", lambda each: FULL)
     assert run(["brokers", "sets", "--zk", "zk:1", "--json", *options]) == 1

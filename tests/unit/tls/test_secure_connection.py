@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 
 from metaq.broker.configuration.security_ini import Plain, read_security
@@ -72,7 +73,8 @@ class Scene:
         kind: Any = Certificates(read_security(str(path))).connection_class(FastConnection, self.reactor)
         self.connection = kind.__new__(kind)  # Twisted's constructor sets options of TCP, which the pair does not have
         self.connection.__dict__.update(
-            socket=ours, protocol=self.session, reactor=self.reactor, connected=1, disconnecting=0, disconnected=0,
+            socket=ours, client=(host, 1), _addressType=IPv4Address,
+            protocol=self.session, reactor=self.reactor, connected=1, disconnecting=0, disconnected=0,
             _tempDataBuffer=[], _tempDataLen=0, dataBuffer=b"", offset=0, producer=None,
             _stream=None, _is_known=False, _too_slow=None, logstr="x", fileno=lambda: -1, state="Open",
         )  # fmt: skip

@@ -143,7 +143,8 @@ def test_a_profile_in_the_users_directory_counts_without_the_variable(pki, tmp_p
     ("text", "said"),
     [
         (None, "the profile cannot be read: No such file"),
-        ("[other]\n", "it is no profile: it has no section .tls."),
+        ("", "it is no profile: it has no section .tls. or .zookeeper."),
+        ("[other]\n", "it has a section .other.: use .tls. and .zookeeper."),
         ("ca=x\n", "it is no profile: File contains no section headers"),
         ("[tls]\npassword=x\n", "password=x: is not a key of .tls.: use ca, certificate, key"),
         ("[tls]\ncertificate=x\n", "tls.key=: name a PEM file: a certificate and its key go together"),

@@ -1,0 +1,24 @@
+"""Make a client's ZooKeeper session. This module imports kazoo, which a client without ZooKeeper does not need."""
+
+from __future__ import annotations
+
+from metaq.coordination.records.paths import DEFAULT_ROOT
+from metaq.coordination.session.zk_session import DEFAULT_SESSION_TIMEOUT, ZkSession
+
+from ..settings.config import ConnectionConfig
+
+__all__ = ["zk_session"]
+
+
+def zk_session(
+    connect: str,
+    root: str = DEFAULT_ROOT,
+    session_timeout: float = DEFAULT_SESSION_TIMEOUT,
+    *,
+    config: ConnectionConfig | None = None,
+) -> ZkSession:
+    """Return a session that is not started yet. config: its `zookeeper_tls` says whether and how to use TLS (default:
+    as the user's profile says). The other arguments are those of ZkSession. Raises ConfigError.
+    """
+    tls = (ConnectionConfig() if config is None else config).zookeeper_tls
+    return ZkSession(connect, root, session_timeout, tls=None if tls is None else tls.files("zookeeper_tls"))
