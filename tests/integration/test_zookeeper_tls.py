@@ -14,10 +14,12 @@ from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.servers.free_ports import ready_port
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.protocol.errors import ConfigError, CoordinationUnavailable
-from tests.broker_process import server_ini
+from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import Operator, run
 from tests.integration.client_cluster import leased, read
+from tests.integration.coordination_helpers import make_chroot
 from tests.integration.forked_processes import ForkedBroker
+from tests.integration.set_nodes import SetNodes
 from tests.waiting import eventually
 
 APP = ("ca.pem", "client.pem", "client.key")
@@ -76,24 +78,35 @@ def secure(pki: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secu
         yield server
 
 
+@pytest.fixture
+def security(pki: Path) -> str:
+    """A broker's security.ini."""
+    path = pki / "mq1" / "zookeeper.ini"
+    own = "ca = ca.pem\ncertificate = broker.pem\nkey = broker.key\n"
+    path.write_text(f"[tls]\n{own}[zookeeper]\n{own}")
+    return str(path)
+
+
+@pytest.fixture
+def profile(pki: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The profile of all clients."""
+    path = pki / "app" / "zookeeper.ini"
+    own = "ca = ca.pem\ncertificate = client.pem\nkey = client.key\n"
+    path.write_text(f"[tls]\n{own}[zookeeper]\n{own}")
+    monkeypatch.setenv("METAQ_PROFILE", str(path))
+
+
 def files(pki: Path, ca: str, certificate: str = "", key: str = "") -> CertificateFiles:
     folder = pki / "app"
     ca, certificate, key = (str(folder / each) if each else "" for each in (ca, certificate, key))
     return CertificateFiles(ca, certificate, key, "zookeeper")
 
 
-def test_brokers_clients_and_commands_reach_zookeeper_over_tls_alone(secure, pki, tmp_path, monkeypatch):
+def test_brokers_clients_and_commands_reach_zookeeper_over_tls_alone(secure, tmp_path, security, profile):
     connect = f"{secure.secure_string}/all"
-    security = pki / "mq1" / "zookeeper.ini"
-    own = "ca = ca.pem\ncertificate = broker.pem\nkey = broker.key\n"
-    security.write_text(f"[tls]\n{own}[zookeeper]\n{own}")
     topics = {"t": "numPartitions=2", "jobs": "numPartitions=1"}
     ini = server_ini(tmp_path / "data", topics, zookeeper=f"zk.zkConnect={connect}")
-    profile = pki / "app" / "zookeeper.ini"
-    keys = "ca = ca.pem\ncertificate = client.pem\nkey = client.key\n"
-    profile.write_text(f"[tls]\n{keys}[zookeeper]\n{keys}")
-    monkeypatch.setenv("METAQ_PROFILE", str(profile))
-    words = ("-m", "metaq", "broker", "--security", str(security), "-f")
+    words = ("-m", "metaq", "broker", "--security", security, "-f")
     with ForkedBroker(tmp_path, ini, module=words):
         with Producer(connect) as producer:
             producer.send_batch("t", [b"%d" % number for number in range(500)])
@@ -107,9 +120,30 @@ def test_brokers_clients_and_commands_reach_zookeeper_over_tls_alone(secure, pki
         for command in ("brokers list", "brokers sets", "topics list", "groups describe g", "partitions moves"):
             ran = operator.ran(*command.split())
             assert ran.code == 0, ran
-        plain = ConsumerConfig(connection=ConnectionConfig(zookeeper_tls=None))
+        plain = ConsumerConfig(connection=ConnectionConfig(zookeeper_tls=None), start_timeout_seconds=2.0)
         with pytest.raises(CoordinationUnavailable, match="closes each connection"):
             Consumer(connect, group="g", topics=["t"], config=plain)
+
+
+class SecureNodes(SetNodes):
+    """Nodes that know ZooKeeper's secure port alone; the test itself looks at the other port."""
+
+    secure_connect = ""
+
+    def _begin(self, name: str, directory: Path, ini: str, words: tuple[str, ...]) -> RunningBroker:
+        return super()._begin(name, directory, ini.replace(self.connect, self.secure_connect), words)
+
+
+def test_a_set_elects_its_leader_over_tls(secure, pki, tmp_path, security, profile):
+    nodes = SecureNodes(tmp_path, make_chroot(f"{secure.connect_string}/set"), {"t": "numPartitions=1"})
+    nodes.secure_connect = f"{secure.secure_string}/set"
+    try:
+        nodes.start("a", "b", options=("--security", security))
+        nodes.wait_in_sync("a", "b")
+        with Producer(nodes.secure_connect) as producer:
+            producer.send("t", b"to the leader")
+    finally:
+        nodes.stop()
 
 
 def test_each_mistake_has_one_sentence(secure, pki, tmp_path):
