@@ -12,10 +12,11 @@ from pathlib import Path
 
 from metaq.protocol.errors import ConfigError
 
+from .records.zookeeper_versions import MIN_VERSION
 from .servers.free_ports import ready_port
 from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 
-__all__ = ["MIN_JAVA", "MIN_VERSION", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
+__all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """The Java class that runs the server. The class runs a standalone server if the configuration names no other servers.
@@ -51,11 +52,6 @@ _LOGBACK = """<configuration>
   </appender>
   <root level="WARN"><appender-ref ref="out"/></root>
 </configuration>
-"""
-
-MIN_VERSION = (3, 9, 6)
-"""The oldest allowed server version. In earlier versions, anybody can delete any empty znode that is not ephemeral,
-without a login (CVE-2026-79993).
 """
 
 MIN_JAVA = 17

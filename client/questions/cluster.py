@@ -17,6 +17,7 @@ from metaq.coordination.offsets.offset_store import Offset, ZooKeeperOffsetStore
 from metaq.coordination.records.move_payloads import Move
 from metaq.coordination.records.payloads import UNKNOWN_MESSAGE_ID
 from metaq.coordination.runtime.interrupts import Aside, begin_elsewhere
+from metaq.coordination.session.diagnosis import ServerFinding
 from metaq.coordination.sets.set_view import SetView, read_sets
 from metaq.protocol.errors import BrokerUnavailable, NoPartition
 
@@ -104,6 +105,10 @@ class Cluster:
         self._session.close(left.seconds)
 
     # --- brokers and partitions -------------------------------------------------------------------------------------
+
+    def servers(self, seconds: float) -> list[ServerFinding]:
+        """Return the state of each ZooKeeper server. The call takes about `seconds` at most."""
+        return self._session.examine_servers(seconds)
 
     def topics(self) -> list[str]:
         """Return the names of all topics that a live broker offers to producers, sorted."""

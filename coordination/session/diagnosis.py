@@ -32,6 +32,7 @@ _BROKER_REQUEST = b"version 1\r\n"
 _LONGEST_ANSWER = 4096
 
 _ZXID = re.compile(rb"^Zxid: 0x([0-9a-f]{1,16})\s*$", re.MULTILINE)
+_VERSION = re.compile(rb"Zookeeper version: ([0-9A-Za-z.+-]+)")
 _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 
@@ -43,7 +44,7 @@ class ServerFinding:
     waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
     zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is
     the leader or has no ensemble. serves: true if the server reports that it serves sessions, or that it is not allowed
-    to report its state.
+    to report its state. version: the version that the server reports; "" if it does not report it.
     """
 
     text: str
@@ -52,6 +53,7 @@ class ServerFinding:
     zxid: int | None = None
     decides: bool = False
     serves: bool = False
+    version: str = ""
 
 
 def examine(hosts: str, seconds: float, tls: ZkTls | None = None) -> list[ServerFinding]:
@@ -124,13 +126,14 @@ def _judged(where: str, answer: bytes) -> ServerFinding:
             waits=True,
         )
     if b"Mode:" in answer or b"whitelist" in answer or b"Zookeeper version" in answer:
-        zxid = _ZXID.search(answer)
+        zxid, version = _ZXID.search(answer), _VERSION.match(answer)
         return ServerFinding(
             f"the ZooKeeper at {where} opens no session: ask its log why",
             certain=False,
             zxid=int(zxid[1], 16) if zxid else None,
             decides=_DECIDES.search(answer) is not None,
             serves=True,
+            version=version[1].decode() if version else "",
         )
     return ServerFinding(f"what listens at {where} is not a ZooKeeper: correct the port", certain=True)
 

@@ -32,7 +32,7 @@ from ..runtime.events import EventThread
 from ..runtime.forks import ForkGuard
 from ..runtime.interrupts import Aside, Ending, begin_elsewhere
 from ..runtime.logs import get_log
-from .diagnosis import examine, sentence
+from .diagnosis import ServerFinding, examine, sentence
 from .kazoo_client import Client
 from .zk_tls import ZkTls
 from .znodes import Znodes
@@ -218,6 +218,10 @@ class ZkSession:
                 )
             self._create_chroot(timeout)
 
+    def examine_servers(self, seconds: float) -> list[ServerFinding]:
+        """Return the state of each server of the connect string. The call takes about `seconds` at most."""
+        return examine(self._hosts, seconds, self.zk.tls)
+
     def ensure_chroot(self) -> None:
         """Create the chroot again if somebody has deleted it. The call blocks on ZooKeeper. Raises
         CoordinationUnavailable.
@@ -233,7 +237,7 @@ class ZkSession:
             pause = _NEXT_LOOK
             if self._closing:
                 raise self._closed_early()
-            findings = examine(self._hosts, _LOOK_SECONDS, self.zk.tls)
+            findings = self.examine_servers(_LOOK_SECONDS)
             before, certain = certain, all(each.certain for each in findings)
             if certain and before and not wait_for_servers:
                 raise CoordinationUnavailable(f"no ZooKeeper at {self.connect}: {sentence(findings)}")

@@ -23,7 +23,7 @@ from metaq.client.questions.stored_records import read_bytes
 from metaq.client.questions.waiting_halves import list_halves
 from metaq.client.records.results import TopicPartition
 from metaq.client.transport.connection import Connection
-from metaq.coordination.session.diagnosis import examine
+from metaq.coordination.records.zookeeper_versions import MIN_VERSION, is_unsafe
 from metaq.protocol.errors import (
     CoordinationUnavailable,
     MetaqError,
@@ -131,7 +131,7 @@ class Monitor:
         try:
             with open_cluster(self._zk) as cluster:
                 self._check_names(cluster)
-                found += _servers(self._zk)
+                found += _servers(cluster)
                 found += _guarded("cluster", self._cluster(cluster))
         except CoordinationUnavailable as error:
             found.append(Seen(ProbeLevel.ALARM, "zookeeper", str(error)))
@@ -550,17 +550,20 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
     yield Seen(level, what, f"{counted(value, noun)}{rest} (limit {limit})")
 
 
-def _servers(zk: str) -> Iterator[Seen]:
+def _servers(cluster: Cluster) -> Iterator[Seen]:
     """Check each server of the ZooKeeper ensemble. The check is useful even if ZooKeeper answers, because an ensemble
     that has lost one server can lose only few more.
     """
-    servers = zk.partition("/")[0]
-    found = examine(servers, zk_timeout())
+    found = cluster.servers(zk_timeout())
     for each in found:
         if not each.serves:
             yield Seen(ProbeLevel.ALARM, "zookeeper", each.text)
+    for version in sorted({each.version for each in found if is_unsafe(each.version)}):
+        text = f"version {version} lets anybody who reaches its port delete znodes (CVE-2026-79993): "
+        yield Seen(ProbeLevel.WARNING, "zookeeper", f"{text}update it to {'.'.join(map(str, MIN_VERSION))} or later")
     serving = sum(each.serves for each in found)
-    yield Seen(ProbeLevel.OK, "zookeeper", f"{zk} answers, {serving} of {counted(len(found), 'server')}")
+    text = f"{cluster.zookeeper} answers, {serving} of {counted(len(found), 'server')}"
+    yield Seen(ProbeLevel.OK, "zookeeper", text)
 
 
 _DISK = re.compile(r"(?P<path>.*) free_bytes (?P<free>\d+) reserve_bytes (?P<reserve>\d+) takes_puts (?P<takes>\w+)")

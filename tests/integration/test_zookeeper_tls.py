@@ -120,6 +120,9 @@ def test_brokers_clients_and_commands_reach_zookeeper_over_tls_alone(secure, tmp
         for command in ("brokers list", "brokers sets", "topics list", "groups describe g", "partitions moves"):
             ran = operator.ran(*command.split())
             assert ran.code == 0, ran
+        looked = operator.ran("monitor")
+        assert "answers, 1 of 1 server" in looked.out
+        assert "version 3.9.5-" in looked.out  # of PySpark's jars
         plain = ConsumerConfig(connection=ConnectionConfig(zookeeper_tls=None), start_timeout_seconds=2.0)
         with pytest.raises(CoordinationUnavailable, match="closes each connection"):
             Consumer(connect, group="g", topics=["t"], config=plain)
