@@ -10,7 +10,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.coordination.servers.local_zookeeper import ZooKeeperProcess
 from tests.zookeepers import zookeeper_process
 
-from .cli_helpers import Operator, start, stop
+from .cli_helpers import Operator, findings, start, stop
 from .client_cluster import Brokers, running_brokers
 
 ALIVE, DEAD = 0, 1
@@ -166,7 +166,7 @@ def test_consume_begins_at_a_message_of_the_living_broker(operator: Operator) ->
 def test_the_monitor_gives_one_alarm_for_one_cause_and_calls_unknown_what_it_hides(operator: Operator) -> None:
     ran = operator.ran("monitor", "--probe-topic", "probes", "--min-memory", "0", "--group", "audit", "--json")
     assert ran.code == 1
-    found = json.loads(ran.out)["findings"]
+    found = findings(json.loads(ran.out))
     assert [(each["level"], each["what"]) for each in found if each["level"] != "ok"] == [
         ("alarm", "broker 1"),
         ("alarm", "group audit"),  # nobody reads what waits on broker 0

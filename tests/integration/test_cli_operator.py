@@ -20,7 +20,7 @@ from tests.broker_process import RunningBroker, server_ini
 from tests.integration.cli_helpers import Operator
 from tests.waiting import eventually
 
-from .cli_helpers import run
+from .cli_helpers import findings, run
 from .client_cluster import SHORT_SESSION_SECONDS, Brokers, running_brokers
 from .coordination_helpers import make_chroot
 from .java_peers import received, require_java
@@ -172,7 +172,7 @@ def test_the_monitor_finds_a_healthy_cluster_a_lagging_group_and_a_dead_broker(
     brokers: Brokers, operator: Operator
 ) -> None:
     look = ("monitor", "--probe-topic", "trades", "--min-memory", "0")
-    healthy = operator.json(*look)["findings"]
+    healthy = findings(operator.json(*look))
     assert {each["level"] for each in healthy} == {"ok"}
     assert any("read back in" in each["text"] for each in healthy)
     with Cluster(operator.connect) as cluster:
@@ -281,7 +281,7 @@ def test_the_monitor_is_not_green_while_messages_wait_for_a_group_without_member
     with Cluster(operator.connect) as cluster:
         cluster.commit("audit", {TopicPartition("trades", 0, 0): 0})
     ran = operator.ran(*look, "--json")
-    (alarm,) = (each for each in json.loads(ran.out)["findings"] if each["level"] != "ok")
+    (alarm,) = (each for each in findings(json.loads(ran.out)) if each["level"] != "ok")
     assert ran.code == 1
     assert alarm["level"] == "alarm"
     # also what is in partitions of which no offset was ever committed
