@@ -26,14 +26,15 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 CLASSES: tuple[Any, ...] = (ProducerConfig, ConsumerConfig, SharedConfig, ConnectionConfig)
 HEAD = """# Settings of producers and consumers
 
-Each setting is a keyword argument of the class whose name is the heading above its table. The other classes take a
-`ConnectionConfig` as their argument `connection`. The unit of a number is part of the setting's name; instead of a
-number, a `timedelta` is accepted. A value out of its range raises `ConfigError`, which names the setting and what to
-do. [client.md](client.md) describes how producers and consumers use the settings. The broker's settings are in
+Each setting is a keyword argument of the class whose name is the heading above its table. The class `ConnectionConfig`
+has the settings of connections; pass an object of this class to the other classes as the argument `connection`. If a
+setting is a time or a size, its name ends with the unit, for example `_seconds`; for a time you may pass a `timedelta`
+instead of a number. A value out of its range raises `ConfigError`, which names the setting and what to do.
+[client.md](client.md) describes how producers and consumers use the settings. The broker's settings are in
 [broker.md](broker.md#serverini), with a [sample server.ini](server.ini).
 
-This page is made from `client/settings/config.py` and `client/settings/consumer_config.py`, where the defaults are, by
-`python -m tests.unit.test_docs_settings`.
+The command `python -m tests.unit.test_docs_settings` makes this page from `client/settings/config.py` and
+`client/settings/consumer_config.py`, which also have the defaults.
 """
 
 

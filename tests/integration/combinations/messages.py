@@ -97,7 +97,9 @@ def _delay_priority(world: World, topic: str) -> Iterator[None]:
 
 
 @works(
-    "delay", "filter", "When the message is delivered, the filter is applied to the properties with which it was sent."
+    "delay",
+    "filter",
+    "When the message is delivered, the broker applies the reader's filter to the message's properties.",
 )
 def _delay_filter(world: World, topic: str) -> Iterator[None]:
     world.producer.send(topic, b"other", delay=DELAY, properties=_OTHER)
@@ -176,7 +178,11 @@ def _check_back_priority(world: World, topic: str) -> Iterator[None]:
     assert (urgent.payload, urgent.priority, ordinary.payload) == (b"urgent", 9, b"ordinary")
 
 
-@works("check-back", "filter", "Once the half message is committed, the filter is applied to its properties.")
+@works(
+    "check-back",
+    "filter",
+    "Once the half message is committed, the broker applies the reader's filter to its properties.",
+)
 def _check_back_filter(world: World, topic: str) -> Iterator[None]:
     for properties in (_WANTED, _OTHER):
         world.producer.send_in_transaction(topic, b"committed", properties=properties, execute=commits)
@@ -226,7 +232,7 @@ def _check_back_compression(world: World, topic: str) -> Iterator[None]:
 @works(
     "check-back",
     "idempotence",
-    "If the answer to the half message or to its outcome is lost, there is still only one message.",
+    "If the answer to the half message or to its outcome is lost, the message is still stored once.",
 )
 def _check_back_idempotence(world: World, topic: str) -> Iterator[None]:
     names: list[bytes] = []
@@ -411,7 +417,7 @@ def _filter_compression(world: World, topic: str) -> Iterator[None]:
     assert (message.payload, message.properties) == (LONG, _WANTED)
 
 
-@works("filter", "idempotence", "A repeated send is stored once, so its message passes the filter once.")
+@works("filter", "idempotence", "A repeated send is stored once, so a reader with a filter gets the message once.")
 def _filter_idempotence(world: World, topic: str) -> Iterator[None]:
     world.lose(b"wanted once")
     world.producer.send(topic, b"wanted once", properties=_WANTED)
