@@ -1,5 +1,6 @@
-"""security.ini has the settings that protect the broker's port. It is a separate file, because Java brokers and 1.x's
-replication read server.ini, and because `stats config` shows server.ini.
+"""security.ini has the settings that protect the broker's port. These settings are not in server.ini for two reasons:
+Java brokers and 1.x's replication read server.ini and do not know the settings, and `stats config` shows the whole
+server.ini to every client.
 
     [tls]
     certificate = broker.pem
@@ -89,8 +90,8 @@ def read_security(path: str) -> Security:
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that occurs twice. In server.ini the last value counts, as in 1.x. In security.ini a
-    second value could allow what the first value forbids.
+    """Raise ConfigError for a key that occurs twice. In server.ini the last value of a repeated key is used, as in 1.x.
+    In security.ini that would be dangerous, because a second value could allow what the first value forbids.
     """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):
