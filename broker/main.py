@@ -68,7 +68,9 @@ _CERTIFICATE_SECONDS = 2.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
-"""When the broker stops, it waits at most this many seconds for clients to receive their last answers."""
+"""When the broker stops, it waits at most this many seconds for clients to receive their last answers; then it ends
+although connections are open.
+"""
 _DESCRIPTORS_FOR_OTHERS = 64
 
 
@@ -80,13 +82,13 @@ def run(
     listen_on: str = "",
     options: BrokerOptions = BrokerOptions(),  # noqa: B008
 ) -> int:
-    """Run a broker until SIGTERM or SIGINT arrives; print one line when the broker serves. Return the process's exit
-    code.
+    """Run a broker until SIGTERM or SIGINT arrives; print one line as soon as the broker serves clients. Return the
+    process's exit code.
 
     On SIGHUP the broker reads its configuration files again. To stop, the broker first unregisters from ZooKeeper. Then
-    it continues to serve clients for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that they can
-    move to other brokers. A second SIGTERM or SIGINT makes the broker stop at once. This function must be called by the
-    main thread.
+    it continues to serve clients for the number of milliseconds that zkSyncTimeMs in server.ini gives, so that the
+    clients have time to connect to other brokers. A second SIGTERM or SIGINT ends this waiting time at once. This
+    function must be called by the main thread.
 
     filters_path: the file that maps Java's filter classes to Python callables; by default filters.ini in the directory
     of server.ini. plugins: the -F options of metaq 1.x, plugin name -> properties file (replication/plugins.py).
@@ -116,7 +118,9 @@ def run(
 
 
 class BrokerProcess:
-    """Builds and runs all parts of one broker process. `run` blocks; everything else happens on the reactor thread."""
+    """Creates and runs all objects of one broker process. `run` blocks until the process is told to stop; all other
+    methods are called on the reactor thread.
+    """
 
     def __init__(
         self,
@@ -131,7 +135,7 @@ class BrokerProcess:
         """reactor: Twisted's reactor for time, descriptors and threads. files: the paths of the files that `config` was
         read from; a reload reads these files again.
 
-        rng: chooses the partition for each put that leaves the choice to the broker.
+        rng: used to choose a partition for each put that does not name one.
         """
         self._config = config
         self._files = files
@@ -318,7 +322,9 @@ class BrokerProcess:
         return moves
 
     async def _join_set(self, node: str) -> None:
-        """Join the broker set: an election decides whether this node registers its topics."""
+        """Join the broker set, and take part in its elections. This node registers its topics in ZooKeeper only while
+        it is the leader.
+        """
         from metaq.coordination.session.zk_session import ZkSession
 
         from .partitions.registration import Registration
@@ -417,8 +423,8 @@ class BrokerProcess:
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
-        """Unregister the broker from ZooKeeper, serve clients a little longer, then close the port and the
-        connections.
+        """Stop serving: unregister the broker from ZooKeeper, serve clients for zkSyncTimeMs more, then close the port
+        and the connections.
         """
         await self._roles.stop()
         if self.broker.moves is not None:
@@ -459,13 +465,17 @@ class BrokerProcess:
 
 
 def _with_options(config: BrokerConfig, options: BrokerOptions) -> BrokerConfig:
-    """Return the configuration with the command's options `node` and `zone`, which override [replication]."""
+    """Return a copy of the configuration in which the command's options `node` and `zone`, if they are given, replace
+    the values from the section [replication].
+    """
     node = config.node if options.node is None else options.node
     return replace(config, node=node, zone=config.zone if options.zone is None else options.zone)
 
 
 def _what_opened(store: Store, seconds: float) -> str:
-    """Return a log line about what the start found and checked in the data directories."""
+    """Return a log line that says how many partitions and bytes the start found in the data directories, and how many
+    bytes it checked.
+    """
     checked = sum(report.checked_bytes for report in store.reports)
     size = sum(log.end_offset - log.first_offset for log in store.logs())
     state = f"{checked} bytes that no checkpoint covers were checked" if checked else "nothing had to be checked"
@@ -490,7 +500,7 @@ def _log_failed_reload(failure: Failure) -> None:
 
 def _raise_descriptor_limit() -> int:
     """Raise this process's limit of descriptors to the system's maximum. Return how many descriptors connections may
-    use (the store uses half of all descriptors).
+    use; half of all descriptors is reserved for the files of the store.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

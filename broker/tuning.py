@@ -1,5 +1,5 @@
-"""The tuned constants of the broker. The text of each constant gives its unit and reason. The heading of its section
-names the benchmarks that must be run when it is changed.
+"""The constants of the broker that were chosen by benchmarks. The text of each constant gives its unit and reason. The
+heading above a group of constants names the benchmarks that must be run when one of them is changed.
 
 The store's constants are in a file of their own (store/tuning.py). Limits that docs/broker.md promises are defined next
 to the code that they limit.
@@ -15,33 +15,36 @@ first.
 """
 
 ITERATION_SECONDS = 0.01
-"""Seconds in one iteration of the reactor for the turns of all connections together. In each iteration, the processing
-of incoming data may take up to the same number of seconds in addition.
+"""In one iteration of the reactor, the turns of all connections together may take this many seconds. The processing of
+incoming data may take as many seconds in addition.
 """
 
 COUNTED_SECONDS = 0.001
-"""Work on incoming data is counted towards the time of an iteration only if it takes longer than this many seconds,
-because counting costs one more iteration.
+"""Work on incoming data counts towards the time limit of an iteration only if it takes longer than this many seconds.
+Shorter work is not counted, because counting needs an additional iteration of the reactor.
 """
 
 KEEPALIVE_SECONDS = 15
-"""After this many seconds without data from a client, the kernel asks whether the client still exists, and asks again
-after every third of this time. After three questions without an answer, the kernel ends the connection. The broker does
-not read from a connection that waits for memory, so it would not notice otherwise that the client is gone.
+"""After this many seconds without data from a client, the kernel asks (TCP keepalive) whether the client still exists,
+and then asks again after each third of this time. After three questions without an answer, the kernel ends the
+connection. While a connection waits for memory, the broker does not read from it, so without the kernel's questions it
+would not notice that the client is gone.
 """
 
 MOST_EVENTS = 512
-"""Maximum number of file descriptors that one iteration of the reactor serves. For example, processing the end of one
-connection takes 22 µs.
+"""Maximum number of file descriptors that one iteration of the reactor serves. So even if 512 connections end at once,
+which takes 22 µs each, one iteration takes 11 ms.
 """
 
 FEW_BUSY = 2
-"""If at least this many busy connections wait for their turns, a further busy connection must also wait for a turn,
-instead of being served at once. A connection is busy if it has lately had work for more than one turn.
+"""A busy connection is served as soon as its data arrive if fewer than this many busy connections wait for their turns.
+Otherwise it must wait for a turn, too. A connection is busy if it has lately had work for more than one turn.
 """
 
 BUSY_READS = 8
-"""A connection that had more work than one turn allows counts as busy for this many more reads."""
+"""After a connection had more work than one turn allows, it counts as busy for its next reads, as many as this
+number.
+"""
 
 LARGE_WORK_BYTES = 128 << 10
 """A request counts as large if it holds at least this many bytes of memory and cannot be processed in one turn. A large
@@ -64,20 +67,20 @@ bytes are collected when they are written, the answers are first joined into one
 """
 
 READ_REQUESTS = 512
-"""Maximum number of requests from one read that are decoded and served before other connections have their turn; this
-takes some milliseconds. If the requests are frames other than SENDs, the limit is a quarter of this number. A single
-read may bring 50,000 requests. With half this number, sends would cost 5 % more, because the messages of each turn are
-appended separately.
+"""Maximum number of requests from one read of a connection that are decoded and served before other connections have
+their turn; so many requests take some milliseconds. If the requests are frames other than SENDs, the limit is a quarter
+of this number. A single read may bring 50,000 requests. With half this number, sends would cost 5 % more, because the
+messages of one turn are appended together, and there would be twice as many turns.
 """
 
 HTTP_READ_BYTES = 8 << 10
-"""Maximum number of bytes that are read at once from an HTTP connection. The HTTP code takes as long for a chunk of one
-byte as for a large chunk.
+"""Maximum number of bytes that are read at once from an HTTP connection. The number is small because a client may send
+its request in HTTP chunks of one byte, and the HTTP code takes as long for each of them as for a large chunk.
 """
 
 SMALL_READ_BYTES = 64 * 1024
-"""Maximum number of bytes that are read at once from a connection with little traffic. For a buffer of this size malloc
-uses its heap; for a larger buffer it maps fresh pages.
+"""Maximum number of bytes that are read at once from a connection with little traffic. The buffer for a read of this
+size comes from the heap of malloc; for a larger buffer, malloc would map new pages, which costs more.
 """
 
 LARGE_READ_BYTES = 512 * 1024
@@ -86,18 +89,20 @@ SMALL_READ_BYTES.
 """
 
 RECEIVE_BYTES = 4 << 20
-"""Size in bytes of the receive buffer of a socket whose client sends much at once. A small request occupies a kibibyte
-of the buffer, but the system enlarges the buffer only by the request's payload. With a smaller buffer thousands of
-requests would not fit. If fewer requests are read together, each request costs more.
+"""Size in bytes of the receive buffer of a socket whose client sends much at once. The kernel counts a kibibyte of the
+buffer for each small request, but when it enlarges a buffer by itself, it considers only the requests' bytes. So
+thousands of small requests would not fit into the buffer that the kernel chooses, and each request costs more if fewer
+requests are read together.
 """
 
 RECEIVES_MUCH_BYTES = 16 * 1024
 """A read of at least this many bytes shows that a client sends much at once."""
 
 MAX_LARGE_BUFFERS = 32
-"""Maximum number of sockets with a receive buffer of RECEIVE_BYTES. The kernel chooses the size for the others; it is
-much smaller for a connection that is not read. No limit of the broker counts this memory, because it is the kernel's.
-If all connections had large buffers, a few hundred that are not read would use up the whole machine's memory for TCP.
+"""Maximum number of sockets with a receive buffer of RECEIVE_BYTES. For other sockets, the kernel chooses the size; it
+is much smaller as long as the broker does not read from the connection. The memory of these buffers belongs to the
+kernel, so the broker's limits on memory do not count it. If all connections had such buffers, a few hundred connections
+from which the broker does not read would use up all memory that the machine has for TCP.
 """
 
 PAGE_ROWS = 500
@@ -159,18 +164,19 @@ third of a millisecond.
 """
 
 STEP_PUTS = 256
-"""Maximum number of puts of a run (puts that came together) that are handled in one step, if these puts have to be
-checked one by one.
+"""If the puts of a run (puts that came together) have to be checked one by one, at most this many are handled in one
+step.
 """
 
 SEND_SLICE_SECONDS = 0.003
-"""Seconds for which the broker appends the parts of a SEND_MANY before it serves other requests. A part is the records
-for one partition. Each part is written to a file separately.
+"""Seconds for which the broker appends the parts of a SEND_MANY (the records for one partition each) before it serves
+other requests. Each part needs a write to a file of its own.
 """
 
 WORK_SLICE_SECONDS = 0.003
-"""Seconds for which the broker does work that belongs to no single request, before it serves requests. Examples are
-commits, answers that waited for one sync, and the transactions of a lost connection.
+"""Some work is not done while one request is served, such as appending a commit's messages, sending the answers that
+waited for one sync, or rolling back the transactions of a lost connection. The broker does such work for this many
+seconds before it serves other requests.
 """
 
 COMMIT_SLICE_RECORDS = 1 << 16
@@ -187,33 +193,37 @@ number for that partition.
 
 MAX_SEQUENCES = 1 << 17
 """Maximum number of pairs of producer and partition whose last sequence number is remembered. So many pairs take some
-50 MiB. If there are more, the broker forgets some pairs of the client address that has the most pairs.
+50 MiB. If there would be more pairs, the broker forgets some pairs of the client address that has the most pairs.
 """
 
 FORGOTTEN_SEQUENCES = 1 << 10
-"""Number of pairs of producer and partition that are forgotten at once. If the client address whose pairs are to be
-forgotten has fewer than four times this number, only a quarter of its pairs is forgotten. Forgetting the pairs takes
-some milliseconds.
+"""When there are too many pairs of producer and partition, the broker forgets this many at once; this takes some
+milliseconds. If the client address with the most pairs has fewer than four times this number, the broker forgets a
+quarter of that address's pairs.
 """
 
 FEW_SEQUENCES = 8
-"""If no client address has more than this number of pairs of producer and partition, the least recently used pairs of
-all addresses are forgotten.
+"""When there are too many pairs of producer and partition, but no client address has more than this number, the broker
+forgets the least recently used pairs of all addresses together.
 """
 
 REPEAT_LATE_SECONDS = 15 * 60.0
-"""Maximum seconds that a repeated send may have been on its way through the network, in addition to the age that its
-producer states. TCP gives up a transmission before that time.
+"""A repeated send states how long ago its producer first sent it. The broker assumes that at most this many seconds
+passed on the network in addition, because TCP gives up a transmission before.
 """
 
 SEQUENCES_SWEPT = 1 << 9
-"""Number of pairs of producer and partition that a search for old pairs examines before it reads the clock again."""
+"""A search for old pairs of producer and partition reads the clock after each group of this many pairs, to see whether
+its time is over.
+"""
 
 SEQUENCES_SWEEP_SECONDS = 60.0
-"""Seconds between two searches for old pairs; a search takes some 10 ms if MAX_SEQUENCES pairs are remembered."""
+"""Seconds between two searches for pairs of producer and partition that are older than SEQUENCE_SECONDS; a search takes
+some 10 ms if MAX_SEQUENCES pairs are remembered.
+"""
 
 COMPACTION_PAUSE_SECONDS = 60.0
-"""If an internal log could not be shortened, the broker tries again after this many seconds."""
+"""If an internal log could not be rewritten in a shorter form, the broker tries again after this many seconds."""
 
 SEQUENCE_LOG_BYTES = 16 << 20
 """The internal log of sequence numbers is rewritten when it has grown to this many bytes and to four times the size of
@@ -231,12 +241,12 @@ clock.
 """
 
 DELAYED_LEAST_SECONDS = 0.0005
-"""Shortest time, in seconds, until a timer for delayed messages fires."""
+"""A timer for delayed messages is never set for less than this many seconds."""
 
 DELAYED_TURN_RECORDS = 512
 DELAYED_TURN_BYTES = 256 << 10
-"""Limits on the number of delayed messages, and on their bytes, that are delivered before other requests are served;
-this takes some 3 ms.
+"""DELAYED_TURN_RECORDS and DELAYED_TURN_BYTES: the maximum number of delayed messages, and of their bytes, that are
+delivered before other requests are served; this takes some 3 ms.
 """
 
 DELAYED_UNSAFE_SECONDS = 0.002
@@ -245,13 +255,13 @@ of the disk takes about the same time.
 """
 
 DELAYED_RETRY_SECONDS = (0.1, 5.0)
-"""The first and the longest pause, in seconds, before delayed messages are delivered again to a partition that has not
-accepted them. The pauses double.
+"""If a partition has not accepted delayed messages, the broker tries again after the first of these pauses, in seconds.
+Each further pause is twice as long as the one before, up to the second value.
 """
 
 DELAYED_JOINED_BYTES = 1 << 16
-"""Delayed messages are joined in one buffer if they have at most this many bytes together, so that the garbage
-collector has fewer objects to follow.
+"""Delayed messages that have at most this many bytes together are copied into one buffer, so that Python's garbage
+collector has fewer objects to examine.
 """
 
 DELAYED_SLICE_RECORDS = 1 << 10
@@ -260,8 +270,8 @@ ms.
 """
 
 DELAYED_SLICE_BYTES = 1 << 20
-"""Maximum number of bytes of delayed records that are examined before other requests are served. All of these bytes may
-be property lists.
+"""Maximum number of bytes of delayed records that are examined before other requests are served. The limit is for the
+worst case, in which all bytes are property lists that must be searched.
 """
 
 DELAYED_UNITS = 1 << 15
@@ -279,11 +289,11 @@ it, its oldest segments are removed.
 
 DELAYED_CLEANED_BYTES = 1 << 20
 """Before an oldest segment is removed, the messages in it that still wait are written again at the end of the log. At
-most this many bytes are written again before other requests are served.
+most this many bytes are written again in one step, before other requests are served.
 """
 
 DELAYED_CLEANING_PAUSE_SECONDS = 0.005
-"""Pause in seconds between two steps of writing the waiting messages of an oldest segment again."""
+"""Pause in seconds between two such steps (DELAYED_CLEANED_BYTES)."""
 
 DELAYED_CANCELLED = 1 << 14
 """Number of cancelled messages that the broker remembers, so that a repeated cancellation gets the same answer as the
@@ -305,7 +315,7 @@ LISTING_PAUSE_SECONDS = 0.00005
 """Pause in seconds during which a worker thread that builds a list lets other threads run Python code."""
 
 DELAYED_LATENESS = 1 << 13
-"""The metrics remember how late delayed messages were delivered, for this many of the most recent deliveries."""
+"""The metrics remember for this many of the last delivered messages how late each was delivered."""
 
 # --- half messages: broker/halves -------------------------------------------------------------------------------------
 
@@ -320,29 +330,31 @@ after this many seconds.
 """
 
 HALVES_SILENT_SECONDS = 10.0
-"""If a producer has not asked the broker for checks for this many seconds, the producer counts as gone. Then other
-producers of its group are asked about its half messages. When a broker begins to lead, the seconds count from that
-moment for all producers. Producers ask again after `CHECK_WAIT_SECONDS` (client/producer/tuning.py).
+"""If a producer has not asked the broker for checks for this many seconds, the producer counts as gone. From then on,
+other producers of its group are asked about its half messages. When a node begins to lead, it counts the seconds from
+that moment for all producers, as if all had just asked. A producer that lives asks again after `CHECK_WAIT_SECONDS`
+(client/producer/tuning.py).
 """
 
 HALVES_STEP_SECONDS = 2.0
-"""If more than this many seconds have passed between two readings of the clock, the broker itself was paused. Then the
-time between the two readings does not count as silence of the producers. The value is less than HALF_GRACE_SECONDS
-(protocol/limits.py), so that a pause of the broker does not make a producer count as gone.
+"""If more than this many seconds have passed between two readings of the clock, the broker's process was suspended. The
+time between these readings does not count towards HALVES_SILENT_SECONDS, because no producer could ask in it. The value
+is less than HALF_GRACE_SECONDS (protocol/limits.py), so that a pause of the broker does not make a producer count as
+gone.
 """
 
 HALVES_TURN_RECORDS = 256
 """Maximum number of half messages whose first check is due that are handled before other requests are served. Handling
-them takes some 4 ms if each message belongs to a different group. Answering the producers that ask for checks may take
-the same time in addition.
+them takes some 4 ms if each message belongs to a different group. Answering producers that ask for checks may take as
+long in addition, before other requests are served.
 """
 
 HALVES_TURN_BYTES = 1 << 20
 """Maximum number of bytes of half messages in one answer to a producer that asks for checks."""
 
 HALVES_CALLER_GROUPS = 1024
-"""Maximum number of producer groups that one connection may name when it asks for checks. A producer names only one
-group.
+"""Maximum number of producer groups that one connection may name when it asks for checks. A client of metaq names only
+one group.
 """
 
 HALVES_COUNTED = 1 << 10
@@ -373,9 +385,9 @@ than a millisecond.
 """
 
 PULL_MAX_LOADS = 64
-"""Maximum number of pieces of an index that are loaded in the background for one pull. If a pull needs more loads, the
-loaded pieces evidently leave the page cache again before they are used. So the pull then reads from the disk directly.
-A search needs a dozen pieces.
+"""Maximum number of pieces of an index that are loaded into the page cache in the background for one pull. A search in
+an index needs only a dozen pieces. So if a pull needs more loads than this, loaded pieces must have left the page cache
+before the pull could use them, and the pull reads directly from the disk from then on.
 """
 
 PULL_MAX_RUNS = 4096
@@ -387,8 +399,8 @@ WHERE_STEP_BYTES = 2 << 20
 """
 
 WHERE_SLICE_RECORDS = 2048
-"""Number of records that a filter with one condition checks at once. A larger number is not faster; with a smaller
-number each record costs more.
+"""Number of records that a filter with one condition checks at once. With a smaller number the check of each record
+costs more; a larger number saves no more time.
 """
 
 WHERE_LEAST_SLICE = 16
@@ -397,9 +409,9 @@ each condition is a BETWEEN and each value is a number of sixty digits.
 """
 
 WHERE_SLICE_STEPS = 1 << 21
-"""Maximum number of steps that the LIKE conditions of a filter may take in one slice (`Where.searched`); this is 9 ms
-at 4 ns for each step. A single message that could need more steps is delivered unchecked, because the consumer checks
-it again.
+"""Maximum number of steps of comparison that the LIKE conditions of a filter may take in one slice (`Where.searched`);
+so many steps take 9 ms, 4 ns each. If a single message could need more steps, the broker delivers it without a check;
+the consumer checks it anyway.
 """
 
 WHERE_TURN_SECONDS = 0.003
@@ -408,18 +420,17 @@ duration of at most one slice of work.
 """
 
 WHERE_GATHER_SECONDS = 0.02
-"""If an answer already has a matching message but there are more messages to examine, the answer is held back for at
-most this many seconds, to collect more matching messages.
+"""If a filtered pull has found a matching message and more messages can be examined, the broker examines them for at
+most this many seconds before it answers, so that the answer has more matching messages.
 """
 
 WHERE_GAP_BYTES = 16 << 10
-"""Largest gap, in bytes, between two records that are read together with one read. The records in the gap are not
-wanted, because of their tags.
+"""Two wanted records are read together with one read if the gap between them has at most this many bytes. The gap
+consists of records that are not wanted because of their tags.
 """
 
 WHERE_STEP_READS = 64
-"""Maximum number of separate places in a log that one step reads, if the records with the wanted tags are far from each
-other.
+"""Maximum number of separate reads from a log in one step, if the records with the wanted tags are far from each other.
 """
 
 TABLE_RECORDS = 16
@@ -428,7 +439,9 @@ client more than it saves.
 """
 
 SPAN_BYTES = 1 << 20
-"""Records that lie within a range of this many bytes are read with one read."""
+"""Records are read from a log together, with one read, if the range from the first to the last has at most this many
+bytes.
+"""
 
 SEARCH_LOGS_PER_STEP = 64
 """Maximum number of partitions whose logs a search prepares for reading in one step on the reactor thread. No benchmark
@@ -446,16 +459,17 @@ pair is forgotten first.
 """
 
 COLD_WINDOWS_BYTES = 256 << 20
-"""Maximum number of bytes that all readers of cold data together may fetch ahead. Each reader gets an equal share as
-its window, but at least MIN_COLD_WINDOW_BYTES.
+"""Maximum number of bytes that all readers of cold data together may fetch ahead. This number divided by the number of
+readers is the window of each reader (how many bytes it may fetch ahead), but a window has at least
+MIN_COLD_WINDOW_BYTES.
 """
 
 MIN_COLD_WINDOW_BYTES = 512 << 10
 """The smallest window: each cold reader may always fetch this many bytes ahead."""
 
 LOOK_UP_MAX_LOADS = 3
-"""Maximum number of times that one lookup loads the same range of an index into the page cache in the background. After
-that the lookup reads the range from the disk directly.
+"""Maximum number of times that one lookup has the same range of an index loaded into the page cache in the background.
+If the range is still not there when the lookup needs it, the lookup reads it directly from the disk.
 """
 
 PACE_MIN_BYTES_PER_SECOND = 32 << 20
@@ -467,8 +481,8 @@ not fall further behind the writers.
 """
 
 PACE_MAX_LATENESS_SECONDS = 0.001
-"""The highest allowed mean lateness of the reactor's timers, in seconds. If timers are later, cold reads are slowed
-down. Requests that need no cold data wait for about as long as a timer is late.
+"""The highest allowed mean lateness of the reactor's timers, in seconds. If the timers are later than this, cold reads
+are slowed down, because requests that need no cold data wait about as long as a timer is late.
 """
 
 PACE_MAX_WAITING_PART = 0.05
@@ -488,10 +502,12 @@ PACE_TIMER_SECONDS = 0.01
 """Period, in seconds, of the timer that measures the lateness of the reactor."""
 
 PACE_SLOWER = 0.5
-"""The rate of cold reads is multiplied by this factor if the reactor is late."""
+"""The rate of cold reads is multiplied by this factor if the reactor's timers were later than
+PACE_MAX_LATENESS_SECONDS, or the reactor thread waited for a processor longer than PACE_MAX_WAITING_PART allows.
+"""
 
 PACE_FASTER = 1.05
-"""The rate of cold reads is multiplied by this factor if the reactor is in time."""
+"""The rate of cold reads is multiplied by this factor if neither of the two limits was exceeded."""
 
 PACE_BURST_SECONDS = 0.01
 """Cold readers may read at once as many bytes as the rate allows in this many seconds."""
@@ -502,8 +518,8 @@ PACE_MIN_BURST_BYTES = 1 << 20
 # --- memory: `python -m bench`, the broker's memory at `partitions-10240`; `consume` for large answers ----------------
 
 HEAP_MMAP_BYTES = 32 << 20
-"""malloc maps pages for buffers of at least this many bytes instead of using its heap. The value is larger than any
-buffer of the broker, and is the maximum that glibc allows.
+"""For buffers of at least this many bytes, malloc maps new pages; smaller buffers come from its heap. The value is
+larger than any buffer of the broker, and is the maximum that glibc allows.
 """
 
 HEAP_KEPT_BYTES = 64 << 20
@@ -514,8 +530,8 @@ this is returned to the system after 10 s.
 # --- shared consumers: `python -m bench.shared`; docs/broker.md promises the limits ---------------------------------
 
 SHARED_SHARE = 8
-"""When a shared group gets messages, one of every SHARED_SHARE messages is the oldest message, regardless of its
-priority.
+"""Members of a shared group get messages with a higher priority first. But one of every SHARED_SHARE messages that they
+get is the oldest message, regardless of its priority, so that no message waits forever.
 """
 
 SHARED_MAX_HELD = 1 << 16
@@ -524,8 +540,8 @@ or that were released and are not leased again yet. So many held messages take s
 """
 
 SHARED_MAX_AHEAD = 1_000_000
-"""Maximum number of messages after the held ones that are examined ahead, to find urgent messages. Each takes 12 bytes
-of memory.
+"""To find urgent messages, a shared group examines messages after the held ones before they are leased. This is the
+maximum number of such messages; each takes 12 bytes of memory.
 """
 
 SHARED_MAX_AHEAD_ORDERED = 100_000
@@ -539,13 +555,13 @@ more.
 """
 
 SHARED_SCARCE = 64
-"""Maximum number of messages of one partition that a group leases, and that it examines ahead, when the memory for all
-groups is used up.
+"""When the memory for all shared groups is used up, a group leases at most this many messages of one partition at a
+time, and examines at most this many ahead.
 """
 
 SHARED_MAX_RANGES = 100_000
-"""Maximum number of separate ranges of acknowledged messages in a partition. If there are more ranges, the group's
-oldest messages are leased first, regardless of their priority.
+"""Maximum number of separate ranges of acknowledged messages in a partition. If there are more ranges, the oldest
+messages are leased first, regardless of their priority, because acknowledging these messages joins the ranges.
 """
 
 SHARED_SCAN_BYTES = 1 << 20
@@ -568,14 +584,16 @@ milliseconds.
 """
 
 SHARED_EXPIRED = 1 << 11
-"""Maximum number of expired leases and due releases that are handled in one step; this takes some milliseconds."""
+"""Maximum number of messages that become available again in one step, because their lease has expired or the time
+chosen at their release has come; this takes some milliseconds.
+"""
 
 SHARED_COUNTED = 1 << 13
 """Maximum number of leased or released messages that are counted before other requests are served; this takes 1 ms."""
 
 SHARED_SLICE_SECONDS = 0.003
-"""Maximum seconds for which waiting members of shared groups are woken and answered before other requests are
-served.
+"""For at most this many seconds, the broker answers members of shared groups that waited for messages, before it serves
+other requests.
 """
 
 SHARED_LOG_BYTES = 16 << 20
@@ -587,8 +605,8 @@ SHARED_READ_BYTES = 2 << 20
 """Number of bytes of the internal log of a shared group that a follower reads at once."""
 
 SHARED_LOOKS = 32
-"""Maximum number of shared groups that examine new messages before other requests are served; this takes some
-milliseconds.
+"""Maximum number of times that shared groups read and examine messages of a partition before other requests are served;
+this takes some milliseconds.
 """
 
 SHARED_MEMBERS = 4096

@@ -19,8 +19,9 @@ from .servers.local_zookeeper import STANDALONE_DIRECTORY, ZooKeeperProcess
 __all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "find_java", "server_jars"]
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-"""The Java class that runs the server. The class runs a standalone server if the configuration names no other servers.
-Unlike the class ZooKeeperServerMain, it purges old logs.
+"""The Java class that runs the server. If the configuration names no other servers, the class runs a single server
+without an ensemble. The class ZooKeeperServerMain could run a single server, too, but it does not delete old
+transaction logs as QuorumPeerMain does.
 """
 
 _JARS = (
@@ -55,8 +56,8 @@ _LOGBACK = """<configuration>
 """
 
 MIN_JAVA = 17
-"""The oldest allowed Java version. PySpark 4 needs this version; ZooKeeper's server alone could run with an older
-version of Java.
+"""The oldest allowed Java version. PySpark 4, whose jars metaq uses, needs this version; ZooKeeper's server alone could
+run with an older version of Java.
 """
 
 _REMEDY = f"Java {MIN_JAVA} or newer is needed: apt-get install openjdk-17-jre-headless, or point JAVA_HOME to one"
@@ -69,8 +70,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
     must not use an object of this class at the same time.
 
     data_dir: the directory for zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory
-    with the server's jars, of version MIN_VERSION or later. If jars is None, PySpark's jars are used, whatever their
-    version. metaq's tests use PySpark's jars.
+    with the server's jars, of version MIN_VERSION or later. If jars is None, the jars in the installed PySpark are
+    used, whatever their version, as metaq's tests do.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
     def _write_logback(self) -> Path:
         """Write a configuration file for logback, the logging library in Apache's distribution, and return its path.
-        If this file were missing, logback would log every step of the server.
+        Without this file logback would write even the server's debug messages to the log.
         """
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")
@@ -145,7 +146,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
 def find_java(environment: Mapping[str, str] | None = None) -> str:
     """Return the path of the java program. As in PySpark, this is the program below JAVA_HOME if this variable is set,
-    otherwise the first one on PATH.
+    otherwise the first `java` on PATH.
 
     Raises ConfigError if there is no java program, or if it is older than MIN_JAVA; the error names what was found.
     """
@@ -164,7 +165,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> str:
 
 def _java_version(java: str) -> int:
     """Return the major version of the java program, 0 if unknown. If possible, read the version from Java's `release`
-    file, which needs no start of a JVM.
+    file, because then no JVM must be started to ask it for its version.
     """
     release = Path(os.path.realpath(java)).parent.parent / "release"
     said = release.read_text("utf-8").partition("JAVA_VERSION=")[2] if release.is_file() else ""

@@ -11,8 +11,8 @@ __all__ = ["StandaloneZooKeeper"]
 
 
 class StandaloneZooKeeper(ZooKeeperProcess):
-    """A standalone ZooKeeper process, which needs no Java. Call start(), use connect_string, then call stop(). Two
-    threads must not use an object of this class at the same time.
+    """metaq's own (standalone) ZooKeeper server in a child process. The server needs no Java. Call start(), use
+    connect_string, then call stop(). Two threads must not use an object of this class at the same time.
 
     data_dir: the directory for zookeeper.log and the server's data.
     """

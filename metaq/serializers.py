@@ -1,4 +1,6 @@
-"""Serializers for `producer.typed(…)` and `Consumer(deserializer=…)`; see metaq.client.serializers."""
+"""The public module of serializers for `producer.typed(…)` and `Consumer(deserializer=…)`; metaq.client.serializers
+defines and documents them.
+"""
 
 from metaq.client.serializers import Avro, Json, MsgPack, Protobuf, Serializer
 

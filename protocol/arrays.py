@@ -1,4 +1,6 @@
-"""Import NumPy only when it is first used, because importing it takes a third of the import time of a client."""
+"""Define `np`, which imports NumPy only when one of its attributes is first used. Importing NumPy at once would take a
+third of the time that importing metaq's client takes.
+"""
 
 from __future__ import annotations
 

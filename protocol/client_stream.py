@@ -1,10 +1,11 @@
-"""The protocol logic of a client's connection. For each received answer it finds the pending request. The code in this
+"""Match the answers that a client's connection receives with the pending requests of the client. The code in this
 module does no I/O, and uses no thread and no clock.
 
 The code that does the I/O of a connection is called its driver (docs/decisions/060-connection-core.md). A driver first
-sends `Opening.request`, and creates a ClientStream with the version in the broker's answer. For each request it takes
-an opaque, stores an object of its own under this opaque in `pending`, and sends the encoded request. The driver passes
-received bytes to `receive` and the current time to `expire`, and takes the ended requests from `outcomes`.
+sends `Opening.request`, and creates a ClientStream with the version in the broker's answer. For each request the driver
+takes a new opaque (the number that the answer will repeat), stores an object that describes the request under this
+opaque in `pending`, and sends the encoded request. The driver passes received bytes to `receive` and the current time
+to `expire`, and takes the ended requests from `outcomes`.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ Reply = Frame | SentReply | Answer
 
 
 class Timed(Protocol):
-    """The object that a driver keeps for a request."""
+    """The object that a driver stores in `ClientStream.pending` for a request."""
 
     @property
     def deadline(self) -> float:
-        """The time when the request times out, in seconds of the driver's clock. The time may change while the request
-        is pending.
+        """The time when the request times out, in seconds of the driver's clock. The driver may change the time while
+        the request is pending.
         """
 
 
 R = TypeVar("R", bound=Timed)
 
 EndedRequest = tuple[R, Reply | None, MetaqError | None]
-"""A request that has ended, with its answer, or with the error that tells why there is no answer. The answer may be one
-that reports an error.
+"""A request that has ended, with its answer and None, or with None and the error that tells why no answer has arrived.
+If the broker's answer reports an error, the answer is there, and the error is None.
 """
 
 _opaque_of = attrgetter("opaque")
@@ -61,7 +62,7 @@ _request_of = itemgetter(0)
 
 
 class ReplyReader(FrameStream[Frame | SentReply]):
-    """Parses a stream of frames. The answer to a send is decoded into a SentReply (sends.py)."""
+    """Parses the frames that a client receives. The answer to a send is decoded into a SentReply (sends.py)."""
 
     def __init__(self) -> None:
         super().__init__(_parse_reply, parse_frame_parts)
@@ -74,8 +75,8 @@ def _parse_reply(data: bytes, position: int, length: int) -> Frame | SentReply:
 class Opening:
     """The first exchange on a connection: the text command `version`.
 
-    A client must not send a frame to a Java broker, because the broker would wait for CR LF forever. If the broker is
-    one of metaq's own, the version in its answer shows that the broker accepts frames.
+    A client must not send a frame to a Java broker, because the broker would wait forever for the CR LF that ends a
+    text command. If the broker is one of metaq's own, the version in its answer shows that the broker accepts frames.
     """
 
     request = encode_version(0)
@@ -106,13 +107,13 @@ class ClientStream(Generic[R]):
     """The pending and the ended requests of one connection.
 
     pending: pending requests by opaque. A driver adds each request before it sends the bytes of the request; any thread
-    may add requests. outcomes: ended requests, in the order of their ends, each once; the driver takes them from the
-    left. `receive`, `expire` and `outcomes` may be used by one thread at a time; any thread may call `end`.
-    half_check_seconds: seconds from the arrival of a half message to its first check, for messages that do not set
-    another time; None for an older broker, which does not report this number and asks any producer of the group. torn:
-    whether an exception has interrupted `receive`. If it is true, it is unknown where the next answer begins, so the
-    driver must close the connection. The answers that were complete by then are in `outcomes`; their requests may also
-    still be in `pending`.
+    may add requests. outcomes: ended requests, in the order in which they ended, each once; the driver removes them
+    from the left. `receive`, `expire` and `outcomes` may be used by one thread at a time; any thread may call `end`.
+    half_check_seconds: seconds from the arrival of a half message to its first check, when the broker first asks a
+    producer for the outcome; a half message may set another time. None for an older broker, which does not report this
+    number and asks any producer of the group. torn: whether an exception has interrupted `receive`. After such an
+    exception it is unknown where the next answer begins, so the driver must close the connection. The answers that were
+    complete before the exception are in `outcomes`; their requests may be in `pending`, too.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
@@ -148,23 +149,24 @@ class ClientStream(Generic[R]):
 
     @property
     def wanted_bytes(self) -> int | None:
-        """The number of bytes that the driver should receive next. If it receives exactly this many bytes each time,
-        the received pieces need not be joined, and `begun` can be used. None: the text protocol is used, which does not
-        support this.
+        """The number of bytes that the driver should receive next. If the driver receives exactly this many bytes each
+        time, no received pieces must be copied together, and `begun` can be used. None if the connection uses the text
+        protocol; then the driver may receive any number of bytes.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
     def begun(self) -> tuple[R, Frame] | None:
-        """The request whose answer is complete except for its body, and that answer with an empty body. Requires that
-        exactly `wanted_bytes` were received each time."""
+        """The request whose answer has arrived except for its body, with this answer, whose body is empty here. None if
+        there is no such request, or if the driver has not received exactly `wanted_bytes` each time.
+        """
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
         return None if request is None or not isinstance(frame, Frame) else (request, frame)
 
     def receive(self, data: bytes) -> None:
-        """Take the next received bytes. Requests whose answers are complete become outcomes. An answer without a
-        pending request is dropped.
+        """Take the next bytes from the connection. A request whose answer is complete moves from `pending` to
+        `outcomes`. An answer without a pending request is dropped.
 
         Raises RemoteProtocolError, after which the driver must close the connection.
         """
@@ -181,7 +183,7 @@ class ClientStream(Generic[R]):
         self.torn = False
 
     def expire(self, now: float) -> None:
-        """End all pending requests whose deadline has passed: they become outcomes with RequestTimedOut. The cost is
+        """End all pending requests whose deadline has passed: they move to `outcomes` with RequestTimedOut. The cost is
         O(pending requests).
         """
         late = [opaque for opaque, request in list(self.pending.items()) if request.deadline <= now]
@@ -189,8 +191,8 @@ class ClientStream(Generic[R]):
             self.end(late, RequestTimedOut(f"{self.peer} did not answer in time"))
 
     def end(self, opaques: Iterable[int], error: MetaqError) -> None:
-        """End the requests with these opaques that are still pending: they become outcomes with `error`. Later answers
-        to them are dropped.
+        """End the requests with these opaques if they are pending: they move to `outcomes` with `error`. If answers to
+        these requests arrive later, the answers are dropped.
         """
         ended = map(self.pending.pop, opaques, repeat(None))
         self.outcomes.extend(filter(_request_of, zip(ended, repeat(None), repeat(error))))  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
-"""Payloads that their producer has compressed. The flag of such a record has bit 3 (COMPRESSED_FLAG).
+"""Compress and decompress the payloads of messages. If a producer has compressed a message's payload, the record's flag
+has bit 3 (COMPRESSED_FLAG).
 
 The attribute in front of a payload is never compressed, so tags, keys and properties are found as in any record. A
-compressed payload is one Zstandard frame that states its original size, so a reader knows how much memory it needs
-before it allocates any. The module zstandard is imported when the first payload is compressed or decompressed.
+compressed payload is one Zstandard frame that states its original size, so a reader knows how much memory the
+decompression needs before the reader allocates any. The module zstandard is imported when the first payload is
+compressed or decompressed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def compress(payload: Buffer, level: int) -> bytes:
 
 
 def begins_frame(payload: Buffer) -> bool:
-    """Return whether `payload` begins like a Zstandard frame, so that it may be a compressed payload."""
+    """Return whether `payload` begins like a Zstandard frame, as a compressed payload does; other payloads can begin
+    with the same bytes by chance.
+    """
     return bytes(payload[: len(_ZSTANDARD)]) == _ZSTANDARD
 
 
@@ -83,7 +87,9 @@ def unpacked_bytes(packed: Buffer) -> int:
 
 
 def decompress(packed: Buffer) -> bytes:
-    """Return the original payload of `packed`. Takes at most MAX_PAYLOAD_BYTES of memory. Raises PayloadUnreadable."""
+    """Return the original payload of `packed`. The decompression takes at most MAX_PAYLOAD_BYTES of memory. Raises
+    PayloadUnreadable.
+    """
     import zstandard
 
     size = unpacked_bytes(packed)
@@ -117,7 +123,7 @@ def payload_of(body: bytes, flag: int) -> bytes:
 
 
 def unpacked_body(body: bytes, flag: int) -> tuple[int, bytes]:
-    """Return the flag and the body that a record with this flag and this body has after its payload is decompressed.
+    """Decompress the payload of a record with this flag and this body; return the record's new flag and new body.
     Raises PayloadUnreadable.
     """
     if not flag & COMPRESSED_FLAG:

@@ -1,14 +1,15 @@
 """Delayed messages: their due times, the ids of waiting messages, and the requests CANCEL_DELAYED and LIST_DELAYED.
 
 A delayed message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.due` (Unix
-milliseconds) or `metaq.delay` (milliseconds, by the broker's clock). Either all records of a batch are delayed, or none
-is. In the answer, the offset is -1, and msgId is the pending id of the first message:
+milliseconds) or `metaq.delay` (milliseconds from the arrival at the broker to the delivery). Either all records of a
+batch are delayed, or none is. In the broker's answer to the send, the offset is -1, and msgId is the pending id of the
+first message:
 
     pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
 
 The counters of a batch are consecutive. So a client that knows how much later than the first message each other message
-is due can compute the ids of all messages (`pending_ids`). If the counters for a millisecond are used up, the broker
-delivers the whole batch a millisecond later.
+is due can compute the ids of all messages (`pending_ids`). If too few counters are left for a millisecond in which a
+message of a batch is due, the broker delivers the whole batch a millisecond later.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def pending_id(due: int, counter: int) -> int:
 
 def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequence[int]:
     """Return the `pending_id` for each due time. The counters in the ids are consecutive and begin with `counter`.
-    NumPy computes the ids if there are more than a few. later: ms to add to each due time.
+    For more than a few ids the function uses NumPy, which is faster. later: milliseconds to add to each due time.
     """
     if len(dues) <= _FEW:
         return [pending_id(due + later, number) for number, due in enumerate(dues, counter)]
@@ -82,7 +83,9 @@ def pending_ids_of(dues: Sequence[int], counter: int, later: int = 0) -> Sequenc
 
 
 def pending_ids(first_id: int, waits: Sequence[int]) -> list[int]:
-    """Return the pending ids of a batch that begins with `first_id`. waits: `wait_of` for each message."""
+    """Return the pending ids of a batch that begins with `first_id`. waits: for each message of the batch, the number
+    that `wait_of` returns.
+    """
     due, counter = due_ms(first_id) - waits[0], first_id & COUNTER_MASK
     return [pending_id(due + wait, counter + place) for place, wait in enumerate(waits)]
 
@@ -145,16 +148,20 @@ class Cancelled(StrEnum):
     """The outcome of a request to cancel a delayed message."""
 
     CANCELLED = "cancelled"
-    """The message was cancelled: it was not delivered, and will never be."""
+    """The message was cancelled: it has not been delivered and will never be delivered."""
     LATE = "late"
-    """The message could not be cancelled, because its time has come and it is being delivered."""
+    """The message could not be cancelled, because its due time has come and the broker is already delivering it."""
     UNKNOWN = "unknown"
-    """No message with this id waits for the partition. The message may have been cancelled long ago."""
+    """No delayed message with this id waits for delivery to the partition. Perhaps the message was cancelled long
+    ago.
+    """
 
 
 @dataclass(slots=True)
 class CancelDelayedRequest(ExtFields):
-    """CANCEL_DELAYED: cancel a delayed message that waits for this partition. message_id: its pending id."""
+    """CANCEL_DELAYED: cancel a delayed message that waits for delivery to this partition. message_id: the pending id of
+    the message.
+    """
 
     topic: TopicField
     partition: PartitionField
@@ -163,8 +170,8 @@ class CancelDelayedRequest(ExtFields):
 
 @dataclass(slots=True)
 class CancelDelayedReply(ExtFields):
-    """The answer to CANCEL_DELAYED. The broker sends it when the cancellation is stored as safely as the topic's
-    messages. state: a member of Cancelled.
+    """The answer to CANCEL_DELAYED. The broker sends the answer when the cancellation is stored as safely as messages
+    of the topic are, for example synced to the disk. state: a member of Cancelled.
     """
 
     state: Annotated[str, choice("state", [each.value for each in Cancelled])]

@@ -1,12 +1,12 @@
-"""All errors of metaq, in one tree.
-
-Each class has attributes that tell a peer or a caller how to react to the error:
+"""All error classes of metaq. MetaqError is the base class of all. Each class has attributes that tell a peer or a
+caller how to react to the error:
 
 - `status`: the metaq 1.x status code of a broker's answer if the error ends the request (`broker/reading/answers.py`);
-- `retriable`: the same call may succeed later, perhaps elsewhere;
-- `refresh_view`: the caller's view of the cluster is probably stale.
+- `retriable`: whether the same call may succeed later, perhaps at another broker or partition;
+- `refresh_view`: whether the caller should read the cluster's state from ZooKeeper again, because its copy is probably
+  stale.
 
-No code evaluates the text of an error.
+The text of an error is only for people: no code evaluates it.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ class MetaqError(Exception):
     refresh_view: ClassVar[bool] = False
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the error with its attributes, for `multiprocessing` and Spark. Exception's own method would call the
-        class with the error text as the only argument, which few constructors accept.
+        """Pickle the error with its attributes, because `multiprocessing` and Spark pass errors from one process to
+        another in this way. The method that Exception defines would make the unpickled error by calling the class with
+        only the error text, and few of these classes accept that.
         """
         return _restored, (type(self), self.args), self.__dict__
 
@@ -142,8 +143,8 @@ class InvalidName(MetaqError, ValueError):
 
 class InvalidWhere(MetaqError, ValueError):
     """A filter by content is invalid (docs/filters.md). position: the index, from 0, of the first wrong character.
-    expected: what the filter needs at this position. found: what the filter has at this position instead; "" if that is
-    obvious.
+    expected: what the filter needs at this position. found: what the filter contains at this position; "" if `expected`
+    alone explains the error.
     """
 
     status = Status.BAD_REQUEST
@@ -177,8 +178,8 @@ class RemoteProtocolError(ProtocolError):
 
 
 class ChecksumMismatch(ProtocolError):
-    """A message body does not match the checksum that its sender has sent with it. The body was damaged on the way, so
-    the request may be retried.
+    """A message body does not match the checksum that its sender has sent with it. The body was damaged between the
+    sender and the receiver, so the request can be sent again.
     """
 
     retriable = True
@@ -189,7 +190,9 @@ class ChecksumMismatch(ProtocolError):
 
 
 class PayloadUnreadable(ProtocolError):
-    """A payload is marked as compressed but cannot be decompressed, because its producer has made it wrongly."""
+    """A payload is marked as compressed but cannot be decompressed, because the producer has compressed it in a wrong
+    way.
+    """
 
 
 # --- store ------------------------------------------------------------------------------------------------------------
@@ -247,13 +250,15 @@ class TopicNotAccepted(StoreError):
 
 
 class CompressionNotAccepted(StoreError):
-    """A topic's setting for compressed messages does not fit the request. Either a compressed message was sent to a
-    topic that does not accept compressed messages. Or a client that cannot read compressed messages has requested
-    messages of a topic that accepts them.
+    """A topic's setting for compressed messages does not fit the request. Either a producer has sent a compressed
+    message to a topic that does not accept compressed messages, or a client that cannot read compressed messages has
+    requested messages of a topic that accepts them.
     """
 
     def __init__(self, topic: str, reading: str = "") -> None:
-        """reading: the group of the client that cannot read compressed messages; "" if the error is about a send."""
+        """reading: the group of the client that requested messages but cannot read compressed ones; "" if a compressed
+        message was sent.
+        """
         if reading:
             super().__init__(
                 f"topic {topic} has compressed messages (acceptCompressed=true), which a client of metaq 1.x cannot "
@@ -280,7 +285,7 @@ class WrongPartition(StoreError):
 
 
 class PartitionClosed(StoreError):
-    """An operator closed the partition. Another partition may take the message."""
+    """An operator closed the partition. The sender can try another partition for the message."""
 
     status = Status.FORBIDDEN
     retriable = True
@@ -292,7 +297,9 @@ class PartitionClosed(StoreError):
 
 
 class BrokerStarting(StoreError):
-    """The broker has not yet read which of its partitions have moved to another broker. Nothing was stored."""
+    """The broker has refused a message, because it has just started and has not yet read from ZooKeeper which of its
+    partitions have moved to another broker. Nothing was stored.
+    """
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -302,16 +309,17 @@ class BrokerStarting(StoreError):
 
 
 class NotMaster(StoreError):
-    """A put was sent to a slave. A slave only copies its master."""
+    """A put was sent to a slave. A slave accepts no puts from clients; it only copies the messages of its master."""
 
     def __init__(self, broker_id: int, role: str) -> None:
         super().__init__(f"this broker is {role} of broker {broker_id} and takes no messages: send to the master")
 
 
 class NotLeader(StoreError):
-    """The node that answered does not lead its broker set, or does not lead it yet. A message in the request may be
-    stored nevertheless: when a node loses its leadership, it answers all waiting requests with this error. url: the
-    leader's URL, "" if unknown. node: the address of the node that answered; set only in a client.
+    """The node that answered does not lead its broker set, or was elected but has not begun to lead yet. Perhaps a
+    message in the request is stored nevertheless: when a node loses its leadership, it answers all waiting requests
+    with this error. url: the leader's URL, "" if unknown. node: the address of the node that answered; set only in a
+    client.
     """
 
     retriable = True
@@ -343,8 +351,8 @@ class CorruptRecord(StoreError):
     """The stored bytes at `position` of `file` (a path, or the name of a partition) are not a valid record.
 
     partition: the partition that contains the bytes, for `consumer.seek(error.partition, error.end)`; None if a file
-    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if nobody
-    searched for this offset or the search failed.
+    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if no
+    search for this offset was made or the search failed.
     """
 
     partition: TopicPartition | None = None
@@ -376,8 +384,8 @@ class NoMessageBegins(CorruptRecord):
 
     @classmethod
     def there(cls, partition: TopicPartition, position: int, begin: int) -> Self:
-        """Return a NoMessageBegins for a position at which a reader of a partition has begun, as `of` returns a
-        CorruptRecord.
+        """Return a NoMessageBegins for a position in a partition at which a reader tried to begin. begin: as in the
+        class.
         """
         error = cls(f"topic {partition.topic}, partition {partition}", position, begin)
         error.partition = partition
@@ -399,8 +407,8 @@ class LogReadOnly(StoreError):
 
 class NotSafe(LogReadOnly):
     """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have stored the
-    write. A restart of the broker or a new leader may still find the write stored; a repetition of the write waits for
-    the restart or the new leader.
+    write. After a restart of the broker, or under a new leader, the write may turn out to be stored. So the broker
+    accepts no repetition of the write until then.
     """
 
 
@@ -411,7 +419,7 @@ class DelayRefused(StoreError):
 
 
 class HalfRefused(DelayRefused):
-    """The producers of one connection ask for half messages of too many groups."""
+    """The producers that share one connection ask the broker for half messages of too many producer groups."""
 
 
 class StaleSequence(StoreError):
@@ -427,8 +435,8 @@ class StaleSequence(StoreError):
 
 
 class SendInDoubt(StoreError):
-    """A send was repeated, but the broker may have forgotten whether it stored the first copy. So it is unknown whether
-    the messages are stored. The broker does not store the repeated send.
+    """A producer has repeated a send, but perhaps the broker has forgotten that it stored the first copy. So it is
+    unknown whether the messages are stored. The broker does not store the repeated send.
     """
 
 
@@ -453,10 +461,10 @@ class DirectoryInUse(StoreError):
 
 
 class FilterUnavailable(MetaqError):
-    """The configuration names a Java class that filters a group's messages, but the broker has no Python callable that
-    replaces this class.
+    """A consumer group's messages are to be filtered by a Java class that the configuration names, but the broker has
+    no Python callable that replaces this class.
 
-    The request may be retried, because an operator may name a callable while the broker runs.
+    The request can be sent again later, because an operator can name a callable while the broker runs.
     """
 
     retriable = True
@@ -469,7 +477,9 @@ class FilterUnavailable(MetaqError):
 
 
 class FiltersBusy(MetaqError):
-    """Too many requests are waiting until their filters are evaluated."""
+    """The broker refuses a request with a filter, because too many requests are already waiting for the evaluation of
+    their filters.
+    """
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -485,15 +495,15 @@ class AccountSpent(MetaqError):
 
 
 class SharedRefused(MetaqError):
-    """A broker refuses to lease messages to this shared consumer in the requested way. The error text says what to
-    do.
+    """A broker refuses an ACQUIRE, because it cannot lease messages to this shared consumer in the way that the request
+    asks for. The error text says what to do.
     """
 
     status = Status.BAD_REQUEST
 
 
 class SearchesBusy(MetaqError):
-    """Too many searches for messages are already waiting at the broker."""
+    """The broker refuses a search for messages, because too many searches are already waiting."""
 
     status = Status.UNAVAILABLE
     retriable = True
@@ -503,12 +513,12 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A request about a transaction was refused. If 1.x refuses such a request too, the error text is the same as in
-    1.x.
-    """
+    """A request about a transaction was refused. If metaq 1.x refuses the same request, both use the same error text."""
 
     xa_code: int | None = None
-    """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None: no such code applies."""
+    """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None for an error that is not
+    about an XA transaction.
+    """
 
 
 class XaRefused(TransactionRefused):
@@ -548,15 +558,15 @@ class PeerRefused(ReplicationError):
 
 
 class SlaveDisconnected(ReplicationError):
-    """A synchronous master has no connection to its slave, so it has not stored the message."""
+    """A synchronous master has no connection to its slave, so the master has refused the message and not stored it."""
 
     def __init__(self) -> None:
         super().__init__("Slave is disconnected ")  # 1.x's own words, with the blank
 
 
 class SyncFailed(ReplicationError):
-    """A message is stored on only one of the two brokers of a synchronous replication. If it is sent again, that broker
-    stores it twice.
+    """A message is stored on only one of the two brokers of a synchronous replication. If the producer sends the
+    message again, the broker that has it stores it twice.
     """
 
     def __init__(self, role: str, url: str, topic: str, partition: int) -> None:
@@ -583,8 +593,8 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class SessionLost(CoordinationError):
-    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes, so this process has lost
-    what it owned by these znodes.
+    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes. So this process no longer
+    owns the partitions, for example, that these znodes recorded as its own.
     """
 
     retriable = True
@@ -592,8 +602,8 @@ class SessionLost(CoordinationError):
 
 
 class NotOwner(CoordinationError):
-    """The owner node of a partition in ZooKeeper belongs to another consumer; this consumer must not write the
-    partition's offset.
+    """The owner node of a partition in ZooKeeper belongs to another consumer; so the consumer that raises this error no
+    longer owns the partition and must not write its offset.
     """
 
     refresh_view = True
@@ -618,9 +628,9 @@ class HalfDecided(ClientError):
 class TransactionTooLate(ClientError):
     """The local work of a transaction with check-back was not begun, because its half message is too old.
 
-    Another producer may already be asked for the outcome of this transaction. Nothing is committed: the half message is
-    rolled back, at the latest when its broker asks for the outcome. So the message can safely be sent again. seconds:
-    the age of the half message. limit: the age in seconds that the half message must not reach.
+    The broker may already be asking another producer for the outcome of this transaction. Nothing is committed: the
+    half message is rolled back, at the latest when its broker asks for the outcome. So the message can safely be sent
+    again. seconds: the age of the half message. limit: the age in seconds from which on a half message is too old.
     """
 
     def __init__(self, what: str, seconds: float, limit: float) -> None:
@@ -643,7 +653,7 @@ class TlsFailed(MetaqError):
 
 
 class TlsRequired(MetaqError):
-    """The broker does not serve connections without TLS from this address."""
+    """The broker has refused a connection without TLS, because it requires TLS from the client's address."""
 
     status = Status.FORBIDDEN
 
@@ -674,8 +684,8 @@ class BrokerUnavailable(ClientError):
 
 
 class CompressionUnknown(ClientError):
-    """A producer compresses messages, but the broker is too old to know compression. Such an old broker would deliver
-    the compressed messages to consumers that cannot read them.
+    """A producer compresses messages, but the broker has an old version of metaq that cannot handle compressed
+    messages. Such an old broker would deliver the compressed messages to consumers that cannot read them.
     """
 
     def __init__(self, broker: object) -> None:
@@ -687,7 +697,8 @@ class CompressionUnknown(ClientError):
 
 class ValueUnreadable(ClientError):
     """The deserializer cannot decode a message's payload, because the payload has another content type or is damaged.
-    The error text names the place of the message. The bytes of the payload can still be read as `payload`.
+    The error text names the message's partition and offset. The attribute `payload` of the message still returns the
+    undecoded bytes.
     """
 
 
@@ -745,10 +756,11 @@ class MessageNotFound(ClientError):
 
 
 class SearchIncomplete(ClientError):
-    """A search has found nothing, but not all data could be searched. The missing data are `unsearched_bytes` bytes on
-    brokers that answered, or the data of brokers that are not registered now.
+    """A search has found nothing, but not all data could be searched. The unsearched data are `unsearched_bytes` bytes
+    on brokers that answered, or the data of brokers that are not registered now.
 
-    Repeat the search: brokers remember which data they have already read for it, and build missing indexes meanwhile.
+    Repeat the search later: a broker then continues after the data that it has already read for this search, and builds
+    missing indexes meanwhile.
     """
 
     retriable = True
@@ -763,7 +775,9 @@ class LocalStoreError(ClientError):
 
 
 class LocalStoreFull(LocalStoreError):
-    """A queue of a LocalMessageStore holds its maximum number of messages."""
+    """A message cannot be added to a queue of a LocalMessageStore, because the queue has its maximum number of
+    messages.
+    """
 
     retriable = True
 
@@ -774,7 +788,7 @@ class LocalStoreInUse(LocalStoreError):
 
 class TransactionLost(ClientError):
     """A transaction ended before its commit was sent, or a node that no longer leads its broker set refused the commit.
-    None of its messages becomes visible. Begin a new transaction.
+    No consumer ever sees a message of this transaction. The caller should begin a new transaction.
     """
 
 
@@ -786,8 +800,8 @@ class CommitIncomplete(ClientError):
 
 class CommitUnknown(ClientError):
     """The client does not know whether a transaction is committed, because the answer to the commit was lost or the
-    broker could not store its decision. If the transaction is committed, all of its messages become visible, now or
-    when the broker is restarted. If not, none of them ever becomes visible.
+    broker could not store its decision. If the transaction is committed, all of its messages become visible, either now
+    or after the next restart of the broker. If not, none of them ever becomes visible.
     """
 
 

@@ -1,16 +1,17 @@
 """Encode and decode the extFields of the framed protocol. On the wire, extFields are strings; in the program, they are
 the attributes of a dataclass.
 
-A set of extFields is a dataclass derived from ExtFields. The annotation of each attribute defines its form on the wire:
+For each request and each answer, a dataclass derived from ExtFields describes the extFields. The annotation of each
+attribute defines its form on the wire:
 
     @dataclass(slots=True)
     class OffsetReply(ExtFields):
         offset: Annotated[int, number("offset", 0, INT64_MAX)]
 
 Annotations are evaluated outside of their module's scope, so functions in them must be named functions, not lambdas. If
-a field is missing, the attribute gets its default; without a default, a missing field is an error. Decoding a wrong or
-missing field raises RemoteProtocolError, which names the field; an invalid topic or group name raises InvalidName. The
-broker answers both errors with MESSAGE_ILLEGAL.
+a field is missing, the attribute gets its default; if the attribute has no default, a missing field is an error.
+Decoding a wrong or missing field raises RemoteProtocolError, which names the field; an invalid topic or group name
+raises InvalidName. The broker answers both errors with MESSAGE_ILLEGAL.
 """
 
 from __future__ import annotations
@@ -46,10 +47,11 @@ INT64_MIN = -INT64_MAX - 1
 class Field(NamedTuple):
     """The wire form of one extField.
 
-    read: the function that converts the text to the value; this function raises RemoteProtocolError or InvalidName.
-    None: the text is the value. write: the inverse function; None: a text or a number is written as it is. missing: the
-    attribute's value if a frame lacks the field and the attribute has no default. left_out: whether the field is left
-    out of a frame if its value is the attribute's default.
+    read: the function that converts the text on the wire to the attribute's value, and raises RemoteProtocolError or
+    InvalidName for a wrong text; None if the text itself is the value. write: the inverse function; None if the value
+    is a text or a number, which needs no conversion. missing: the attribute's value if a frame lacks the field and the
+    attribute has no default. left_out: whether the field is left out of a frame if its value is the attribute's
+    default.
     """
 
     name: str
@@ -99,10 +101,10 @@ def _read_any_group(text: str) -> str:
 
 TopicField = Annotated[str, Field("topic", lru_cache(1024)(check_topic))]
 AnyTopicField = Annotated[str, Field("topic", _read_any_topic, missing="", left_out=True)]
-"""The request refers only to this topic; "": all topics."""
+"""The topic to which the request refers; "": all topics."""
 GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
-"""The request refers only to this group; "": all groups."""
+"""The group to which the request refers; "": all groups."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
 """The name of a group in a request that creates nothing for the group, so that 1.x's rules for group names do not
 apply; "": no group.
@@ -121,7 +123,9 @@ def _check_text(name: str, text: str) -> None:
 
 
 class _Codec:
-    """The functions that decode and encode one class of extFields, made from the annotations of the class."""
+    """The functions that decode and encode the extFields of one dataclass. They are made from the annotations of the
+    dataclass.
+    """
 
     def __init__(self, kind: type[Any]) -> None:
         hints = get_type_hints(kind, include_extras=True)
@@ -144,7 +148,7 @@ class _Codec:
 
 
 class _Codecs(dict[type[Any], _Codec]):
-    """Codecs by class. The codec of a class is made when the class is first used."""
+    """Keeps the _Codec of each class of extFields, and makes it when the class is first used."""
 
     def __missing__(self, kind: type[Any]) -> _Codec:
         self[kind] = _Codec(kind)

@@ -1,5 +1,6 @@
-"""Interpret the flag of a put in the text protocol. 1.x reads only bit 0; senders may use the other bits for any
-purpose. So if a bit that metaq defines is set, it counts only if the record's content fits the bit.
+"""Interpret the flag of a put in the text protocol. metaq 1.x reads only bit 0, so senders of 1.x may have set the
+other bits for purposes of their own. So a bit that metaq defines (such as "delayed") is taken seriously only if the
+record's content fits it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _TIMES = tuple(name.encode() for name in (DUE_PROPERTY, DELAY_PROPERTY, HALF_PRO
 
 
 def meant_of(flag: int, body: Buffer) -> int:
-    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or 0: each of the two bits counts if it is set in `flag` and the
-    record's content confirms it.
+    """Return DELAYED_FLAG, COMPRESSED_FLAG, both or 0: each of the two bits is in the result if it is set in `flag` and
+    the record's content fits it, for example a due time for DELAYED_FLAG.
     """
     meant = 0
     if flag & DELAYED_FLAG and flag & _LIST == _LIST:

@@ -2,10 +2,10 @@
 
     total length u32 | 0x00 | header length u24 | JSON header | body         big-endian, total = 4 + header + body
 
-`total length` counts all bytes after itself. A frame is shorter than 16 MiB, so its first byte is zero; no text command
-begins with a zero byte. JSON header: `{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits,
-"remark":str,"extFields":{str:str}}`; bit 0 of `flag` means a response, bit 1 means a one-way request, which gets no
-answer.
+`total length` counts all bytes after itself. A frame is shorter than 16 MiB, so its first byte is zero. As no text
+command begins with a zero byte, a receiver can tell frames and text commands apart by this byte. JSON header:
+`{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits, "remark":str,"extFields":{str:str}}`; bit 0 of
+`flag` means a response, bit 1 means a one-way request, which gets no answer.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
-    """Like `parse_frame`, for a frame whose prefix, header and body were received separately. So these parts need not
-    be joined.
+    """Like `parse_frame`, for a frame whose prefix, header and body were received separately. This saves the caller
+    from joining them.
     """
     return _decode(header, memoryview(body))
 
@@ -217,11 +217,12 @@ T = TypeVar("T")
 
 
 class FrameStream(Generic[T]):
-    """Splits a stream of bytes into frames and parses each. The class does no I/O.
+    """Splits a received stream of bytes into frames, and parses each frame. The class does no I/O.
 
-    The cost is O(bytes), because each byte is copied at most once when received pieces are joined. Memory is bounded by
-    MAX_FRAME_BYTES; the size of a frame is checked before memory is allocated for it. A caller that receives exactly
-    `wanted_bytes` each time avoids all joins, and can read each frame's header (`begun`) before the body is received.
+    The cost is O(bytes), because each byte is copied at most once when received pieces are joined. The memory for an
+    incomplete frame is at most MAX_FRAME_BYTES; the size of a frame is checked before memory is allocated for it. If a
+    caller passes exactly `wanted_bytes` bytes each time, no pieces are joined, and the caller can read each frame's
+    header (`begun`) before the body is received.
     """
 
     def __init__(self, parse: Callable[[bytes, int, int], T], parse_parts: Callable[[bytes, bytes, bytes], T]) -> None:
@@ -240,8 +241,9 @@ class FrameStream(Generic[T]):
 
     @property
     def begun(self) -> T | None:
-        """The current frame, with an empty body, if only its body is still incomplete. None otherwise, and always None
-        if the bytes were not received as `wanted_bytes` says.
+        """The current frame, if its header has arrived but its body has not arrived completely; the returned frame has
+        an empty body. None in all other cases, and always None if the caller has not passed exactly `wanted_bytes`
+        bytes each time.
         """
         chunks = self._chunks
         return self._parse_parts(chunks[0], chunks[1], b"") if _are_prefix_and_header(chunks) else None

@@ -1,13 +1,14 @@
-"""Half messages, that is, messages whose transaction is not decided yet, and the requests END_HALF, END_HALVES,
-CHECK_HALVES and LIST_HALVES.
+"""Encode and decode half messages (messages whose transaction is not decided yet), and the requests END_HALF,
+END_HALVES, CHECK_HALVES and LIST_HALVES.
 
 A half message is sent by an ordinary send. Its record has DELAYED_FLAG and the property `metaq.half`. The value of
-`metaq.half` is the name of the producer group; the broker may ask any producer of the group for the outcome. The record
-may also have the properties `metaq.check-after` and `metaq.half-producer`. `metaq.half-producer` names the producer
-that sent the half message; the broker asks this producer before others. Either all records of a batch are half
-messages, or none is. In the answer, msgId is the id of the first half message. This id has the form of a delayed
-message's id (delays.py), but the time in it is the time of the half message's first check, when the broker first asks a
-producer for the outcome. The ids of a batch are consecutive. The offset in the answer is -1.
+`metaq.half` is the name of the producer group; the broker asks producers of this group whether the transaction was
+committed or rolled back, which is called the outcome. The record may also have the properties `metaq.check-after` and
+`metaq.half-producer`. `metaq.half-producer` names the producer that sent the half message; the broker asks this
+producer for the outcome before it asks other producers of the group. Either all records of a batch are half messages,
+or none is. In the broker's answer to the send, msgId is the id of the first half message. This id has the form of a
+delayed message's id (delays.py), but the time in it is the time of the half message's first check, when the broker
+first asks a producer for the outcome. The ids of a batch are consecutive. The offset in this answer is -1.
 
 The body of CHECK_HALVES' answer has one item for each half message:
 
@@ -19,9 +20,9 @@ first line below shows an item of END_HALVES, and the second line an item of the
     message id i64 | outcome u8: 1 committed, 2 rolled back                                           all big-endian
     outcome u8: the same, or 0 unknown | message id i64 | offset i64                                  all big-endian
 
-asked: how often producers were asked about the half message, this request included. taken: an ordinary message id that
-contains the half message's arrival time. The record's header has the id of the half message. The flag, the checksum and
-the body of the record are as they were sent.
+asked: how often the broker has given the half message to a producer to ask for its outcome, this answer included.
+taken: an ordinary message id that contains the half message's arrival time. The record's header has the id of the half
+message. The flag, the checksum and the body of the record are as they were sent.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def is_half(flag: int, body: Buffer) -> bool:
 class HalfTerms(NamedTuple):
     """The settings in the properties of a half message. group: the producer group. check_after_ms: milliseconds from
     the message's arrival at the broker to its first check; None: the broker chooses the time. producer: the name of the
-    sending producer; "" if the message has no name, as from older producers.
+    producer that sent the message; "" if the message does not contain this name, because an older version of metaq sent
+    it.
     """
 
     group: str
@@ -143,7 +145,7 @@ def half_of(flag: int, body: Buffer) -> HalfTerms:
 
 
 def _said(attribute: bytes) -> HalfTerms:
-    """Return the settings in the attribute of a half message, without using the cache."""
+    """Decode the settings in the attribute of a half message. `_said_before` does the same with a cache."""
     group = property_of(attribute, _HALF)
     if group is None:
         raise _no_half()
@@ -196,8 +198,9 @@ class HalfOutcome(StrEnum):
     ROLLED_BACK = "rolled-back"
     """The transaction is rolled back: no consumer will ever see the message."""
     UNKNOWN = "unknown"
-    """In a broker's answer: no half message with this id waits, and its outcome is no longer known. As the outcome of a
-    transaction in a producer: the transaction is not decided yet, and the broker will ask a producer about it.
+    """In a broker's answer: the broker has no waiting half message with this id, and does not know, or no longer knows,
+    the outcome of such a half message. As the result of a producer's check of its transaction: the transaction is not
+    decided yet, so the broker will ask again.
     """
 
 
@@ -205,12 +208,14 @@ class HalfState(StrEnum):
     """The state of a waiting half message."""
 
     WAITING = "waiting"
-    """The half message waits for its producer's outcome; no producer has been asked yet."""
+    """The half message waits until its producer reports the outcome; the broker has not asked any producer yet."""
     ASKED = "asked"
-    """The first check of the half message is or was due; producers are asked again until the outcome is known."""
+    """The time of the half message's first check has come; from this time on the broker asks producers until one
+    reports the outcome.
+    """
     PARKED = "parked"
-    """Producers were asked the maximum number of times. Now only an operator, or a late answer of a producer, can
-    decide the half message.
+    """Producers were asked the maximum number of times. The broker asks no more, so the half message is only decided if
+    an operator decides it or a producer reports the outcome late.
     """
 
 
@@ -219,8 +224,8 @@ _ANSWERS = [HalfOutcome.COMMITTED.value, HalfOutcome.ROLLED_BACK.value]
 
 @dataclass(slots=True)
 class EndHalfRequest(ExtFields):
-    """END_HALF: tell the broker the outcome of a half message of this partition. The request may be repeated.
-    message_id: the half message's id.
+    """END_HALF: tell the broker the outcome of a half message that was sent to this partition. Repeating the request
+    has no further effect. message_id: the half message's id.
     """
 
     topic: TopicField
@@ -231,10 +236,10 @@ class EndHalfRequest(ExtFields):
 
 @dataclass(slots=True)
 class EndHalfReply(ExtFields):
-    """The answer to END_HALF. The broker sends this answer when the decision is stored as safely as the topic's
-    messages.
+    """The answer to END_HALF. The broker sends this answer when the decision is stored as safely as messages of the
+    topic are, for example synced to the disk.
     outcome: the stored decision, which may differ from the requested outcome. message_id, offset: the id and the offset
-    of the message that consumers see; 0 and -1 if there is no such message.
+    of the committed message, which consumers see; 0 and -1 if no message was committed.
     """
 
     outcome: Annotated[str, choice("outcome", [each.value for each in HalfOutcome])]
@@ -248,7 +253,8 @@ class EndHalvesRequest(ExtFields):
     contains their ids and outcomes.
 
     Each outcome in the body has the same effect as a separate END_HALF request. The broker answers when all outcomes
-    are stored safely. If the broker refuses the request, the half messages that could not be decided still wait.
+    are stored safely. If the broker answers with an error, some of the half messages may be decided; all others
+    continue to wait.
     """
 
     topic: TopicField
@@ -270,13 +276,13 @@ class CheckHalvesRequest(ExtFields):
     """CHECK_HALVES: a producer asks the broker for at most `limit` half messages of its producer group, to determine
     their outcomes.
 
-    The broker answers when a half message is due for a check, at the latest after wait_ms milliseconds. For a while
-    after the answer, the broker does not give the same half messages to other producers. The request also tells the
-    broker that this producer has finished the half messages of the previous answer.
+    The broker answers when a half message is due for a check, at the latest after wait_ms milliseconds. For some time
+    after the answer, the broker gives the half messages in it to no other producer. The request also tells the broker
+    that this producer has finished its work on the half messages in the previous answer.
 
     topics: return only half messages of these topics, at least one; on the wire the names are separated by blanks.
-    None, from older producers: all topics. producer: the name of the asking producer, as in the half messages that it
-    has sent; "" if it has no name.
+    None, which older producers send: all topics. producer: the name of the asking producer, which its half messages
+    contain in `metaq.half-producer`; "" if it has no name.
     """
 
     group: GroupField
@@ -293,10 +299,11 @@ class ListHalvesRequest(ExtFields):
 
     topic, group, state: count and list only half messages with this topic, group or state; "": any. limit: maximum
     number of half messages in the list; 0: return only the number. The answer's body is JSON. `count`: the number of
-    all half messages. `states`: state → count. `groups`: for half messages whose first check is due, group → asked,
-    parked, and `askers`, the number of producers that wait for half messages to check. `halves`: the list; each half
-    message has id, state, group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, and asked.
-    `next`: the `after` for the next request, 0 at the end.
+    all half messages. `states`: for each state, the number of half messages. `groups`: for each producer group with
+    half messages whose first check is due: the number of half messages in the states asked and parked, and `askers`,
+    the number of producers whose CHECK_HALVES waits at the broker. `halves`: the list; each half message has id, state,
+    group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, and asked. `next`: the `after`
+    for the next request, 0 at the end.
 
     whole: return at most one half message, and add its `flag` and its `body` (in base64), as they were sent.
     """

@@ -1,4 +1,4 @@
-"""The limits of both protocols, and the rules for names of topics, groups and nodes.
+"""Define the limits of the text protocol and of the framed protocol, and check the names of topics, groups and nodes.
 
 Limits are checked before memory is allocated. A header that announces a size above a limit is refused at once.
 """
@@ -76,7 +76,9 @@ DEFAULT_PORT = 8123
 """TCP port of a broker (storage.md §9)."""
 
 FRAMES_MARK = "frames/1"
-"""A broker whose `version` answer contains this word speaks frames; a Java broker's answer does not."""
+"""A broker whose `version` answer contains this word accepts frames. The answer of a Java broker does not contain
+it.
+"""
 
 MANY_MARK = "many/1"
 """A broker whose `version` answer contains this word accepts SEND_MANY. The first versions of metaq's own broker did
@@ -86,7 +88,7 @@ not accept SEND_MANY.
 SEQUENCES_MARK = "sequences/1"
 """A broker whose `version` answer contains this word stores a send with a producer's sequence number only once, even if
 the send is repeated (sends.py). Java brokers, older metaq brokers, and brokers on either side of 1.x's synchronous
-replication store a repeated send again.
+replication store a repeated send a second time.
 """
 
 DELAYS_MARK = "delays/1"
@@ -97,15 +99,15 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker asks the producer
-that sent a half message for the outcome before it asks other producers (half_messages.py). The rest of the word is a
-decimal number: the milliseconds from the arrival of a half message to its first check, for half messages that do not
-set another number.
+"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker, when it needs the
+outcome of a half message, first asks the producer that sent it, and other producers only after that (half_messages.py).
+After the prefix, the word has a decimal number: the milliseconds from the arrival of a half message to its first check,
+which applies to half messages that set no number of their own.
 """
 
 HALF_GRACE_SECONDS = 3.0
-"""After the first check of a half message is due, the broker waits this number of seconds before it asks producers
-other than the sender for the outcome.
+"""If the producer that sent a half message has lost its connection to the broker, or has never sent a CHECK_HALVES, the
+broker waits this number of seconds for that producer before it asks other producers of the group for the outcome.
 """
 
 MAX_CHECK_AFTER_SECONDS = 24 * 3600
@@ -145,8 +147,8 @@ older metaq brokers, and brokers on either side of 1.x's replication do not leas
 """
 
 MAX_LINE_BYTES = 64 * 1024
-"""Maximum length in bytes of a header line of the text protocol, without its CR LF. Java has no limit; a header line
-contains at most two names and a few numbers.
+"""Maximum length in bytes of a header line of the text protocol, without its CR LF. Java brokers have no such limit,
+but a valid header line contains at most two names and a few numbers, so it is much shorter.
 """
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
@@ -155,9 +157,10 @@ consumers cannot read more than 2 MiB.
 """
 
 OWN_PROPERTIES_BYTES = 16 * 1024
-"""Bytes that a record's body may have in addition to MAX_BODY_BYTES for metaq's own properties, such as a time or a
-failure. So these properties never make a message too large. The place and the cause of a failure and two group names
-together have less than 6 KiB.
+"""Bytes that a record's body may have in addition to MAX_BODY_BYTES for metaq's own properties, such as a due time or
+the description of a handler's failure. Because of these additional bytes, a body of MAX_BODY_BYTES can still get such
+properties. The largest properties (the place and the cause of a failure, and two group names) have less than 6 KiB
+together.
 """
 
 MAX_RECORD_BODY_BYTES = MAX_BODY_BYTES + OWN_PROPERTIES_BYTES
@@ -176,11 +179,13 @@ zero, which distinguishes it from a text command.
 """
 
 MAX_FRAME_HEADER_BYTES = 1024 * 1024
-"""Maximum size in bytes of a frame's JSON header. (The format, with a u24 for this length, would allow more.)"""
+"""Maximum size in bytes of a frame's JSON header. (The u24 that states this length in a frame could express larger
+headers.)
+"""
 
 PLAIN_HEADER_BYTES = 64 * 1024
-"""If a JSON header has more than this number of bytes, it must have few values. A valid header can be so large only
-because one of its values is long, for example a list of topics.
+"""If a JSON header has more than this number of bytes, it may have at most MAX_HEADER_TEXTS names and values. A valid
+header exceeds this size only if one of its values is long, for example a list of topics.
 """
 
 MAX_HEADER_TEXTS = 256
@@ -195,18 +200,19 @@ MAX_CHECKED_TOPICS = 1 << 12
 """Maximum number of topics in a CHECK_HALVES."""
 
 MAX_PULL_BYTES = 4 << 20
-"""Maximum number of bytes of data in the answer to a PULL, unless the broker's maxTransferSize is more. Larger answers
-would block the broker's event loop.
+"""Maximum number of bytes of data in the answer to a PULL, unless the broker's maxTransferSize is more. While the
+broker prepares an answer, its event loop serves no other connection, so larger answers would take too long.
 """
 
 MAX_BATCH_RECORDS = 1 << 16
 """Maximum number of records in one SEND_BATCH or SEND_MANY frame, and in the answer to a PULL. The number is limited
-because a partition appends the records of a batch in one uninterrupted step.
+because the broker appends the records of a batch to a partition without serving other connections meanwhile.
 """
 
 MAX_TX_BATCH_RECORDS = 1 << 10
 """Maximum number of records in one SEND_BATCH frame of a transaction. The limit is lower than MAX_BATCH_RECORDS,
-because a transaction adds the records of a frame one by one, and the event loop serves no other connection meanwhile.
+because the broker adds the records of a frame to a transaction one by one, which takes longer, and its event loop
+serves no other connection meanwhile.
 """
 
 MAX_PARTS = 1 << 14
@@ -221,40 +227,42 @@ MAX_KEY_CHARACTERS = 64 * 1024
 """Maximum length in characters of a key that a client can search for."""
 
 MAX_TX_KEY_CHARACTERS = 1024
-"""Maximum length of a transaction key in characters. The parts that XA defines have at most 64 bytes each; Java has no
-limit.
+"""Maximum length of a transaction key in characters. The parts of a key that XA defines have at most 64 bytes each, so
+the limit is ample; Java brokers have no limit.
 """
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
-"""Maximum size in bytes of an attribute that a filter by content reads. A filter treats a message with a longer
-attribute like a message without an attribute.
+"""Maximum size in bytes of an attribute that a filter by content reads. If a message's attribute is longer, the filter
+treats the message like one without an attribute.
 """
 
 MAX_WHERE_CHARACTERS = 4096
 """Maximum length of a filter by content, in characters."""
 
 MAX_WHERE_CONDITIONS = 64
-"""Maximum number of conditions in one filter. The number is limited because each condition costs time for every
-message. An IN counts as one condition.
+"""Maximum number of conditions in one filter. The number is limited because the broker spends time on each condition
+for every message. An IN counts as one condition, regardless of the number of its literals.
 """
 
 MAX_WHERE_DEPTH = 32
 """Maximum nesting depth of parentheses in one filter."""
 
 MAX_WHERE_NUMBER = 64
-"""Maximum length in characters of a number in a filter, and of a text value that can count as a number."""
+"""Maximum length in characters of a number in a filter. A property's value that is a text counts as a number only if it
+is not longer than this.
+"""
 
 MAX_NODE_NAME = 64
 """Maximum length in characters of the name of a node of a broker set."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
-"""Maximum duration of a lease in milliseconds. A member may extend a lease so that it ends at most this long after the
-extension.
+"""Maximum duration of a lease in milliseconds. A member may extend a lease, but then the lease must end at most this
+long after the time of the extension.
 """
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""When a member releases a message, it may ask the broker to hold the message back for at most this number of
-milliseconds.
+"""When a member releases a message, it may tell the broker to lease the message to nobody for some time; this is the
+maximum of that time in milliseconds.
 """
 
 MAX_ACQUIRED = 1 << 12
@@ -283,9 +291,9 @@ def check_topic(topic: str) -> str:
     InvalidName, which tells the reason. Raises TypeError if `topic` is not a text.
 
     1.x allows any UTF-8 without blanks; `/`, `.`, `..` and control characters are refused here because a topic becomes
-    a directory. `*` is refused because it is a pattern in server.ini. This check is enough for a topic that brokers
-    have stored. check_zookeeper_topic checks topics to look up in ZooKeeper, and check_new_topic checks topics to
-    create.
+    a directory. `*` is refused because it is a pattern in server.ini. Use this check for a topic that brokers already
+    have. Use check_zookeeper_topic for a topic that is looked up in ZooKeeper, and check_new_topic for a topic that is
+    to be created.
     """
     if not isinstance(topic, str):
         raise no_text("topic", topic, "give it a name")
@@ -380,7 +388,7 @@ def check_znode(what: str, name: str) -> str:
 
 def check_node(name: str) -> str:
     """Return `name` if a node of a broker set can have this name. The name must be usable as a znode's name and as an
-    item of a list. Raises InvalidName if it is not.
+    item of a list, otherwise the function raises InvalidName.
     """
     if not name:
         raise InvalidName("a node's name is empty: give each node of a broker set a name of its own")
@@ -399,8 +407,8 @@ def is_utf8(text: str) -> bool:
 
 
 def no_text(what: str, value: object, none: str = "leave it out") -> TypeError:
-    """Return the TypeError for an argument that is not a text but must be one. what: the name of the argument. none:
-    the advice in the error text if the value is None.
+    """Make a TypeError for an argument that must be a text but is a `value` of another type, and return the error.
+    what: the name of the argument. none: the advice in the error text if the value is None.
     """
     if value is None:
         remedy = none

@@ -1,8 +1,9 @@
 """Message ids (storage.md §2): `(t - 1303895660503) << 22 | brokerId << 12 | sequence`, int64.
 
-In an id of a 1.x broker, t comes from a clock without a fixed origin. So the ids of 1.x contain no date and are usually
-negative. In an id of metaq's own brokers, t is the wall-clock time in milliseconds. So their ids are positive. Brokers
-of metaq treat (t, sequence) as one counter, so the ids of a batch can be computed from its first id.
+In an id of a 1.x broker (Java), t is not a date, but comes from a clock whose zero is arbitrary. So the ids of 1.x
+contain no date and are usually negative. In an id of metaq's own brokers, t is the wall-clock time in milliseconds. So
+the ids of these brokers are positive. These brokers treat (t, sequence) as one counter and give the messages of a batch
+consecutive counters, so the ids of a batch can be computed from its first id.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 UNKNOWN_ID = -1
-"""The value that stands for an unknown message id."""
+"""The number that stands for a message id where the id is unknown."""
 
 EPOCH_MS = 1303895660503
 MAX_BROKER_ID = 1023
@@ -42,16 +43,18 @@ TIME_SHIFT = _SEQUENCE_BITS + _BROKER_BITS
 """Number of bits of an id that are below the bits of the time in milliseconds."""
 
 LAST_COUNTER = (1 << (63 - _BROKER_BITS)) - 1
-"""The counter of the last positive id. Brokers will reach this counter in September 2080."""
+"""The counter of the last positive id. As the counter contains the time, brokers will reach this counter in September
+2080.
+"""
 
 _AHEAD_MS = 10 * 365 * 24 * 3600 * 1000
 _SURELY_PAST_MS = 1_767_225_600_000
-"""The beginning of 2026, as Unix milliseconds. A clock with an earlier time has lost its date."""
+"""The beginning of 2026, as Unix milliseconds. If a computer's clock shows an earlier time, the clock is wrong."""
 _RESERVE_MS = 24 * 3600 * 1000
 
 
 def counter_at(time_ms: int) -> int:
-    """Return the lowest counter whose id contains the wall-clock time `time_ms` (milliseconds since 1970)."""
+    """Return the lowest counter of the ids that contain the wall-clock time `time_ms` (milliseconds since 1970)."""
     return (time_ms - EPOCH_MS) << _SEQUENCE_BITS
 
 
@@ -85,9 +88,10 @@ def foreign_from(now_ms: int) -> int:
     """Return the lowest id that none of metaq's own brokers can have given to a message until `now_ms` (Unix
     milliseconds).
 
-    The time in the returned id is ten years later than the clock. Brokers ignore stored ids from this id on when they
-    choose the next id, because a damaged or foreign record could otherwise use up all remaining ids. A clock that has
-    lost its date counts as 2026, so that a broker does not ignore its own ids.
+    The time in the returned id is ten years after `now_ms`. A broker chooses ids that are greater than all stored ids,
+    but ignores stored ids from the returned id on: a damaged or foreign record with a huge id would leave no ids for
+    new messages. If `now_ms` is before 2026, the clock is wrong, and the function uses the beginning of 2026, so that a
+    broker does not ignore its own ids.
     """
     time_ms = max(now_ms, _SURELY_PAST_MS) + _AHEAD_MS
     last_ms = (LAST_COUNTER >> _SEQUENCE_BITS) + EPOCH_MS - _RESERVE_MS

@@ -1,7 +1,7 @@
 """The topics that every metaq broker (not a Java broker) serves without a section in server.ini.
 
-    %RETRY%<group>   messages that a handler of the group failed on, until they come again
-    %DEAD%<group>    messages that failed as often as they may: the group's dead letters
+    %RETRY%<group>   messages on which a handler of the group has failed, until they are delivered again
+    %DEAD%<group>    messages on which handlers failed the maximum number of times: the group's dead letters
     %REPLY%          answers to requests
 
 No group has `%` in its name, so each name %RETRY%<group> or %DEAD%<group> belongs to exactly one group. 1.x clients can
@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 OWN_MARK = "%"
-"""The first character of the names of metaq's own topics. Lists of topics leave metaq's own topics out unless the
-caller requests them.
+"""The first character of the names of metaq's own topics. A list of topics contains metaq's own topics only if its
+caller asks for them.
 """
 
 RETRY_PREFIX = "%RETRY%"
@@ -50,8 +50,8 @@ def dead_topic(group: str) -> str:
 
 
 def is_own_topic(name: str) -> bool:
-    """Whether `name` is one of the topics that every metaq broker serves without a section in server.ini. The check is
-    fast for ordinary names.
+    """Return whether `name` is one of the topics that every metaq broker serves without a section in server.ini. The
+    check is fast for ordinary names.
     """
     if name[:1] != OWN_MARK:
         return False

@@ -1,8 +1,9 @@
-"""The preview of a waiting message in LIST_DELAYED and LIST_HALVES, so that people can tell messages apart.
+"""Make and read the previews of waiting messages in the answers to LIST_DELAYED and LIST_HALVES. A preview shows the
+beginning of a message, so that people can tell messages apart.
 
-A preview consists of two members of the message's JSON object in the answer. `keys`: a list of the message's first
-keys, up to PREVIEW_KEYS characters. `payload`: the first PREVIEW_BYTES bytes of the payload in base64, or null if the
-payload is compressed.
+It consists of two members of the message's JSON object in the answer. `keys`: a list of the message's first keys, up to
+PREVIEW_KEYS characters. `payload`: the first PREVIEW_BYTES bytes of the payload in base64, or null if the payload is
+compressed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .record import COMPRESSED_FLAG, PROPERTIES_FLAG, attribute_of, keys_of_attr
 __all__ = ["PREVIEW_BYTES", "PREVIEW_KEYS", "Preview", "encode_preview"]
 
 PREVIEW_BYTES = 60
-"""Maximum number of payload bytes in a preview, so that they fit into a line of a table."""
+"""Maximum number of payload bytes in a preview, chosen so that the bytes fit into one line of a table."""
 
 PREVIEW_KEYS = 1000
 """Maximum number of characters of all keys in a preview. The limit is needed because a message may have millions of

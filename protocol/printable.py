@@ -1,5 +1,5 @@
-"""Prepare texts of other programs for a terminal: escape control characters, which the terminal would execute instead
-of showing them.
+"""Prepare texts of other programs for a terminal: replace control characters by visible escape sequences, because a
+terminal would execute such characters.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def has_control(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Return `text` with `\\x1b` or `\\u202e` for each control character that a terminal would execute. Tabs and
-    newlines stay.
+    """Return `text` with an escape sequence such as `\\x1b` or `\\u202e` in place of each control character that a
+    terminal would execute. Tabs and newlines are not replaced.
     """
     return _OBEYED.sub(_escaped, text)
 

@@ -8,8 +8,8 @@
 | bool | 0x03 `b` and 0 or 1 | 0x03 `b1` |
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
-So texts are written as in earlier versions of metaq. A reader that does not know this notation of types shows values of
-other types in a readable form.
+Texts are written as earlier versions of metaq wrote them, and these versions can read them. A reader that does not know
+the prefixes with 0x03 takes every value as a text, and shows a number, for example, in a form that people can read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ PropertyValue = str | int | float | bool | bytes
 """The types of a property's value. An int has at most 64 bits, signed; a float is finite."""
 
 TYPE_MARK = "\x03"
-"""The first character of a written value that is not a text. A text that begins with this character gets the character
-in front, too.
+"""The first character of a written value that is not a text. A text whose own first character is this one is written
+with 0x03 `s` in front, so that a reader can tell the two apart.
 """
 
 RESERVED_PREFIX = "metaq."
-"""Prefix of the names of metaq's own properties. Names of users' properties must not have it."""
+"""Prefix of the names of metaq's own properties. The name of a user's property must not begin with this prefix."""
 
 _INT64_MIN = -INT64_MAX - 1
 _is_int = re.compile(r"-?[0-9]{1,19}").fullmatch
@@ -59,7 +59,7 @@ def encode_value(value: PropertyValue, name: str = "value") -> str:
     """Return the value as it is written in a property list. name: the name of the value in error texts.
 
     Raises TypeError for a value of another type. Raises LocalProtocolError for an int of more than 64 bits, and for NaN
-    and infinity, because neither JSON nor a filter's expression can express them.
+    and infinity, because neither JSON nor a filter by content can express them.
     """
     if isinstance(value, str):
         text = plain_text(value)
@@ -111,7 +111,7 @@ def decode_value(text: str) -> PropertyValue:
 
 
 def property_text(value: PropertyValue) -> str:
-    """Return a value as a text for people and for readers that know only texts: true or false, numbers in decimal,
+    """Return a value as a text for people, and for programs that handle only texts: true or false, numbers in decimal,
     bytes in base64.
     """
     if isinstance(value, str):

@@ -32,18 +32,18 @@ __all__ = [
 ]
 
 MAX_WAIT_MS = 60_000
-"""Maximum number of milliseconds that a broker may park a pull, that is, wait for data before it answers."""
+"""Maximum number of milliseconds that a pull may wait at the broker for new data before the broker answers."""
 
 TAG_SEPARATOR = "||"
 
 TAG_EXPRESSION = "tags are compared as they are, so * and || match nothing: leave it out to get all messages, or write"
-"""Beginning of the error text for a tag in RocketMQ's form `*` or `A || B`. Callers append how to write the tags
-instead.
+"""Beginning of the error text for a tag in RocketMQ's form `*` or `A || B`. The caller that raises the error appends
+how tags are written in its own interface.
 """
 
 FOLLOWER = "follower"
-"""Name of the extField that is 1 in a request about stored messages if an in-sync follower of a broker set may answer
-the request.
+"""Name of an extField in requests that read stored messages. The value 1 means that the client accepts the answer of an
+in-sync follower of a broker set; without it, only the leader answers.
 """
 
 NOT_DAMAGED = -1
@@ -77,10 +77,11 @@ class PullRequest(ExtFields):
     checksum of the record at `offset` before it returns the record; a client sets this after it has received a record
     with a wrong checksum.
     where: return only records that match this filter by content (docs/filters.md), "" = all records; the client checks
-    the filter again. follower: whether an in-sync follower of a broker set may answer. If `offset` is not readable at
-    the follower yet, the pull waits there, because the client has already read up to this offset at another node.
+    the filter again. follower: whether an in-sync follower of a broker set may answer. If a follower does not have the
+    data before `offset` yet, the pull waits at the follower until it has them: the client has read these data from
+    another node, so `offset` is not wrong.
     last_id: the id of the message that the client has read right before `offset`. The broker compares this id with the
-    id of its own message there; UNKNOWN_ID: do not compare.
+    id of the message that it has right before `offset`; UNKNOWN_ID: do not compare.
     """
 
     topic: TopicField
@@ -108,11 +109,11 @@ class PullReply(ExtFields):
     one contiguous part of the log, from the requested offset on; n = the records were filtered, and the body begins
     with a table of n runs (`encode_runs`). records: n = the body begins with a table of the sizes of its n records
     (`encode_sizes`, `split_batch`); 0 = it has no such table, even if the request asked for it. damaged_from: in a
-    PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the offset moved
-    for another reason.
+    PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the broker sends
+    PULL_OFFSET_MOVED for another reason.
     id_before: the id of the message right before the requested offset, if the request had a last_id and this id is
-    different. UNKNOWN_ID if the two ids are equal, if the broker has no message (any more) right before the offset, or
-    if the broker does not know this message's id now.
+    different. UNKNOWN_ID if the two ids are equal, if the broker has no message right before the offset, for example
+    because retention has deleted it, or if the broker does not know this message's id now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]
@@ -128,11 +129,9 @@ class PullReply(ExtFields):
     def records_in(
         self, body: memoryview, offset: int
     ) -> tuple[list[tuple[int, memoryview]], npt.NDArray[np.int64] | None]:
-        """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and the
-        record sizes.
-
-        The sizes include the headers. Instead of the sizes, the result has None if there is more than one run, or if
-        the broker has not sent sizes. Raises RemoteProtocolError.
+        """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and an array
+        with the sizes of all records, headers included. Instead of the array, the result has None if there is more than
+        one run, or if the broker has not sent sizes. Raises RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)
@@ -162,8 +161,8 @@ def encode_runs(runs: list[tuple[int, int]]) -> bytes:
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
     """Decode the body of a filtered answer: return (offset in the partition, records) for each run. Raises
-    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record; otherwise a body could contain
-    a million empty runs.
+    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record; this check prevents that a body
+    contains a million empty runs.
     """
     position = count * RUN_BYTES
     if len(body) < position:

@@ -1,5 +1,5 @@
-"""Parse many `put` commands together if one read of the connection has returned them. Most of the cost of parsing then
-arises only once, and not for each command.
+"""Parse many `put` commands together if one read of the connection has returned them. Most of the parsing work is then
+done once for all commands, and not once for each command.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from .text import COMMON_PUT, Put
 __all__ = ["LEAST_PUTS", "MOST_PUTS", "PutRun", "parse_put_run"]
 
 LEAST_PUTS = 32
-"""Minimum number of puts that are parsed together. For fewer puts, parsing them one by one costs less."""
+"""Minimum number of puts that are parsed together. Fewer puts cost less if they are parsed one by one."""
 
 MOST_PUTS = 4096
-"""Maximum number of puts that a broker serves together, which takes some milliseconds. A read can contain more puts
-only if they are tiny.
+"""Maximum number of puts that a broker serves together; serving so many takes some milliseconds. One read of the
+connection returns more puts than this only if they are tiny.
 """
 
 _MAX_PUT_BYTES = 4096
 """Maximum size in bytes of the first put of a run. Parsing a run searches all bytes for headers; for larger puts it
-costs less to parse them one by one and to skip each body by its length.
+costs less to parse them one by one, because the length in each header then tells where the next header begins.
 """
 
 _PIECES = 7  # of each put: the tokens of its header, and its body
@@ -65,10 +65,10 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     """Parse the puts at the beginning of `data` that are complete, valid and in the usual form. Return them with the
     position after the last one.
 
-    most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if they
-    are large. One search finds all headers in `data`, but also bytes in a body that look like a header. So a put is
-    accepted only if the bytes up to the next header have the length that the put's header announces. The first put with
-    another length ends the run.
+    most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if the
+    first put is larger than _MAX_PUT_BYTES. A single regular-expression search finds all headers in `data`, but it also
+    finds bytes of a body that look like a header. So a put is accepted only if the bytes up to the next header have the
+    length that the put's header announces. The first put with another length ends the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:
@@ -94,8 +94,8 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """Make a PutRun of `pieces`: for each put, the fields of its header and its body, as the search has split them.
-    Return None if a number in a header is outside the range of Java's int.
+    """Make a PutRun of `pieces`, which has for each put the fields of its header, and its body, as the search of
+    `parse_put_run` has separated them. Return None if a number in a header is outside the range of Java's int.
     """
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))

@@ -1,4 +1,5 @@
-"""The stored record of metaq 1.x, byte for byte (storage.md §2), and the data that metaq's own clients add to it.
+"""The stored record of metaq 1.x, byte for byte (storage.md §2), and the data that the clients of this metaq add to the
+record.
 
     off size field          big-endian, no padding, records back to back
       0    4 body length L  int32, >= 0
@@ -15,8 +16,8 @@ ATTR (the 1.x attribute), and all names that begin with `metaq.`. If bit 1 is cl
 a Java client sees a tag as the message's attribute, and a filter on tags also finds an attribute that a Java client has
 set.
 
-1.x also stores the following bits unchanged. Bit 3: the payload is compressed (compression.py); the attribute never is.
-Bit 8: the message has the property `metaq.expires`. Readers look for this property only if bit 8 is set.
+1.x also stores the following bits unchanged. Bit 3: the payload is compressed (compression.py); the attribute is never
+compressed. Bit 8: the message has the property `metaq.expires`. Readers look for this property only if bit 8 is set.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ HEADER_BYTES = HEADER.size  # 20
 ATTRIBUTE_FLAG = 1
 PROPERTIES_FLAG = 2
 DELAYED_FLAG = 4
-"""Flag bit 2: the broker keeps the message until its time, and clears the bit when it delivers the message
-(delays.py).
+"""Flag bit 2: the broker keeps the message until its due time (or, for a half message, until its transaction is
+decided), and clears the bit when it delivers the message (delays.py).
 """
 
 DUE_PROPERTY = "metaq.due"
@@ -122,8 +123,8 @@ COMPRESSED_FLAG = 8
 EXPIRES_FLAG = 256
 
 EXPIRES = "metaq.expires"
-"""metaq's own property: the message's expiry time (Unix ms in decimal). From this time on, consumers do not get the
-message any more.
+"""metaq's own property: the message's expiry time (Unix ms in decimal). From this time on, consumers no longer get the
+message.
 """
 TYPE = "metaq.type"
 """metaq's own property: the content type of the payload, which the producer's serializer has set."""
@@ -152,18 +153,19 @@ first asks a producer for the outcome, as milliseconds in decimal.
 """
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
-"""metaq's own property of a half message: a name that its producer has chosen for itself. While that producer lives,
-the broker asks only that producer for the outcome.
+"""metaq's own property of a half message: the name of the producer that sent it. Each producer chooses such a name for
+itself. As long as this producer polls the broker for such questions, the broker asks no other producer for the outcome
+of the transaction.
 """
 
 MAX_OWN_PROPERTIES = 64
-"""Maximum number of metaq's own properties that a broker reads from a long property list. Far fewer such properties
-exist.
+"""Maximum number of metaq's own properties that a broker reads from a long property list. A valid list has far fewer,
+because metaq does not define so many properties.
 """
 
 LONG_LIST_BYTES = 4 << 10
-"""If a property list has more than this number of bytes, it is searched piece by piece, and as rarely as possible,
-because a list may have 8 MiB.
+"""If a property list has more than this number of bytes, it counts as long: it is searched piece by piece, and as
+rarely as possible, because a property list may have 8 MiB.
 """
 
 _PIECE_BYTES = 64 << 10
@@ -227,8 +229,8 @@ class Attributes(NamedTuple):
 
     @property
     def expires_ms(self) -> int | None:
-        """The message's expiry time in Unix ms; from then on consumers do not get the message. None if the message does
-        not expire.
+        """The message's expiry time in Unix ms; from this time on, consumers do not get the message. None if the
+        message never expires.
         """
         text = self.reserved.get(EXPIRES, "")
         return int(text) if _is_time(text) else None
@@ -244,13 +246,13 @@ def encode_attributes(
     properties: Mapping[str, PropertyValue] | None = None,
     reserved: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """Encode these values as a record's attribute. Return (flag bits, attribute bytes), or (0, b"") if there are no
-    values.
+    """Encode these values as a record's attribute. Return (flag bits, attribute bytes), or (0, b"") if all arguments
+    are empty.
 
     If the only value is an attribute or a tag, it is written as the attribute of 1.x. Otherwise all values are written
-    as a property list. reserved: metaq's own properties; EXPIRES also sets its flag bit. Raises LocalProtocolError for
-    keys with blanks, for invalid UTF-8 (half of a surrogate pair), for names or values with 0x01 or 0x02, and for
-    reserved names. Also raises the errors of `encode_value`, with TypeError among them.
+    as a property list. reserved: metaq's own properties; if EXPIRES is among them, bit 8 is in the returned flag bits.
+    Raises LocalProtocolError for keys with blanks, for invalid UTF-8 (half of a surrogate pair), for names or values
+    with 0x01 or 0x02, and for reserved names. Also raises the errors of `encode_value`, for example TypeError.
     """
     if not keys and not properties and not reserved and (attribute is None or tag is None or attribute == tag):
         single = tag if attribute is None else attribute
@@ -286,8 +288,8 @@ def encode_attributes(
 
 
 def _encoded(text: str, pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text. If encoding fails, they
-    are used to find the value that causes the error. Raises LocalProtocolError.
+    """Encode the text of an attribute as UTF-8. pairs: the names and the values in the text. If the encoding fails, the
+    function looks for the wrong value in `pairs`, so that the error names it. Raises LocalProtocolError.
     """
     try:
         return text.encode("utf-8")
@@ -307,8 +309,8 @@ def encode_key(key: bytes) -> tuple[int, bytes] | None:
 
 
 def payload_bytes(payload: Buffer) -> bytes:
-    """Return the current content of a payload as bytes; mutable buffers and views of any layout are copied. Raises
-    TypeError if it is not a buffer.
+    """Return the current content of a payload as bytes; a mutable buffer is copied, so that later changes of it do not
+    change the message; a view is copied, too. Raises TypeError if `payload` is not a buffer.
     """
     if isinstance(payload, bytes):
         return payload
@@ -326,8 +328,8 @@ def encode_body(payload: bytes, flag: int, attribute: bytes) -> bytes:
 
 
 def priority_of(flag: int) -> int:
-    """Return a record's priority for shared consumers. Values that metaq's producers never write count as the highest
-    priority.
+    """Return a record's priority for shared consumers. A number above MAX_PRIORITY, which metaq's producers never
+    write, counts as MAX_PRIORITY.
     """
     return min((flag & PRIORITY_MASK) >> PRIORITY_SHIFT, MAX_PRIORITY)
 
@@ -346,8 +348,9 @@ def encode_record(body: Buffer, message_id: int, flag: int) -> bytes:
 
 
 def payload_start(body: Buffer, flag: int) -> int:
-    """Return the position of the payload in `body`. The position is 0 if there is no attribute. It is also 0 if the
-    stated length of the attribute does not fit the body; brokers do not check this length.
+    """Return the position of the payload in `body`. The position is 0 if there is no attribute. The position is also 0
+    if the attribute's length, which the body states, is greater than the body allows; such records exist, because
+    brokers do not check this length.
     """
     if not flag & ATTRIBUTE_FLAG or len(body) < 4:
         return 0
@@ -356,16 +359,19 @@ def payload_start(body: Buffer, flag: int) -> int:
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:
-    """Return the attribute's bytes; None if the record has no attribute, or one that does not fit its body."""
+    """Return the attribute's bytes; None if the record has no attribute, or if the attribute's stated length does not
+    fit into the body.
+    """
     start = payload_start(body, flag)
     return bytes(body[4:start]) if start else None
 
 
 def own_bytes(body: Buffer, flag: int) -> int:
-    """Return how many bytes of a body exist only because the record has metaq's own properties. The bytes of these
-    properties count. If the property list has no other items, the whole list counts. If the only other item is a tag or
-    an attribute, the name of this item counts too, because the tag or attribute could be written without a list. The
-    tag of a reply also counts, because the tag is the inbox that the request names.
+    """Return how many bytes of a record's body exist only because the record has metaq's own properties. These are the
+    bytes of metaq's own properties themselves. If the property list has no other items, the whole list counts. If the
+    only other item is a tag or an attribute, the name of this item counts too, because the tag or attribute could be
+    written without a list. The tag of a reply also counts, because the user has not chosen this tag: it is the inbox
+    that the request names.
     """
     attribute = attribute_of(body, flag) if flag & PROPERTIES_FLAG else None
     if attribute is None:
@@ -385,7 +391,9 @@ def own_bytes(body: Buffer, flag: int) -> int:
 
 
 def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
-    """Decode the data of a record other than its payload. Invalid UTF-8 becomes replacement characters, as in Java."""
+    """Decode a record's attribute, which contains all data of the record except its payload. Invalid UTF-8 becomes
+    replacement characters, as in Java.
+    """
     if attribute is None:
         return _NO_ATTRIBUTES
     is_list = flag & PROPERTIES_FLAG
@@ -415,8 +423,8 @@ def decode_attribute(attribute: bytes | None, flag: int) -> Attributes:
 
 
 def _texts_of(attribute: bytes) -> Iterator[str]:
-    """Yield a property list as text. A long list is yielded in pieces of whole items, because no other thread can run
-    while a text is decoded.
+    """Yield a property list as text. A long list is yielded in pieces of whole items, because Python runs no other
+    thread while it decodes one text, so decoding a long list at once would block all threads.
     """
     start = 0
     while len(attribute) - start > _PIECE_BYTES:
@@ -429,8 +437,8 @@ def _texts_of(attribute: bytes) -> Iterator[str]:
 
 
 def tag_of_attribute(attribute: bytes | None, flag: int) -> str | None:
-    """Return the tag that `decode_attribute` would return. The other properties are not decoded, because a message may
-    have a million properties.
+    """Return the tag that `decode_attribute` would return. Only the tag is decoded, because decoding all of a message's
+    properties (a message may have a million) would take long.
     """
     raw = _raw_tag(attribute, flag)
     return None if raw is None else raw.decode("utf-8", "replace")
@@ -480,7 +488,7 @@ def keys_of_attribute(attribute: bytes) -> Iterator[list[str]]:
     """Yield the keys that `decode_attribute` would return for a property list. The other properties are not decoded.
 
     The keys are yielded in lists, because there may be millions of them. A key that is longer than MAX_KEY_CHARACTERS
-    may be returned in parts; nobody can search for such a key.
+    may be split into several items of the lists, which does no harm, because nobody can search for so long a key.
     """
     value = _last_value(attribute, _KEYS_ITEM[1:], 0, len(attribute))
     return iter(()) if value is None else _keys_in(value)
@@ -524,8 +532,8 @@ def _next_own(attribute: bytes, start: int) -> int:
 
 
 def own_body(body: Buffer, flag: int) -> Buffer:
-    """Return a long body without its payload and without the users' properties (`own_list`). Return a short body, or a
-    body without a property list, unchanged.
+    """If a record's body is long, return it without its payload and without the users' properties (see `own_list`).
+    Return a short body, or a body without a property list, unchanged.
     """
     if len(body) <= LONG_LIST_BYTES or not flag & PROPERTIES_FLAG or (attribute := attribute_of(body, flag)) is None:
         return body
@@ -588,8 +596,8 @@ def tag_hash(tag: str) -> int:
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
     """Return the `tag_hash` of the tag in a record's attribute; 0 if there is no tag. A tag with invalid UTF-8 is
-    decoded before its hash is computed, except if the tag is too long for any request to name it. Decoding so long a
-    tag would take 50 ms.
+    decoded before its hash is computed, except if the tag is too long for any request to name it. Such a long tag is
+    not decoded, because that would take up to 50 ms.
     """
     raw = _raw_tag(attribute, flag)
     if raw is None:
@@ -606,7 +614,8 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
 
 _LEAST_ID = 1 << 56
 """A lower bound of stored message ids that are positive. The ids of metaq's own brokers contain the current time, and
-every time after November 2011 makes a larger id. Ids of a Java broker are negative, or practically random.
+the id of every time after November 2011 is larger than this number. Ids of a Java broker are negative, or practically
+random.
 """
 
 
@@ -614,10 +623,10 @@ def is_blank(length: int, crc: int, message_id: int) -> bool:
     """Return whether a stored header is 20 zero bytes, or begins with 9 or more zero bytes.
 
     Such zero bytes are not a record. A file system leaves zero bytes where data was lost. Zero bytes at the header's
-    beginning also remain if a disk has written only the sector that contains the header's end. The bytes look like an
-    empty message, because the checksum of an empty body is 0. But no stored message has an id that begins with a zero
-    byte. In a client's request, however, the same bytes are an empty message, because a message has no id before the
-    broker stores it.
+    beginning also remain if a disk has written only the sector that contains the header's end. Twenty zero bytes have
+    the form of a message with an empty body, because the checksum of an empty body is 0. But the id of a stored message
+    never begins with a zero byte, so a stored header of zero bytes cannot be a message. In a client's request, however,
+    the same bytes are an empty message, because a message has no id before the broker stores it.
     """
     return not (length or crc) and 0 <= message_id < _LEAST_ID
 
@@ -629,7 +638,7 @@ def header_dtype() -> np.dtype[Any]:
 
 
 def blank_headers(headers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return for each header (of the type `header_dtype`) whether `is_blank` is true."""
+    """Return for each header (of the type `header_dtype`) what `is_blank` would return."""
     blank: npt.NDArray[np.bool_] = headers["length"] == 0
     if blank.any():  # usually no length is 0, and the other fields need not be read
         ids = headers["id"]
@@ -672,7 +681,7 @@ def headers_at(data: Buffer, starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
 
 
 _BODIES = 64
-"""Number of records whose bodies one call of a compiled struct extracts."""
+"""Number of records from which one call of a compiled `struct.Struct` extracts the bodies."""
 
 
 @lru_cache(maxsize=256)

@@ -1,5 +1,5 @@
-"""Convert errors to answers, and answers to errors, for both protocols. A broker reports an error by an answer, and a
-client raises an error for such an answer.
+"""Convert errors to answers, and answers to errors, for both protocols. A broker sends an answer that reports an error;
+the client that receives this answer raises the same error.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
     """Return the error that the broker reports by the status of a `result` answer. partition, broker: the partition and
     the broker of the request, for the error text.
 
-    1.x answers most failures with the status 500 and a text for people. This function does not evaluate these texts,
-    with one exception: the text for a wrong checksum. Java brokers and metaq's own brokers use the same text for it.
+    1.x answers most failures with the status 500 and a text for people. This function ignores the texts of such
+    answers, with one exception: it recognizes the text for a wrong checksum. For a wrong checksum, Java brokers and
+    metaq's own brokers send the same text.
     """
     if result.code == Status.FORBIDDEN:
         return PartitionClosed(partition.broker, partition.partition)
@@ -155,8 +156,8 @@ def text_error(result: Result, partition: TopicPartition, broker: object) -> Met
 
 
 def transaction_refusal(text: str) -> TransactionRefused:
-    """Return the error for a broker's refusal of a verb of a transaction. The error has an XA error code if the text of
-    the refusal contains one.
+    """Return the error for an answer, with the text `text`, by which a broker has refused a request about a
+    transaction. The error has an XA error code if the text of the refusal contains one.
     """
     coded = _XA_REFUSAL.fullmatch(text)
     return TransactionRefused(text) if coded is None else XaRefused(int(coded[1]), coded[2])

@@ -1,8 +1,9 @@
-"""Requests and answers of the framed protocol that are not in another module: bounds of partitions, searches,
-statistics, and the state of partitions.
+"""The requests and answers of the framed protocol about bounds of partitions, searches, statistics, and the state of
+partitions.
 
 Each class describes the extFields of one kind of request or answer (docs/protocol.md). fields.py encodes and decodes
-them. Sending is in sends.py, pulling in pulls.py, and transactions are in transaction_requests.py.
+them. The requests for sending are in sends.py, for pulling in pulls.py, and for transactions in
+transaction_requests.py.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: count whole messages from `offset` on, as many as fit into both limits: at most
-    `messages` messages and at most `max_bytes` bytes. Ask for the offset after the last of them.
+    """SEARCH_OFFSET_BY_COUNT: ask for the offset after as many whole messages, counted from `offset` on, as fit into
+    both limits: at most `messages` messages and at most `max_bytes` bytes.
 
     messages and max_bytes are 0 … 2**63-1. A message must begin at `offset`.
     """
@@ -85,7 +86,8 @@ class OffsetReply(ExtFields):
 
 @dataclass(slots=True)
 class MessageCountsRequest(ExtFields):
-    """MESSAGE_COUNTS: ask how many messages a partition holds, and how many of them lie before `offset`.
+    """MESSAGE_COUNTS: ask how many readable messages a partition has, and how many of them end at or before the byte
+    `offset`.
 
     last_id: the id of the message right before `offset`, as in PullRequest.
     """
@@ -112,8 +114,8 @@ class MessageCountsReply(ExtFields):
 
 
 def _check_item(item: str) -> str:
-    """Check the length of a STATS item and return the item. Whether the item is known is checked only when the request
-    is answered. Raises RemoteProtocolError.
+    """Check the length of a STATS item and return the item. Whether such an item exists is not checked here, but when
+    the broker answers the request. Raises RemoteProtocolError.
     """
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
@@ -131,7 +133,9 @@ class StatsRequest(ExtFields):
 
 @dataclass(slots=True)
 class ClosePartitionsRequest(ExtFields):
-    """CLOSE_PARTITIONS: refuse puts to and gets from the partitions `start` … `end` of a configured topic."""
+    """CLOSE_PARTITIONS: tell the broker to refuse puts to and gets from the partitions with the numbers `start` … `end`
+    of a configured topic.
+    """
 
     topic: TopicField
     start: Annotated[int, number("start", 0, INT32_MAX)]
@@ -150,7 +154,9 @@ class ClosePartitionsRequest(ExtFields):
 
 @dataclass(slots=True)
 class OpenPartitionsRequest(ExtFields):
-    """OPEN_PARTITIONS: accept puts and gets again for all closed partitions of a topic."""
+    """OPEN_PARTITIONS: tell the broker to open all closed partitions of a topic, so that it accepts puts and gets for
+    them again.
+    """
 
     topic: TopicField
 
@@ -161,8 +167,8 @@ def _read_node(text: str) -> str:
 
 @dataclass(slots=True)
 class HandOverRequest(ExtFields):
-    """HAND_OVER: make another in-sync node the leader of the broker set. node: the name of that node; "": any in-sync
-    node.
+    """HAND_OVER: tell the leader of a broker set to hand its leadership to another in-sync node. node: the name of that
+    node; "": any in-sync node.
     """
 
     node: Annotated[str, Field("node", _read_node)] = ""
@@ -170,8 +176,9 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: tell a broker that ZooKeeper may have a new state of a move of partitions. The broker reads the state and
-    does its part of the move. broker, partition: the first of the partitions that are moved.
+    """MOVE: tell a broker that ZooKeeper may have a new state of a move of partitions. The broker then reads this state
+    from ZooKeeper and does its own work for the move. broker, partition: the broker id and the number of the first of
+    the moved partitions, which identify the move.
     """
 
     topic: TopicField
@@ -237,8 +244,8 @@ class FoundReply(ExtFields):
 
 
 class FoundRow(NamedTuple):
-    """The place of a record that a search has found. time_ms: when the record was stored (Unix ms). If time_ms is
-    negative, a Java broker has stored the record, at -time_ms or earlier.
+    """The partition, the offset, the store time and the size of a record that a search has found. time_ms: when the
+    record was stored (Unix ms). If time_ms is negative, a Java broker has stored the record, at -time_ms or earlier.
     """
 
     partition: int

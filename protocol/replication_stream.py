@@ -1,5 +1,5 @@
-"""Encode and decode the messages of the replication stream between the nodes of a broker set. The code here does no
-I/O.
+"""Encode and decode the messages of the replication stream between the nodes of a broker set. The code in this module
+does no I/O.
 
 A follower opens a connection to its leader's port and sends the frame FOLLOW. All later bytes, in both directions, have
 this format (little-endian):
@@ -14,9 +14,10 @@ this format (little-endian):
     COMMITTED committed in memory u64 | committed on the disk u64
     others    JSON
 
-An entry contains consecutive whole records of one segment. An entry with a negative segment is a change of the
-transaction log instead (broker/sets/transaction_mirror.py). A leader's blocks have consecutive numbers. Blocks that
-belong to the initial copy have the number 0 and are not acknowledged.
+An entry contains consecutive whole records of one segment. An entry with a negative segment does not contain records,
+but a change of the transaction log (broker/sets/transaction_mirror.py). A leader's blocks have consecutive numbers.
+When a follower connects, the leader first sends it the data that it lacks (the initial copy). The blocks of the initial
+copy have the number 0, and the follower does not acknowledge them.
 """
 
 from __future__ import annotations
@@ -110,13 +111,15 @@ class Kind(IntEnum):
     """Sent by the leader: records that were appended."""
     ACK = 2
     """Sent by a follower: the numbers of the blocks that it has received, and the number of the last ping that it has
-    received. With this ping the follower renews the leader's lease.
+    received. The number of the ping tells the leader that the follower still follows it, which extends the time for
+    which the leader may lead.
     """
     PING = 3
     """Sent by the leader several times a second."""
     READY = 4
-    """Sent by a follower when it has removed the part of its data that the leader does not have. The message contains
-    the begin and end offsets of the follower's partitions, and the size and the digest of its transaction log.
+    """Sent by a follower after WELCOME, when it has removed those of its data that the leader does not have. The
+    message contains the begin and end offsets of the follower's partitions, and the size and the digest of its
+    transaction log.
     """
     LIVE = 5
     """Sent by the leader: the initial copy is complete. The message contains the number of the last block whose data
@@ -127,19 +130,22 @@ class Kind(IntEnum):
     partitions.
     """
     BEGIN = 7
-    """Sent by the leader: partitions that begin anew, at an offset after all data that the follower has of them."""
+    """Sent by the leader: the partitions whose data the follower must drop, with the offset at which it begins each of
+    them anew; this offset is after all data that the follower has of the partition.
+    """
     HAND_OVER = 8
-    """Sent by the leader to a follower that has all data: the follower is to become a candidate for leader now."""
+    """Sent by the leader to a follower that has all data: the follower is to apply for the leadership of the set
+    now.
+    """
     LEAVE = 9
-    """Sent by a follower that is about to stop, or whose disk has failed. The leader must no longer count the follower
-    as in sync.
+    """Sent by a follower that will stop, or whose disk has failed, so that the leader no longer counts it as in sync.
     """
     WELCOME = 10
-    """The first message of the leader: its epoch, the history of its epochs, and where its partitions ended in the last
-    epoch that both nodes know.
+    """The first message of the leader: its epoch, the history of its epochs, and the offset at which each of its
+    partitions ended in the last epoch that both nodes know.
     """
     REFUSED = 11
-    """Sent by the leader instead of WELCOME if it does not accept the follower. Contains the reason."""
+    """Sent by the leader instead of WELCOME if it does not accept the follower. The message contains the reason."""
     CAUGHT_UP = 12
     """Sent by the leader once, when the follower has all committed data."""
     COMMITTED = 13
@@ -151,8 +157,8 @@ class Kind(IntEnum):
 
 
 class Lane(IntEnum):
-    """The condition on which an entry is committed: all in-sync nodes have it in memory (MEMORY), or all have it on the
-    disk (DISK).
+    """The condition that must be met before an entry counts as committed: all in-sync nodes have the entry in memory
+    (MEMORY), or all have it on the disk (DISK).
     """
 
     MEMORY = 0
@@ -160,8 +166,9 @@ class Lane(IntEnum):
 
 
 class Hello(NamedTuple):
-    """A follower's description of itself in the body of FOLLOW. set: the broker id of the set. node: the follower's
-    name. instance: the id of the follower's data directory. epoch: the highest epoch that the follower has seen.
+    """The data in the body of FOLLOW, by which a follower describes itself to the leader. set: the broker id of the
+    set. node: the follower's name. instance: the id of the follower's data directory. epoch: the highest epoch that the
+    follower has seen.
     epochs: the number and the id of each epoch in which data of the follower was written.
     """
 
@@ -187,7 +194,9 @@ class StreamEntry(NamedTuple):
 
 
 class StreamBlock(NamedTuple):
-    """A decoded block. number: the block's number. committed: the number of the last committed block, for each Lane."""
+    """A decoded block. number: the block's number. committed: the number of the last block that is committed in memory,
+    and of the last block that is committed on the disk.
+    """
 
     number: int
     committed: tuple[int, int]
@@ -349,8 +358,8 @@ def _frame_remark(data: bytes) -> str:
 
 
 class StreamReader:
-    """Splits received bytes into messages of the stream. Each message has a buffer of its own, so that parts of a
-    message can be kept without copying.
+    """Splits received bytes into messages of the stream. Each message is stored in a separate buffer, so that the
+    caller can keep views of parts of a message without copying them.
     """
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:

@@ -20,15 +20,19 @@ __all__ = ["FRAME_COST", "RequestReader", "WireRequest", "one_by_one"]
 WireRequest = TextCommand | PutRun | Frame
 
 CHUNK_BYTES = 64
-"""Memory in bytes that each received piece of an incomplete request takes in addition to its content."""
+"""While a request is incomplete, its received pieces are kept as separate objects. This is the memory in bytes that
+such an object takes in addition to its content.
+"""
 
 FRAME_COST = 4
-"""The cost of decoding a frame that is not a usual SEND, in multiples of the cost of a usual SEND or a text command.
-Decoding such a frame takes 20 µs, because its JSON must be parsed.
+"""The cost of decoding a frame that is not a usual SEND, as a multiple of the cost of decoding a usual SEND or a text
+command. Decoding such a frame takes 20 µs, because its JSON must be parsed.
 """
 
 _SPACE_BYTES = 1 << 20
-"""A large frame's buffer grows by this many bytes, or by the number of bytes already received if that is more."""
+"""Number of bytes by which a large frame's buffer grows when it is full; if more bytes of the frame were already
+received, the buffer grows by their number.
+"""
 
 _LARGE_FRAME_BYTES = 64 << 10
 """Minimum size in bytes of a frame that gets a buffer of its own. The transport can receive directly into this
@@ -37,9 +41,7 @@ buffer.
 
 
 def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
-    """Yield the given requests, but instead of each PutRun its single puts, for a caller that handles puts one by
-    one.
-    """
+    """Yield the given requests, for a caller that handles puts one by one: each PutRun is replaced by its single puts."""
     for request in requests:
         if isinstance(request, PutRun):
             yield from request.puts()
@@ -52,10 +54,11 @@ class RequestReader:
 
     The cost is O(bytes): each byte is copied at most once when received pieces are joined, regardless of the size of
     the pieces. Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES,
-    a frame by MAX_FRAME_BYTES. The body of a larger put is dropped as it arrives.
+    a frame by MAX_FRAME_BYTES. If a put announces a larger body than MAX_BODY_BYTES, its bytes are dropped when they
+    arrive.
 
     The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, receive into
-    it and call `received`. The body of such a frame is writable.
+    it and call `received`. The body of such a frame is a writable buffer.
 
     Bytes that are not a valid request set `failure` and end the stream. `receive` still returns the requests that come
     before the invalid bytes, because 1.x answers them before it closes the connection.
@@ -67,8 +70,8 @@ class RequestReader:
         """
         self.failure: RemoteProtocolError | None = None
         self.more = False
-        """Whether the bytes received so far may contain further complete requests. Call `receive` without bytes to get
-        these requests.
+        """Whether the received bytes may contain complete requests that no call has returned yet. Call `receive`
+        without bytes to get these requests.
         """
         self.large: memoryview | None = None
         """The buffer of a large frame that is not parsed yet; None if there is no such frame. The buffer may be smaller
@@ -88,21 +91,23 @@ class RequestReader:
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes of an incomplete request that are held now."""
+        """Number of bytes of the incomplete request that have been received and are kept until the rest arrives."""
         return self._chunk_bytes + self._large_filled
 
     @property
     def held_bytes(self) -> int:
-        """Memory in bytes that the incomplete request takes. A request that arrives in single bytes takes many times
-        its size. Complete requests that are not parsed yet are not included.
+        """Memory in bytes that the incomplete request takes, including CHUNK_BYTES for each received piece. So a
+        request that arrives byte by byte takes many times its size. Complete requests that are not parsed yet are not
+        included.
         """
         return 0 if self.more else self._chunk_bytes + CHUNK_BYTES * len(self._chunks) + self._large_filled
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer for the next bytes of a large frame that has not arrived completely. None if there is no such
-        frame; then pass the next bytes to `receive`. The buffer is never much larger than the part of the frame that
-        has arrived, because otherwise a client could make the broker use much memory by announcing large frames.
+        """The buffer for the next bytes of a large frame that has not arrived completely. None if no large frame is
+        incomplete; then pass the next bytes to `receive`. The buffer is never much larger than the part of the frame
+        that has arrived, so that a client cannot make the broker use much memory by announcing large frames that it
+        never sends.
         """
         large, filled = self.large, self._large_filled
         if large is None or self.more:
@@ -129,7 +134,7 @@ class RequestReader:
 
     def keep(self, data: bytes) -> None:
         """Store the next bytes of the connection; the next call of `receive` parses them. Must not be called while
-        `more` is set.
+        `more` is true.
         """
         self._kept, self.more = data, True
 

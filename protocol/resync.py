@@ -1,8 +1,8 @@
 """Find the next valid record after damaged bytes. The bytes may come from a file or from a broker's answers.
 
-A record does not begin with a distinctive mark. So a position counts as the beginning of a record only if a body with
-the right CRC-32 follows. Random bytes have the right checksum only once in four billion tries. The search is limited
-because it is expensive.
+A record does not begin with bytes by which one could recognize it. So the search accepts a position as the beginning of
+a record only if the bytes there, read as a header, are followed by a body with the CRC-32 that this header states. For
+random bytes that is true only once in four billion positions. The search is limited because it is expensive.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from .record import HEADER, HEADER_BYTES, is_blank
 __all__ = ["Read", "RecordSearch", "next_record"]
 
 Read = Callable[[int, int], bytes]
-"""read(size, position): return `size` bytes from `position` on, or fewer bytes at the end of the data. The function may
-raise any error.
+"""read(size, position): return `size` bytes from `position` on, or fewer bytes at the end of the data. This function
+may raise any error, and the search passes it on.
 """
 
 _BLOCK_BYTES = 1 << 20
 _MAX_BLOCKS = 20
-"""Maximum number of blocks of 1 MiB that are kept in memory while searching. A record may be 8 MiB long."""
+"""Maximum number of blocks of 1 MiB that are kept in memory while searching. A record may be 8 MiB long, so the search
+must keep several blocks to check one record.
+"""
 
 _WINDOW_BYTES = 4 << 20
 """Number of byte positions that one step of the search checks."""
 
 _CRC_BYTES = 1 << 30
-"""Limit for the cost of a search: the number of bytes for which checksums are computed. The search computes the
-checksum of each possible body. This limit applies to all bodies together that no possible record header follows. For
-the bodies that a possible header follows, the limit is eight times as large. When a limit is reached, only small bodies
-are checked.
+"""Limit for the cost of a search: the number of bytes for which checksums are computed. For each position where a
+header may begin, the search computes the checksum of the body that this header would have. This limit applies to the
+total of those bodies after which no other record header could begin. For the total of the other bodies, the limit is
+eight times as large. When a limit is reached, the search checks only small bodies.
 """
 
 _SMALL_BYTES = 4 << 10
 _MAX_EMPTY = 1 << 12
-"""Maximum number of consecutive empty records to skip while looking for a record with a body. An empty record does not
-prove that records are intact here.
+"""Maximum number of consecutive empty records to skip while looking for a record with a body. Because an empty record
+consists of zeros except for its id and its flag, an empty record is no proof that the records around it are intact.
 """
 
 
@@ -49,15 +51,15 @@ class RecordSearch:
     """Searches for the first valid record that starts after `start` and before `end`. This object may be used by one
     thread only. Call `step` until it returns True.
 
-    The search first tries the position where the record at `start` ends according to its header, then every byte. An
-    empty record is accepted only at the position tried first, and only if a valid record or the end of the data
-    follows. At other positions, the twenty bytes of an empty record may be a part of other data. Records larger than
-    MAX_RECORD_BODY_BYTES are not found.
+    The search first tries the position at which the record at `start` would end according to its header, then every
+    later position after `start`. An empty record is accepted only at the position tried first, and only if a valid
+    record or the end of the data follows. At other positions, the twenty bytes of an empty record may be a part of
+    other data. Records larger than MAX_RECORD_BODY_BYTES are not found.
     """
 
     def __init__(self, read: Read, start: int, end: int, base: int = 0) -> None:
-        """base: the lowest position that the search reads. A broker may no longer have the bytes before this
-        position.
+        """base: the lowest position that the search reads. Give it if the bytes before this position no longer exist,
+        for example after retention.
         """
         self.found: int | None = None
         """The position of the record that was found; None until one is found."""
@@ -72,7 +74,7 @@ class RecordSearch:
         self._tried_announced = False
 
     def begins_good(self) -> bool:
-        """Whether a valid record begins at `start` itself."""
+        """Whether a valid record begins at `start` itself, so that no search is needed."""
         header = self._header(self._start)
         return header is not None and self._has_checksum(self._start, header[0], header[1])
 
@@ -100,7 +102,7 @@ class RecordSearch:
         return block
 
     def _bytes(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from `position` on, or fewer if the data ends before."""
+        """Return `size` bytes from `position` on, or fewer if the data ends before `position + size`."""
         number, first = divmod(position - self._base, _BLOCK_BYTES)
         last = first + min(size, self._end - position)
         if last <= _BLOCK_BYTES:
@@ -189,9 +191,9 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield all positions in the first _WINDOW_BYTES of `data` where a record header may begin. Each position comes
-    with the body length and the checksum that the header would state. room: the number of bytes within which the record
-    must end.
+    """Yield all positions in the first _WINDOW_BYTES of `data` where a record header may begin, each with the length
+    and the checksum of the body that this header would state. room: the number of bytes from the beginning of `data` to
+    the end of the searched data; a record must not end after it.
     """
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:

@@ -1,23 +1,24 @@
-"""Records of messages on which a handler has failed: while they wait for another attempt, and when they are dead
-letters. The code in this module does no I/O.
+"""Make and read the records of failed messages, that is, of messages on which a handler has failed. A failed message
+waits for another attempt or is a dead letter. The code in this module does no I/O.
 
 The record of a failed message has the body of the original message; metaq's own properties follow the original's
-properties. The payload is not compressed, because metaq's own topics accept no compressed messages. The exception is a
-payload that would be too large without compression: it stays compressed. metaq's own properties are:
+properties. The payload is not compressed, because metaq's own topics accept no compressed messages. Only a payload that
+would be too large without compression stays compressed. metaq's own properties are:
 
     metaq.origin     topic/broker-partition/offset/id/flag of the original, where it was stored first
-    metaq.attempts   how often a handler has failed on it, decimal
-    metaq.cause      the last error, and in a second line its place; at most MAX_CAUSE_CHARACTERS
-    metaq.failed     when that was, Unix ms, decimal
-    metaq.delay      ms, decimal, if it is to come again (delays.py)
+    metaq.attempts   how often a handler has failed on the message, decimal
+    metaq.cause      the last error, and in a second line its place in the code; at most MAX_CAUSE_CHARACTERS
+    metaq.failed     the time of the last failure, Unix ms, decimal
+    metaq.delay      if there will be another attempt: ms until then, decimal (delays.py)
 
 An attribute of 1.x, which is not a property list, becomes the properties TAGS and ATTR (a long attribute only ATTR). An
 attribute that cannot be in a list, because it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored`
 recreates the original from the record, byte for byte but without compression, and without `metaq.due`, `metaq.delay`,
-`metaq.half` and `metaq.check-after`, which only concern its first delivery.
+`metaq.half` and `metaq.check-after`, which were only needed until the original message was delivered.
 
-A dead letter is done when it has been sent again or dropped. Single records cannot be removed from a log. So a later
-record in the same partition marks the dead letter as done. That record has no payload and has this property:
+An operator sends a dead letter again or drops it; after that the dead letter counts as done. Its record stays, because
+single records cannot be removed from a log. So the operator's command appends a record to the same partition that marks
+the dead letter as done. The appended record has no payload and has this property:
 
     metaq.done       redriven or dropped, a blank, and the byte positions of dead letters of this partition, with commas
 """
@@ -80,8 +81,8 @@ DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
-"""Maximum number of characters of `metaq.cause`. The text can contain a sentence and a place in a program, and is short
-enough that thousands of failures can be kept in memory.
+"""Maximum number of characters of `metaq.cause`. So many characters suffice for an error text and the file and line
+where the error was raised, and thousands of such texts fit into memory.
 """
 
 MAX_DONE_OFFSETS = 1000
@@ -126,7 +127,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known about a handler's failures on a message. attempts: how often a handler has failed on the message,
+    """The description of a handler's failures on one message. attempts: how often a handler has failed on the message,
     at least 1. failed_ms: the time of the last failure, Unix ms.
 
     cause: type and text of the last error; after a line end, the place in the program where it was raised.
@@ -174,13 +175,14 @@ def shortened(cause: str) -> str:
 
 
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
-    """Return the flag and the body of the record that is stored for a failed message. With delay_ms the message waits
-    for another attempt; without delay_ms the message is a dead letter.
+    """Return the flag and the body of the record that is stored for a failed message. delay_ms: milliseconds until
+    another attempt; None: there is no other attempt, the message becomes a dead letter.
 
     flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer than the original's
-    body with its payload not compressed. The returned body has at most MAX_RECORD_BODY_BYTES, except if an attribute of
-    1.x of more than 40 KB has to be written in base64. A compressed payload is decompressed. If the decompression
-    fails, or if the payload would be too large, the payload stays compressed; readers then use `payload_in`.
+    body would be without compression. The returned body has at most MAX_RECORD_BODY_BYTES, except if an attribute of
+    1.x of more than 40 KB has to be written in base64. If the original's payload is compressed, this function
+    decompresses it. If the decompression fails, or if the payload would be too large, the payload stays compressed;
+    readers then use `payload_in`.
     """
     flag, body = _unpacked(flag, body)
     origin = failure.origin
@@ -258,7 +260,9 @@ def without_expiry(flag: int, body: bytes) -> tuple[int, bytes]:
 
 
 def _items(flag: int, body: bytes) -> list[bytes]:
-    """Return the attribute of an original message as a list of items of a property list."""
+    """Convert the attribute of an original message to the items (name and value) of a property list, and return
+    them.
+    """
     attribute = attribute_of(body, flag)
     if attribute is None:
         return []

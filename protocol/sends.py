@@ -1,7 +1,7 @@
 """The requests SEND, SEND_BATCH and SEND_MANY of the framed protocol: their extFields and bodies (docs/protocol.md).
 
-The simple way is to pass a SendRequest to `encode_frame`, and to decode a SendReply from a parsed frame. For a single
-send there are also faster functions: `SendHeaders` writes the same header bytes as `encode_frame`, and
+Any of these requests can be encoded by `encode_frame`, and its answer decoded from a parsed frame. For a SEND and its
+answer there are also faster functions: `SendHeaders` writes the same header bytes as `encode_frame`, and
 `parse_sent_reply` reads the same values as the decoding of a SendReply.
 """
 
@@ -66,22 +66,23 @@ maximum.
 """
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""The id of a producer that numbers its sends: 63 random bits. 0: the send has no producer id, and the broker stores it
-each time it arrives; the frame then has no field `producerId`.
+"""The id of a producer that numbers its sends: 63 random bits. 0: the send has no producer id, and the broker stores
+the send each time it arrives, even if it is a repetition; the frame then has no field `producerId`.
 
-A producer's sends to a partition have increasing sequence numbers. A send with the same number as the last stored send
-is not stored again, and gets the same answer as the first copy. A send with a lower number is refused. A send with a
-producer id must name its partition.
+A producer's sends to a partition have increasing sequence numbers. If a send has the same number as the last stored
+send of this producer to this partition, it is a repetition: the broker does not store it a second time, and sends the
+same answer as for the first copy. A send with a lower number is refused. A send with a producer id must name its
+partition.
 """
 
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
 RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
-"""For a repeated send, the time since it was first sent, in milliseconds. -1 means that the send is not repeated; then
-the field is left out.
+"""For a repeated send, the time since it was first sent, in milliseconds. -1: this is the first time that the producer
+sends it; the frame then has no field `repeatMs`.
 
-A broker that had to forget some producers refuses a repeated send from an unknown producer, because the send may
-already be stored.
+A broker that had to forget some producers refuses a repeated send from an unknown producer, because it no longer knows
+whether it has stored the send.
 """
 
 
@@ -100,7 +101,8 @@ def _write_parts(parts: frozenset[int]) -> str:
 
 @dataclass(slots=True)
 class SendRequest(ExtFields):
-    """SEND: store one message. The frame's body is the record's body. checksum: -1 = the broker does not check it.
+    """SEND: store one message. The frame's body is the record's body. checksum: the checksum of this body; -1 = none,
+    so the broker checks nothing.
 
     In a transaction the partition must be named.
     """
@@ -116,18 +118,20 @@ class SendRequest(ExtFields):
 
     @classmethod
     def from_ext(cls, ext: Ext) -> Self:
-        """Decode the extFields like ExtFields.from_ext. If `parse_common_send` has made `ext`, its values are already
-        decoded and are taken as they are.
+        """Decode the extFields like ExtFields.from_ext. If `ext` comes from `parse_common_send`, its values are already
+        decoded and are not decoded again.
         """
         return ext.request if type(ext) is _SendExt else super(SendRequest, cls).from_ext(ext)  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class SendReply(ExtFields):
-    """Answer to SEND and SEND_BATCH: the id of the (first) message, its partition and its byte offset.
+    """Answer to SEND and SEND_BATCH: the id of the message (for a batch: of its first message), its partition and its
+    byte offset.
 
-    The client can compute the other ids of a batch from the first id (message_id.message_ids_from), and the other
-    offsets from the record sizes. In a transaction the offset is -1, because only the commit determines the offset.
+    The client can compute the ids of the other messages of a batch from the first id (message_id.message_ids_from), and
+    their offsets from the record sizes. In a transaction the offset is -1, because the messages of a transaction get
+    their offsets only at the commit.
     """
 
     message_id: Annotated[int, number("msgId", INT64_MIN, INT64_MAX)]
@@ -140,8 +144,9 @@ class CopiedReply(SendReply):
     """The SendReply that the leader of a broker set sends.
 
     replicas: the number of nodes that had the message when the leader answered, including the leader. With `ack=disk` a
-    node counts if it had the message on the disk, otherwise if it had it in memory. In a transaction, and with
-    `ack=leader`, only the leader counts. A broker outside a set leaves the field out.
+    node counts if it had the message on the disk, with other values of `ack` a node counts if it had the message in
+    memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a set leaves the field
+    out.
     """
 
     replicas: Annotated[int, number("replicas", 1, MAX_REPLICAS, left_out=True)] = 0
@@ -176,7 +181,8 @@ class SendBatchRequest(ExtFields):
 def split_batch(body: memoryview, count: int) -> tuple[npt.NDArray[np.int64], memoryview]:
     """Return the record sizes and the records in the body of a SEND_BATCH, or in an answer to PULL with `records`.
 
-    Raises RemoteProtocolError if the sizes do not fill the body. The sizes are not compared with the records' headers.
+    Raises RemoteProtocolError if the sizes do not fill the body. The function does not check that the sizes agree with
+    the lengths in the records' headers.
     """
     table = 4 * count
     if len(body) < table:
@@ -263,7 +269,7 @@ _new_tuple = tuple.__new__
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
     """Like parse_frame, but only for a SEND in the form that metaq's own producers write; return None for all other
     frames. This function is faster than parse_frame, because it uses one regular expression instead of parsing JSON.
-    The benchmark `blocking-1` measures it.
+    The benchmark `blocking-1` measures the effect.
     """
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
@@ -340,8 +346,8 @@ def parse_sent_reply(data: bytes, start: int, end: int) -> SentReply | None:
 # --- many partitions in one frame -------------------------------------------------------------------------------------
 
 TOPIC_SEPARATOR = "/"
-"""Separates the names of topics in the extField `topics`. No name contains this character, because a topic is the name
-of a directory (limits.check_topic).
+"""The character between two topic names in the extField `topics`. No name contains this character, because a topic is
+the name of a directory (limits.check_topic).
 """
 
 
@@ -364,7 +370,8 @@ class SendManyRequest(ExtFields):
     The body begins with a table that has one row for each part. The records have their stored form, with message id 0;
     they are in the order of the table. In a row, `topic` is an index, from 0, into the names in the extField `topics`.
     parts: number of rows of the table. records: number of records of all parts together. repeats: the row numbers of
-    parts that the producer has sent before. repeat_ms: milliseconds since the earliest first send of these parts.
+    the parts that the producer has already sent before this request. repeat_ms: milliseconds since the producer first
+    sent the oldest of these parts.
     """
 
     topics: Annotated[tuple[str, ...], Field("topics", _read_topics, TOPIC_SEPARATOR.join)]
@@ -384,7 +391,7 @@ def announced_parts(ext: Ext) -> int:
 
 
 def announced_topics(ext: Ext) -> tuple[str | None, ...]:
-    """Return the topics that the extFields of a SEND_MANY name, each once; (None,) if they name no topic, or more
+    """Return the names of the topics in the extFields of a SEND_MANY, each once; (None,) if they name no topic, or more
     topics than are allowed.
     """
     text = ext.get("topics")

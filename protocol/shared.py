@@ -1,5 +1,5 @@
-"""The requests ACQUIRE, SETTLE and SHARED_STATUS. By these requests, many consumers share one partition by leasing its
-messages (docs/protocol.md).
+"""Encode and decode the requests ACQUIRE, SETTLE and SHARED_STATUS. With ACQUIRE a shared consumer leases messages of a
+partition, and with SETTLE it acknowledges or releases them (docs/protocol.md).
 
     answer to ACQUIRE   rows, then the records in the order of the rows
         a row           offset u64 | token u64 | attempts u32 | size of the record u32
@@ -53,7 +53,9 @@ __all__ = [
 ]
 
 STARTS = "earliest", "latest"
-"""Where a shared group may begin to read a partition if the group has never sent an ACQUIRE for this partition."""
+"""The values of `AcquireRequest.start`: a shared group that has never sent an ACQUIRE for a partition begins with the
+partition's earliest message, or with the messages that are stored from now on.
+"""
 
 _new = tuple.__new__  # costs a third of a NamedTuple's constructor
 _LEASED = Struct(">QQII")
@@ -71,15 +73,15 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, of at most
-    `max_bytes` bytes together (a single message may be larger). max_records=0: this member wants no more messages; the
-    broker answers the member's waiting requests at once.
+    `max_bytes` bytes together (a single message may be larger). max_records=0: the member wants no more messages, so
+    the broker at once answers those ACQUIRE requests of the member that still wait.
 
     wait_ms: as in PullRequest. start: where the group begins if it has never sent an ACQUIRE for this partition, one of
-    STARTS. ordered: whether messages with the same key are leased one at a time, in order. All members of the group
-    have to use the same value of `ordered`. where: a filter by content (docs/filters.md), "" = no filter; messages that
-    do not match count as acknowledged by the group. tags: lease only messages with one of these tags, empty = all
-    messages; other messages count as acknowledged. The broker compares only hashes of tags, so the member checks the
-    tags again.
+    STARTS. ordered: whether the broker leases messages with the same key one at a time and in their order. All members
+    of the group have to use the same value of `ordered`. where: a filter by content (docs/filters.md), "" = no filter;
+    messages that do not match count as acknowledged by the group. tags: lease only messages with one of these tags,
+    empty = all messages; messages without one of them count as acknowledged. The broker compares only hashes of tags,
+    so the member checks the tags again.
     """
 
     topic: TopicField
@@ -104,8 +106,8 @@ class AcquireReply(ExtFields):
     immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
     valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended although its
     member had neither acknowledged nor released the message, so the message may have killed that member. 2 = as 1, and
-    the broker has leased no other message of the group to the member. If this lease also ends in this way, it counts as
-    an attempt.
+    the broker has leased no other message of the group to the member. If the new lease of this message also ends
+    without an acknowledgement or a release, the lease counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]
@@ -115,7 +117,9 @@ class AcquireReply(ExtFields):
 
 
 class Leased(NamedTuple):
-    """A leased record. attempts: how often the message was leased for work on it, this lease included."""
+    """A leased record. attempts: how often the message was leased, including this lease but without the leases that
+    ended by RETURN.
+    """
 
     offset: int
     token: int
@@ -165,8 +169,8 @@ class SettleOutcome(IntEnum):
 
     DONE = 0
     LOST = 1
-    """The action was not carried out. Either the lease had ended and the message has been leased again since, or the
-    token never belonged to a lease of this message.
+    """The action was not carried out. Either the lease had ended and the broker has leased the message again, or no
+    lease of this message ever had this token.
     """
     GONE = 2
     """The message is neither leased nor waiting, because it was acknowledged or retention has deleted it."""
@@ -239,8 +243,8 @@ def decode_outcomes(body: Buffer, count: int) -> list[SettleOutcome]:
 
 @dataclass(slots=True)
 class SharedStatusRequest(ExtFields):
-    """SHARED_STATUS: ask for the state of shared groups in this broker's partitions. The answer is JSON. group: only
-    this group; "" = all groups.
+    """SHARED_STATUS: ask for the members and the unacknowledged messages of shared groups in this broker's partitions.
+    The answer's body is JSON. group: only this group; "" = all groups.
     """
 
     group: AnyGroupField = ""
@@ -248,6 +252,8 @@ class SharedStatusRequest(ExtFields):
 
 @dataclass(slots=True)
 class SharedForgetRequest(ExtFields):
-    """SHARED_FORGET: forget a shared group's state in this broker's partitions. The group must have no members."""
+    """SHARED_FORGET: tell the broker to delete everything that it has stored about a shared group in its partitions.
+    The group must have no members.
+    """
 
     group: GroupField

@@ -1,4 +1,4 @@
-"""Status codes of both protocols.
+"""Define the status codes of the text protocol, and the request and response codes of the framed protocol.
 
 `Status` has the codes of metaq 1.x (wire.md §4). `RequestCode` and `ResponseCode` have the codes of the framed
 protocol. If RocketMQ has a code with the same meaning (org.apache.rocketmq.remoting.protocol.RequestCode /

@@ -57,7 +57,9 @@ _UNPACKS = b"unpacks"
 
 
 class Put(NamedTuple):
-    """`put topic partition len flag [checksum] [txKey] opaque` CRLF body. Partition -1: the broker chooses."""
+    """`put topic partition len flag [checksum] [txKey] opaque` CRLF body. If the partition is -1, the broker chooses
+    the partition.
+    """
 
     topic: str
     partition: int
@@ -69,10 +71,10 @@ class Put(NamedTuple):
 
 
 class Get(NamedTuple):
-    """`get topic group partition offset maxSize opaque [unpacks]`. Offset and maxSize in bytes.
+    """`get topic group partition offset maxSize opaque [unpacks]`. The offset and maxSize are in bytes.
 
     unpacks: whether the client can read compressed messages. metaq's own clients send this token to metaq's own
-    brokers. All brokers ignore further tokens.
+    brokers. Java brokers ignore it, because all brokers ignore additional tokens at the end of this line.
     """
 
     topic: str
@@ -97,7 +99,9 @@ class OffsetQuery(NamedTuple):
 
 
 class Stats(NamedTuple):
-    """`stats [item [opaque]]`: ask for statistics. The item "" stands for the broker's own figures."""
+    """`stats [item [opaque]]`: ask for statistics. With the item "" the broker reports statistics about its own
+    process.
+    """
 
     item: str
     opaque: int
@@ -110,11 +114,11 @@ class Version(NamedTuple):
 
 
 class Quit(NamedTuple):
-    """`quit`: close the connection after sending the answers that are already written."""
+    """`quit`: tell the broker to close the connection after it has sent the answers to the commands before this one."""
 
 
 class TransactionCommand(NamedTuple):
-    """`transaction txKey sessionId TYPE [timeout] [uniqueQualifier] opaque`. Timeout in seconds."""
+    """`transaction txKey sessionId TYPE [timeout] [uniqueQualifier] opaque`. The timeout is in seconds."""
 
     key: str | None
     session: str
@@ -484,8 +488,9 @@ class AnswerReader:
     """Parses a broker's answers of the text protocol from a stream of bytes. The class does no I/O.
 
     The cost is O(bytes), because each byte is copied at most once when received pieces are joined. A header line has at
-    most MAX_LINE_BYTES. A body has at most `max_body_bytes`. By default this is more than a message may have, because
-    the body of a `value` may be as long as the broker's maxTransferSize, which the client does not know.
+    most MAX_LINE_BYTES. A body has at most `max_body_bytes`. The default of `max_body_bytes` is more than the maximum
+    size of a message, because the body of a `value` may have several messages: up to the broker's maxTransferSize,
+    which the client does not know.
     """
 
     def __init__(self, max_body_bytes: int = 64 * 1024 * 1024) -> None:

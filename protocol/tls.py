@@ -1,9 +1,9 @@
 """TLS without I/O: decrypt the bytes that a connection has received, and encrypt the bytes to send.
 
-Brokers and clients of metaq use this module; the OpenSSL of Python's standard library does the work. In this module
-OpenSSL reads and writes memory buffers instead of a socket. So one thread can send on a connection's socket while
-another thread waits to receive. Also, a broker can read the first byte of a connection itself, to decide whether the
-connection uses TLS.
+Brokers and clients of metaq use this module; the encryption itself is done by OpenSSL, through Python's module ssl. In
+this module OpenSSL reads and writes memory buffers instead of a socket. As OpenSSL does not use the socket, one thread
+can send on a connection's socket while another thread waits to receive. For the same reason a broker can itself read
+the first byte of a connection, by which it recognizes whether the connection uses TLS.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ length is below 16 MiB.
 """
 
 _READ_BYTES = 16 << 10
-"""Maximum bytes of plaintext in one TLS record."""
+"""Maximum number of bytes of plaintext that one TLS record can contain."""
 _ALL_BYTES = 1 << 30
 _JOINED_BYTES = 64 << 10
 """If a buffer has fewer bytes than this, it is joined with its neighbours before encryption, because copying it costs
@@ -35,7 +35,9 @@ less than an additional TLS record.
 
 
 class TlsStream:
-    """This program's side of one TLS connection. The methods may be called by one thread at a time."""
+    """Encrypts and decrypts the data of one TLS connection, at one of its two ends. The methods may be called by one
+    thread at a time.
+    """
 
     def __init__(
         self, context: ssl.SSLContext, peer: str, *, server_side: bool = False, server_hostname: str | None = None
@@ -51,11 +53,11 @@ class TlsStream:
         self.established = False
         """Whether the handshake is complete, so that data can be sent in both directions."""
         self.ended = False
-        """Whether the peer has sent the TLS alert that means that it sends no more data."""
+        """Whether the peer has sent the TLS alert close_notify, which means that the peer sends no more data."""
 
     def receive(self, data: Buffer) -> None:
         """Take bytes that the connection has received. If `data` is empty, begin or continue the handshake. Raises
-        TlsFailed; then send the result of `take`, which is an alert for the peer.
+        TlsFailed; the caller should then send the bytes that `take` returns, which tell the peer about the error.
         """
         if data:
             self._incoming.write(data)
@@ -118,7 +120,9 @@ class TlsStream:
         return self._outgoing.read()
 
     def end(self) -> None:
-        """End this side's stream. `take` then returns an alert; the alert tells the peer that no more data follows."""
+        """Record that this program sends no more data. `take` then returns a TLS alert; the alert tells the peer that
+        no more data follows.
+        """
         with suppress(ssl.SSLError):  # the other side has not said so yet, or the handshake is not over
             self._tls.unwrap()
 

@@ -1,4 +1,4 @@
-"""The name of one partition of a cluster."""
+"""Define TopicPartition, which identifies one partition of a cluster by its topic, broker and number."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NAME = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 class TopicPartition(NamedTuple):
-    """The identity of a partition. `partition` is its number within its topic and broker, from 0. str() returns metaq's
-    own form `broker-partition`.
+    """The identity of a partition. `partition` is the partition's number among the partitions that its broker has of
+    its topic, from 0. str() returns metaq's own form `broker-partition`.
     """
 
     topic: str

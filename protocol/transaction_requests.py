@@ -1,5 +1,5 @@
-"""The framed protocol's requests about transactions: 1.x's verbs, the outcome of a transaction, and an operator's
-decision on a transaction.
+"""The framed protocol's requests about transactions: the verbs of 1.x (begin, prepare, commit, …), the question for the
+outcome of a transaction, and an operator's decision on a transaction.
 
 Each class describes the extFields of one kind of request or answer (docs/protocol.md). fields.py encodes and decodes
 them.
@@ -46,7 +46,8 @@ class TransactionRequest(ExtFields):
 
 @dataclass(slots=True)
 class TransactionOutcomeRequest(ExtFields):
-    """TRANSACTION_OUTCOME: ask whether a local transaction is committed. If it is open, it is rolled back.
+    """TRANSACTION_OUTCOME: ask whether a local transaction is committed. If the transaction is open, the broker rolls
+    it back.
 
     first_id: id of the transaction's first message.
     """
@@ -58,7 +59,7 @@ class TransactionOutcomeRequest(ExtFields):
 @dataclass(slots=True)
 class TransactionOutcomeReply(ExtFields):
     """Answer to TRANSACTION_OUTCOME. committed: whether the transaction is committed, so that its messages can be read.
-    If it is not, none of its messages will ever be readable.
+    If the transaction is not committed, none of its messages will ever be readable.
     """
 
     committed: Annotated[bool, flag("committed")]
@@ -70,7 +71,8 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
     """PREPARED_TRANSACTIONS: ask for a list of the prepared transactions. active: whether the list also contains open
-    transactions that are not prepared; of these, the ones with the most bytes are listed.
+    transactions that are not prepared; if there are too many transactions that are not prepared, the list has those
+    with the most bytes.
     """
 
     active: Annotated[bool, flag("active", left_out=True)] = False
@@ -80,7 +82,7 @@ class PreparedTransactionsRequest(ExtFields):
 class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: carry out an operator's decision on a prepared XA transaction.
 
-    action: commit, rollback, complete or forget. An open transaction that is not prepared can only be rolled back.
+    action: commit, rollback, complete or forget. A transaction that is not prepared yet can only be rolled back.
     complete: end the transaction without a commit or a rollback. forget: drop the broker's record of an operator's
     decision.
     """

@@ -1,4 +1,6 @@
-"""The keys and the verbs of transactions, which the text protocol and the framed protocol share (wire.md §3)."""
+"""Define the keys of transactions and the verbs (begin, prepare, commit, …), which are the same in the text protocol
+and in the framed protocol (wire.md §3).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ __all__ = [
 ]
 
 NULL_KEY = "null"
-"""The transaction key in a RECOVER command, which concerns no particular transaction."""
+"""The text in place of a transaction key in a RECOVER command, which lists transactions and so names none."""
 
 TX_KEY = "txKey"
-"""Name of the extField with a transaction's key. A send with this field is a part of that transaction."""
+"""Name of the extField with a transaction's key. The message of a send with this field belongs to the transaction with
+this key.
+"""
 
 _LOCAL, _XA = "TX", "XID"
 
@@ -46,12 +50,14 @@ class TransactionType(Enum):
 
 
 class XaVote(IntEnum):
-    """A broker's answer to PREPARE (X/Open XA, ax_reg and xa_prepare)."""
+    """The values by which a broker answers a PREPARE, as X/Open XA defines them (ax_reg and xa_prepare)."""
 
     OK = 0
     """The transaction is prepared: the coordinator has to commit it or roll it back."""
     READ_ONLY = 3
-    """No message was sent in the transaction, so the broker has already forgotten it."""
+    """No message was sent in the transaction, so there is nothing to commit, and the broker has already forgotten the
+    transaction.
+    """
 
 
 class XaCode(IntEnum):
@@ -99,8 +105,9 @@ def parse_key(key: str) -> str | None:
 
 
 def parse_own_key(text: str) -> str:
-    """Return the key in a request about one transaction. Unlike `parse_key`, return the text `null` as it is; no
-    transaction can have this key.
+    """Check the transaction key in a request that names one transaction, and return it. Unlike `parse_key`, the
+    function does not turn `null` into None, but returns it unchanged; no transaction has this key, so the request then
+    fails.
     """
     return parse_key(text) or NULL_KEY
 

@@ -1,5 +1,5 @@
-"""Turn the rows of a written DataFrame into messages: which columns the DataFrame may have, and what each column
-means.
+"""Turn the rows of a DataFrame that is written to topics into messages. This module defines which columns the DataFrame
+may have, and what each column means.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ COLUMNS = {
 """The columns that a written DataFrame may have, and the allowed types of each."""
 
 PreparedItem = bytes | Message
-"""A plain payload, or a Message whose body already starts with its attribute (the Message has no partition yet)."""
+"""A message that is ready to be sent except for its partition: a payload without tag, keys and properties, or a Message
+whose body already contains the encoded attribute.
+"""
 
 _NOWHERE = TopicPartition("", -1, -1)
 
@@ -71,8 +73,9 @@ _NO_HEADERS = _Headers({}, {})
 
 
 class _Said(NamedTuple):
-    """The values of the columns of one row, except its payload. due: Unix ms before which the message is not delivered;
-    None: delivered at once."""
+    """The values of the columns of one row, except its payload. due: the delivery time in Unix ms; None: the message is
+    not delayed.
+    """
 
     key: str | None = None
     tag: str | None = None
@@ -82,8 +85,9 @@ class _Said(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows of one topic, in order, turned into messages. keys: for each row the key that determines its partition; None
-    if no row has a key. Either all rows have a delivery time (deliver_at), or none has one.
+    """The messages made from rows of one topic, in the order of the rows. keys: for each row, the key that determines
+    its partition; None instead of the list if no row has a key. Either all rows have a delivery time (deliver_at), or
+    none has one.
     """
 
     topic: str
@@ -142,8 +146,9 @@ def _has_type(name: str, kind: DataType) -> bool:
 def rows_by_topic(
     batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
 ) -> Iterator[Rows]:
-    """Yield the rows of each topic as messages. typed: whether headers have the form that a read with typedHeaders
-    returns. packer: compresses payloads. Raises ClientError for a row that cannot be a message.
+    """Yield the rows of each topic as messages. typed: whether the values in the column headers have the form that a
+    read with typedHeaders returns. packer: the object that compresses the payloads; None: they are not compressed.
+    Raises ClientError for a row that cannot be a message.
     """
     for name, rows in _by_topic(batch, topic):
         for each in _by_time(rows):
@@ -179,8 +184,8 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Return the rows without a key, and a dict of the rows with a key by partition. The dict's value for a partition
-    is one of the keys that belong to this partition, and the rows.
+    """Choose the partition of each row that has a key. Return the rows without a key, and a dict that has for each
+    chosen partition one of the keys in its rows, and the rows.
 
     If `partitions` is empty, because no broker publishes the topic now, all rows with a key are stored in the dict
     under None.
@@ -265,7 +270,7 @@ def _due(batch: pa.RecordBatch) -> list[int | None] | None:
 
 
 def _priorities(batch: pa.RecordBatch) -> list[int] | None:
-    """Return the column priority, null as 0; None if it is missing, or 0 in all rows."""
+    """Return the column priority, with 0 in place of null; None if it is missing, or 0 in all rows."""
     if "priority" not in batch.schema.names or not batch.num_rows:
         return None
     column = batch.column("priority").cast(pa.int64()).fill_null(0)
@@ -300,7 +305,9 @@ def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None
 
 
 def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
-    """Decode header values: UTF-8 becomes text, other bytes stay bytes. typed: decode the typed value in the bytes."""
+    """Decode header values: UTF-8 becomes text, other bytes stay bytes. typed: the bytes are values as `encode_value`
+    writes them, with their types; decode them.
+    """
     found = _Headers({}, {})
     for name, value in pairs:
         if name is None:

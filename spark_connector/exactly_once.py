@@ -1,17 +1,19 @@
-"""Write exactly once (exactlyOnce): the names of transactions, the transactions of a task, and the driver's decision on
-a batch.
+"""Write exactly once (exactlyOnce): this module names the transactions, runs the transactions of each Spark task, and
+commits or rolls them back on the driver.
 
-All transactions of a query have the same qualifier, and no other transaction has it. So `recover` with this qualifier
-lists exactly the query's transactions. The rest of a transaction's name is in the xid: gtrid `<query id>/<batch>`,
-bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at most, each). The query id and the batch number
-come from Spark and are the same after a restart of the query. The random part is different after a restart. So the
-tasks of a restarted driver cannot give a transaction the name of a transaction that an earlier run has left.
+All transactions of a Spark query have the same qualifier (a part of an XA transaction's name), which no other
+transaction has. So `recover` with this qualifier lists exactly the query's transactions. The rest of a transaction's
+name is in the xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at
+most, each). The query id and the batch number come from Spark and are the same after a restart of the query. The random
+part is different after a restart. So the tasks of a restarted driver cannot give a transaction the name of a
+transaction that an earlier run has left.
 
-Tasks leave prepared transactions, and the driver decides on them. The decision is one write to ZooKeeper: after this
-write the batch's transactions must be committed, by this or a later driver. If a driver is killed before the decision,
-its transactions are never committed: Spark runs the batch again, and the transactions of the killed driver are rolled
-back. If a driver is killed after the decision, the next run of the batch commits the decided transactions, and rolls
-back the transactions that its own tasks have prepared.
+Tasks send the messages in transactions and prepare these; the driver then decides whether to commit them. The decision
+to commit is one write to ZooKeeper: after this write the batch's transactions must be committed, by this driver or, if
+it is killed, by the driver of the query's next run. If a driver is killed before the decision, its transactions are
+never committed: Spark runs the batch again, and the transactions of the killed driver are rolled back. If a driver is
+killed after the decision, Spark runs the batch again. The second run commits the transactions that the decision names,
+and rolls back those that its own tasks have prepared, because these have the same messages.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ _FORMAT_ID = 0x6D717370
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """The identity of a batch of a query. Either all messages of the batch become visible or none. The brokers make
-    their messages visible one broker after the other, not all at the same time.
+    """The identity of a batch of a query. Consumers see either all messages of the batch or none. But the brokers
+    commit their parts of the batch one after the other, so for a short time only some of the messages are visible.
     """
 
     query_id: str
@@ -69,8 +71,8 @@ class BatchWrite:
 
 
 class Verdicts(NamedTuple):
-    """Which transactions in doubt to commit, and which to roll back. If a transaction belongs to a batch after the
-    batch that is being finished, it is in neither list.
+    """The result of `judge`: which transactions in doubt (prepared, but neither committed nor rolled back) to commit,
+    and which to roll back. Transactions of a later batch than the one that is being finished are in neither list.
     """
 
     commit: tuple[Xid, ...]
@@ -78,7 +80,7 @@ class Verdicts(NamedTuple):
 
 
 def qualifier(query_id: str) -> str:
-    """Return the qualifier of a query's transactions. Brokers recognize the transactions of the query by it."""
+    """Return the qualifier of a query's transactions. With it a broker can list the transactions of this query."""
     return f"spark-{query_id}"
 
 
@@ -105,8 +107,8 @@ def batch_of(xid: Xid) -> int:
 
 def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> Verdicts:
     """For the end of the batch `batch`, choose which transactions in doubt to commit and which to roll back.
-    Transactions that the recorded decision names are to be committed. Other transactions of this batch and of earlier
-    batches are to be rolled back, because no decision can name them any more.
+    The transactions to commit are those that the decision in ZooKeeper (`decided`) names. The transactions to roll back
+    are all others of this batch and of earlier batches, because no later decision will name them.
     """
     commit, roll_back = [], []
     for xid in in_doubt:
@@ -121,17 +123,17 @@ def judge(decided: DecidedBatch | None, in_doubt: Iterable[Xid], batch: int) -> 
 
 
 _LOST = (XaCode.XAER_RMFAIL, XaCode.XAER_NOTA, XaCode.XA_RBROLLBACK, XaCode.XA_RBTIMEOUT)
-"""XA error codes for a lost transaction: the transaction is not prepared yet, and its broker, or the leader of its
-broker set, is gone or does not answer.
+"""XA error codes for a lost transaction: before the transaction was prepared, its broker or the leader of its broker
+set failed or stopped answering. The task then repeats the work in a new transaction.
 """
 
 
 class TaskTransactions:
     """The transactions of one attempt of one task. This object may be used by one thread only.
 
-    Rows are collected up to `max_bytes`, then sent in one transaction per broker. Each of these transactions is begun
-    and prepared without a pause. So the brokers' time limit for transactions is not exceeded even if Spark delivers
-    rows slowly.
+    Rows are collected up to `max_bytes`, then sent in one transaction per broker. A transaction is begun only when its
+    rows are collected, and prepared right after they are sent. So even if Spark delivers rows slowly, no transaction
+    exceeds the brokers' time limit.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class TaskTransactions:
         self.prepared: list[str] = []
         """Names of prepared transactions."""
         self.topic = ""
-        """The name of one of the topics that this task has written."""
+        """The name of one of the topics to which this task has sent messages; "" before the first."""
         self._producer = producer
         self._write = write
         self._partition = partition
@@ -180,8 +182,8 @@ class TaskTransactions:
             self._prepare(broker, mine)
 
     def roll_back(self) -> None:
-        """Roll back all prepared transactions whose brokers answer. The other prepared transactions are rolled back
-        with the next batch.
+        """Roll back those prepared transactions of this task whose brokers answer. The driver rolls back the others
+        when it finishes the next batch.
         """
         for name in self.prepared:
             self._try_to_roll_back(name)
@@ -193,10 +195,10 @@ class TaskTransactions:
             self.finish()
 
     def _prepare(self, broker: int, waiting: dict[TopicPartition, list[PreparedItem]]) -> None:
-        """Send these messages to the broker in one transaction, and prepare it. If the broker is lost or does not
-        answer, try again in a new transaction.
+        """Send the messages `waiting` to the broker in one transaction, and prepare the transaction. If the broker
+        fails or does not answer, send them again in a new transaction, until FAILOVER_SECONDS are over.
 
-        If the broker's answer was lost, the first transaction may be prepared nevertheless. The first transaction is
+        If the broker's answer was lost, the earlier transaction may be prepared, too. But the earlier transaction is
         never committed, because the driver commits only transactions for which the broker's answer to PREPARE has
         arrived.
         """
@@ -245,8 +247,8 @@ class TaskTransactions:
 # --- on the driver ----------------------------------------------------------------------------------------------------
 
 COMMIT_SECONDS = 60.0
-"""If brokers do not answer the commit of a decided batch, the query waits this number of seconds for them, and then
-fails. After a restart, the query continues the batch.
+"""If brokers do not answer when the driver commits the transactions of a decided batch, the driver tries again for this
+number of seconds, and then the query fails. After a restart, the query continues to commit this batch.
 """
 
 _COMPLETED_BY_OPERATOR = (XaCode.XA_HEURCOM, XaCode.XA_HEURRB, XaCode.XA_HEURMIX, XaCode.XA_HEURHAZ)
@@ -272,8 +274,9 @@ class DecisionStore(Protocol):
 class Coordinator:
     """Commits or rolls back the batches of one query, on the driver. This object may be used by one thread only.
 
-    Its methods raise CoordinationUnavailable, ClientError (the text says what to do) and XaError. The query then fails.
-    In the query's next run, `commit` is called for the same batch again and finds out the outcome.
+    Its methods raise CoordinationUnavailable, ClientError (the text says what to do) and XaError. After such an error
+    the query fails. In the query's next run, Spark calls `commit` for the same batch again, and `commit` finds out
+    whether the batch was decided.
     """
 
     def __init__(
@@ -292,8 +295,9 @@ class Coordinator:
         self._sleep = sleep
 
     def commit(self, batch: int, prepared: Sequence[str], topic: str) -> bool:
-        """Commit the transactions with the names `prepared`, and no other transactions of this batch. Return False if
-        an earlier run of the query had already decided the batch, so that the transactions `prepared` were rolled back.
+        """Commit the transactions with the names `prepared`, and roll back all other transactions of this batch. Return
+        True if that is done. Return False if an earlier run of the query had already decided the batch, so that the
+        transactions `prepared` were rolled back.
         topic: one of the written topics.
         """
         found = self._complete(self._store.load(self._query_id))
@@ -306,8 +310,8 @@ class Coordinator:
         return ours
 
     def abort(self, batch: int) -> None:
-        """Roll back the tasks' prepared transactions. If the commit of the batch was decided before, commit the
-        remaining decided transactions instead.
+        """Roll back the transactions that the tasks of the batch have prepared. But if ZooKeeper already has the
+        decision to commit the batch, commit those of its transactions that are not committed yet.
         """
         found = self._complete(self._store.load(self._query_id))
         if _last(found) < batch:
@@ -326,8 +330,8 @@ class Coordinator:
         return replaced
 
     def _complete(self, found: Versioned) -> Versioned:
-        """Commit the decided transactions that may still be uncommitted, and record in ZooKeeper that they are
-        committed.
+        """Commit those transactions of the last decision that are perhaps not committed yet, and record in ZooKeeper
+        that they are committed.
         """
         decided = found.decided
         if decided is None or not decided.pending:
@@ -338,7 +342,7 @@ class Coordinator:
 
     def _complete_on(self, broker: int, decided: DecidedBatch) -> None:
         """Commit the decided transactions on one broker. If the broker no longer lists a decided transaction as in
-        doubt, the transaction was committed, because nobody rolls a decided transaction back.
+        doubt, it has been committed, because no code rolls a decided transaction back.
         """
         names = [name for name in decided.pending if broker_of(name) == broker]
         wanted = {xid_of(BatchWrite(self._query_id, decided.batch), name) for name in names}
@@ -376,8 +380,8 @@ class Coordinator:
 
     def _clear(self, found: Versioned, batch: int) -> None:
         """Roll back the prepared transactions of this batch and of earlier batches, except transactions that a decision
-        names. The transactions to roll back come from task attempts that failed or were killed. If a broker does not
-        answer now, a later call rolls back the transactions on this broker.
+        names. These transactions remain when an attempt of a task fails or is killed. If a broker does not answer now,
+        a later call rolls back the transactions on this broker.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():

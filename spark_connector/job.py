@@ -1,5 +1,5 @@
 """The program `metaq-spark`: write topics to Parquet files that are partitioned by day, and send the rows of such files
-to topics again. The program can also be run by spark-submit (docs/spark.md).
+back to topics. The program can also be run by spark-submit (docs/spark.md).
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from .source import register
 __all__ = ["DONE", "FAILED", "WRONG_USAGE", "WritingQuery", "forget_query", "main", "writing_queries"]
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
-"""Exit codes. If a command has ended with FAILED, it can be run again: `drain` then continues at its position, and
-`restore` may send rows a second time.
+"""Exit codes. If a command has ended with FAILED, it can be run again: `drain` then continues after the last batch that
+it has written, but `restore` may send rows that it has already sent.
 """
 
 DAY = "day"
-"""The partition column of the Parquet files: the date, in UTC, when the broker stored the message; null for messages of
-a Java broker."""
+"""The partition column of the Parquet files: the date (UTC) on which the broker stored the message; null for messages
+of a Java broker, whose ids contain no time.
+"""
 _PLACE = ("topic", "broker", "partition")
 _POLL_SECONDS = 1
 
@@ -108,7 +109,8 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
     """Return the options of the data source for `drain`. Raises ConfigError, NoPartition and CoordinationUnavailable.
-    The cluster is checked here because Spark would report these errors with a Java stack trace.
+    The function already asks the cluster for the topics, because Spark would report the same errors later with a long
+    Java stack trace.
     """
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
@@ -129,8 +131,8 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Write each message to the Parquet files exactly once. The query's checkpoint and the log of Spark's file sink
-    record which batches are done.
+    """Write each message to the Parquet files exactly once. A repeated run writes no batch twice, because the query's
+    checkpoint and the log of Spark's file sink record which batches are written.
     """
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
@@ -146,7 +148,9 @@ def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, s
 
 
 def _watch(query: StreamingQuery) -> dict[str, Any]:
-    """Report each micro-batch until the query ends. Raises StreamingQueryException."""
+    """Write a line about each micro-batch to standard error until the query ends; return the values for the command's
+    result. Raises StreamingQueryException.
+    """
     seen, rows = -1, 0
     try:
         while True:
@@ -191,8 +195,8 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Return the rows of the days from `since` on and before `until`; None = no limit. If a limit is given, rows
-    without a day (messages of a Java broker) are left out.
+    """Return those rows whose column `day` is not before `since` and is before `until`; None = no limit on this side.
+    If a limit is given, rows without a day (messages of a Java broker) are left out.
     """
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
@@ -205,9 +209,9 @@ def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
 
 
 class WritingQuery(NamedTuple):
-    """A query that writes or has written with exactlyOnce. batch: the number of the last batch for which the commit was
-    decided. pending: how many transactions of this batch may still be uncommitted. topic: one of the topics that the
-    query writes.
+    """A query that writes, or has written, with exactlyOnce, as its znode in ZooKeeper describes it. batch: the number
+    of the last batch that was decided to be committed. pending: how many transactions of this batch are perhaps not
+    committed yet. topic: one of the topics that the query writes.
     """
 
     query: str
@@ -229,8 +233,8 @@ def writing_queries(session: ZkSession) -> Iterator[WritingQuery]:
 
 def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
     """Commit the query's decided transactions, roll back its other prepared transactions, and remove its znode. The
-    query must not be running. The query must not be started again from its checkpoint later either, because it would
-    write its last batch a second time.
+    query must not be running. After this call, the query must never be started again from its checkpoint, because it
+    would then write its last batch a second time.
 
     Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
     """

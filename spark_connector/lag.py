@@ -1,5 +1,5 @@
-"""Measure the lag of streaming queries. A listener receives Spark's progress events and asks the brokers for the ends
-of the partitions.
+"""Measure the lag of streaming queries, that is, how many stored messages they have not read yet. A listener receives
+Spark's progress events and asks the brokers for the ends of the partitions.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class PartitionLag(NamedTuple):
 
     position, end: byte offsets of the query's position and of the partition's end. bytes: size of the stored messages
     between the two offsets. messages: number of these messages; None if the broker cannot count them (Java). seconds:
-    time since the broker stored the oldest of these messages; 0.0 if there is none, None if the message's id has no
-    time (Java).
+    time since the broker stored the oldest of these messages; 0.0 if there are no such messages, None if a Java broker
+    has stored the oldest one, because its id contains no time.
     """
 
     partition: TopicPartition
@@ -84,7 +84,7 @@ class LagReport:
     @property
     def seconds(self) -> float | None:
         """The age of the oldest waiting message in seconds, the maximum over all partitions; None if the messages of a
-        partition have no store times.
+        partition have no store times because a Java broker has stored them.
         """
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)
@@ -97,12 +97,13 @@ class _Progress(NamedTuple):
 
 
 class LagListener(StreamingQueryListener):
-    """Listener that reports the lag after each micro-batch, and while a query is idle. Add it by
+    """Reports the lag of each query after each micro-batch, and while the query is idle. Register it with
     `spark.streams.addListener(LagListener(zookeeper))`.
 
-    The event handlers only store a query's position. A thread of this object asks the cluster, so a broker that does
-    not answer blocks neither a query nor another listener. If micro-batches end faster than the thread can measure, it
-    skips some of them. Remove the listener from Spark before calling close().
+    The event handlers only store a query's position. A thread of this object asks the brokers and makes the reports, so
+    a broker that does not answer blocks neither a query nor another listener. If micro-batches end faster than the
+    thread can measure, the thread makes no report for some of them. Remove the listener from Spark before calling
+    close().
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class LagListener(StreamingQueryListener):
         protocol: Protocol = "auto",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """on_lag: called with each report, on this object's thread. clock: returns seconds since 1970, comparable with
-        the brokers' clocks.
+        """on_lag: called with each report, on this object's thread. clock: returns seconds since 1970, and must agree
+        with the brokers' clocks, because the age of a message is the difference between the two.
         """
         self._zookeeper, self._root, self._protocol = zookeeper, root, protocol
         self._on_lag = on_lag
@@ -142,8 +143,8 @@ class LagListener(StreamingQueryListener):
             self._cluster = None
 
     def report(self, query: StreamingQuery | str) -> LagReport | None:
-        """Return the last report of a query, which is given as an object or by its id (not runId); None before the
-        first report. Any thread may call this.
+        """Return the last report of a query, which the caller gives as an object or by its id (not runId). Return None
+        if there is no report for this query yet. Any thread may call this.
         """
         return self._reports.get(query if isinstance(query, str) else str(query.id))
 
@@ -160,14 +161,16 @@ class LagListener(StreamingQueryListener):
             self._schedule(str(progress.id))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measure the lag again. An idle query may have a lag because it waits for minOffsetsPerTrigger, or because a
-        broker is absent.
+        """Measure the query's lag now, although no micro-batch has ended. An idle query can have unread messages
+        because it waits for minOffsetsPerTrigger, or because a broker is absent.
         """
         if str(event.id) in self._known:
             self._schedule(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Forget the query's position; its last report stays."""
+        """Forget the query's position, so that its lag is no longer measured. `report` still returns the query's last
+        report.
+        """
         self._known.pop(str(event.id), None)
 
     # --- on its own thread ------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Compute the byte ranges that a batch query, or a micro-batch of a stream, reads. All functions are pure.
+"""Compute the byte ranges that a batch query, or a micro-batch of a stream, reads. All functions compute only from
+their arguments and ask no broker.
 
 The driver decides all ranges once, when it plans a batch; messages that arrive later are not part of the batch. The
-limits of a micro-batch are shared among the partitions in proportion to their backlogs, so each partition makes
-progress.
+limits of a micro-batch are shared among the partitions in proportion to their backlogs, so every partition with unread
+messages makes progress. The backlog of a partition is the data that the query has not read yet.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 
 _STARTED = ""
 """The key under which a stream's position contains the query's start time. The other keys are names of topics; no topic
-has this name.
+has an empty name.
 """
 
 StreamOffsets = Mapping[str, Mapping[str, int]]
@@ -54,10 +55,11 @@ StreamOffsets = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The state of a partition at planning time. endpoint: the address of the broker that serves reads of the
-    partition. first, end: the readable bytes are [first, end). committed: the offset that the consumer group has
-    committed. starting_time, ending_time: the offsets for the start time and the end time in the options; None if the
-    options name no such time.
+    """The data about a partition that the driver has asked for when it plans a query. endpoint: the address of the
+    broker that serves reads of the partition. first, end: the readable bytes are [first, end). committed: the offset
+    that the consumer group has committed. starting_time, ending_time: the offsets for the start time and the end time
+    in the options; None if the options name no start time (or no end time). If no message was stored at or after the
+    time, the offset is the partition's end.
     """
 
     id: TopicPartition
@@ -100,7 +102,9 @@ class Lost:
 
 
 class DataLoss(OffsetOutOfRange):
-    """A query requests bytes that partitions have deleted or never had. lost: each range of such bytes."""
+    """A query must read bytes that partitions no longer have (because retention has deleted them) or never had. lost:
+    each range of these bytes.
+    """
 
     def __init__(self, lost: Sequence[Lost], first: int, end: int) -> None:
         super().__init__(lost[0].start, first, end)
@@ -161,9 +165,9 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """If the range ends before it starts, return a list with a description of the range for an error text, with the
-    offsets or times that the options give. Otherwise return an empty list. A committed offset after the end of the
-    range is no error: the group has read everything.
+    """Return an empty list if the range does not end before it starts. If it does, return a list with one text for the
+    error: the partition, and the offsets or times that the options give. A committed offset after the end of the range
+    is no error: the group has already read the whole range, and the result is an empty list.
     """
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
@@ -177,8 +181,8 @@ def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int)
 
 
 def shown(bounds: RangeEnds) -> object:
-    """Return the value of an option for an error text. Offsets and times that the user gave as JSON are shown as
-    JSON.
+    """Return the start or the end of a read in the form in which the user gave it as an option, for an error text. For
+    offsets and times by partition this form is JSON.
     """
     if isinstance(bounds, At):
         return bounds.time_ms
@@ -219,8 +223,8 @@ def _number(bounds: RangeEnds, state: PartitionState) -> int:
 
 
 def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
-    """Return the time that the option names for this partition, in milliseconds since 1970; None if it names no
-    time.
+    """Return the time that the user's option gives as the start or the end for this partition, in milliseconds since
+    1970; None if the option gives no time.
     """
     if isinstance(bounds, Times):
         return bounds.times.get(partition.topic, {}).get(str(partition))
@@ -249,7 +253,8 @@ def check_partitions(
     option: str, bounds: RangeEnds, ids: Sequence[TopicPartition], away: Collection[TopicPartition] = ()
 ) -> None:
     """Check an option that gives an offset or a time for each partition. Raise ConfigError if the option does not name
-    exactly the partitions `ids`. away: partitions without a live broker; the option may name or omit them.
+    exactly the partitions `ids`. away: partitions that no live broker serves now; whether the option names these does
+    not matter.
     """
     if isinstance(bounds, Explicit):
         named = bounds.offsets
@@ -272,8 +277,8 @@ def check_partitions(
 
 
 def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[int]:
-    """Return for each range how many parts to cut it into, so that all ranges together have at least `min_partitions`
-    parts. A larger range gets more parts, in proportion to its size in bytes.
+    """Return for each range the number of parts into which to cut it, so that the sum of these numbers is at least
+    `min_partitions`. A larger range gets more parts, in proportion to its size in bytes.
     """
     if min_partitions is None or len(ranges) >= min_partitions:
         return [1] * len(ranges)
@@ -282,7 +287,7 @@ def parts_of(ranges: Sequence[OffsetRange], min_partitions: int | None) -> list[
 
 
 def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
-    """Return the parts of the range `whole`, cut at the byte offsets `boundaries`. Each boundary must be between two
+    """Cut the range `whole` at the byte offsets `boundaries`, and return the parts. Each boundary must be between two
     messages; boundaries outside the range have no effect.
     """
     inside = {each for each in boundaries if whole.start < each < whole.end}
@@ -291,8 +296,8 @@ def cut(whole: OffsetRange, boundaries: Iterable[int]) -> list[OffsetRange]:
 
 
 def narrow(found: OffsetRange, start: int | None, end: int | None) -> OffsetRange:
-    """Return the range `found` without the bytes before `start` and without the bytes from `end` on; None: that side is
-    not changed.
+    """Return the range `found` without the bytes before `start` and without the bytes from `end` on; if `start` or
+    `end` is None, this side of the range does not change.
     """
     low = found.start if start is None else max(found.start, start)
     high = found.end if end is None else min(found.end, end)
@@ -323,16 +328,16 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 
 def started_of(offsets: StreamOffsets) -> int | None:
-    """Return the start time of the query with this position, in milliseconds since 1970. None: an earlier version of
-    metaq has written the position. If such a query finds a partition that it did not see at its start, it reads this
-    partition from byte 0 on.
+    """Return the start time of the query with this position, in milliseconds since 1970. Return None if the position
+    has no start time, because an earlier version of metaq has written it; such a query reads partitions that it finds
+    later from byte 0 on.
     """
     return offsets.get(_STARTED, {}).get("ms")
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
-    """Update a query's position after partitions have moved to other brokers, and return it. A moved partition gets its
-    new name and keeps its offset.
+    """Return a query's position with the new names of partitions that have moved to other brokers. The offset of a
+    moved partition is the same as before.
     """
     moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
@@ -346,8 +351,8 @@ def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> di
 # --- admission of messages to one micro-batch -------------------------------------------------------------------------
 
 Span = tuple[int, int]
-"""The bytes [start, end) of a partition that are still to be read. A message begins at `start`, and a message begins at
-`end` or the partition ends there.
+"""The bytes [start, end) of a partition that are still to be read. At `start` a message begins. At `end` a message
+begins, or the partition ends.
 """
 Count = Callable[[TopicPartition, Span], int]
 """A function that returns the number of messages in a span of a partition."""
@@ -378,8 +383,9 @@ def admit(
     """Return for each partition of `waiting` the end offset of the next micro-batch. Return None if the micro-batch has
     to wait for more messages.
 
-    may_wait: whether minOffsetsPerTrigger still applies; it applies until maxTriggerDelay has passed. If there are
-    messages, a batch has at least one message, even if this message is larger than maxBytesPerTrigger.
+    may_wait: whether the micro-batch may wait for minOffsetsPerTrigger messages, that is, whether the time
+    maxTriggerDelay since the previous micro-batch is not over yet. If there are unread messages, a micro-batch that
+    does not wait has at least one message, even if this message is larger than maxBytesPerTrigger.
     """
     spans = {each: span for each, span in waiting.items() if span[0] < span[1]}
     ends = {each: span[1] for each, span in waiting.items()}

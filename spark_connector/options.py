@@ -1,4 +1,4 @@
-"""Options of the data source, checked on the driver before any task starts (docs/spark.md).
+"""Check and decode the options of the data source, on the driver, before any task starts (docs/spark.md).
 
 If Spark's Kafka source has the same option, the option has the same name and meaning here. A wrong value raises
 ConfigError, which names the option, the value and the choices. ConfigError is also raised for an unknown option, for an
@@ -112,8 +112,8 @@ class OptionValues:
         self, options: Mapping[str, str], names: tuple[str, ...], *, path: str | None = None, listed: str = ""
     ) -> None:
         """names: the valid options. path: the option that the argument of `load("trades")` sets. listed: a text that
-        lists the valid names for the error text, "" = all of `names`. Give `listed` if some options are only for some
-        uses.
+        lists the valid names for the error text, "" = all of `names`. Give `listed` if some of the options are valid
+        only for batch queries or only for streams.
         """
         self._values = {name.lower(): value for name, value in options.items()}
         if PROVIDER in self._values:
@@ -179,8 +179,8 @@ class OptionValues:
 
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
-    """Return `name` if `check` accepts it; otherwise raise ConfigError. value: the option's whole value, for the error,
-    if the value contains more than this name.
+    """Return `name` if `check` accepts it; otherwise raise ConfigError. value: the whole value of the option, which the
+    error text shows; None if the value is only this name.
     """
     try:
         return check(name)
@@ -195,13 +195,13 @@ EARLIEST, LATEST = -2, -1
 
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
-"""Default size of one block, in bytes. A block is fetched by one request and becomes one Arrow batch. Smaller blocks
-cost Python and the broker more time per row, larger blocks cost Spark's JVM more time per row.
+"""Default size of one block, in bytes. A task fetches a block by one request and makes one Arrow batch of it. With
+smaller blocks, Python and the broker spend more time per row; with larger blocks, Spark's JVM does.
 """
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
 MAX_TAGS = 100
-"""Maximum number of tags that a read may name, because every pull request contains all of them."""
+"""Maximum number of tags that a read may name, because every pull request of the read contains all of these tags."""
 
 COMMON_NAMES = (
     "zookeeper",
@@ -238,15 +238,15 @@ _LISTED = (
 )
 
 ReadMode = Literal["batch", "stream", "any"]
-"""The kind of a read. `any` is used for the checks in load(), when it is not known yet whether the read is a batch or a
-stream.
+"""The kind of a read. `any` is used for the checks in load(), where Spark does not tell the data source yet whether the
+read is a batch or a stream.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Explicit:
-    """A byte offset for each topic and partition name (`<brokerId>-<partition>`). EARLIEST and LATEST are also
-    allowed.
+    """A byte offset for each topic and partition name (`<brokerId>-<partition>`). An offset may also be EARLIEST or
+    LATEST.
     """
 
     offsets: Mapping[str, Mapping[str, int]]
@@ -267,8 +267,8 @@ class At:
 
 
 RangeEnds = str | Explicit | Times | At
-"""Where a read starts or ends: one of the words `earliest`, `latest` and `committed`; an offset or a time for each
-partition; or one time for all partitions.
+"""The value of an option that says where a read starts or ends: one of the words `earliest`, `latest` and `committed`;
+an offset or a time for each partition; or one time for all partitions.
 """
 
 
@@ -444,8 +444,8 @@ def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
     """Return the start or the end of a read from the value of `option`. words: the words that are valid values. never:
-    the number, EARLIEST or LATEST, that is not allowed in JSON for this option; None: both numbers are allowed. hint: a
-    remark about `words` for the error text.
+    which of the numbers EARLIEST and LATEST the user must not give in JSON for this option (EARLIEST makes no sense as
+    an end, for example); None: both are allowed. hint: a remark about `words` for the error text.
     """
     text = values.get(option, default).strip()
     if text.lower() in words:

@@ -70,9 +70,10 @@ waits this long for the topic. It also waits this long for a partition that may 
 """
 
 FAILOVER_SECONDS = 60.0
-"""Maximum seconds that the driver waits during planning for brokers that are absent or do not answer. A task waits
-equally long for its broker. A reading task waits until the broker is back or another broker serves the partition; then
-it continues after the last message that it has read. A writing task waits for the next leader of a broker set.
+"""Maximum seconds that the driver waits during planning for brokers that are absent or do not answer. A task waits for
+its broker up to the same time. A task that reads waits until the broker is back or another broker serves the partition;
+then the task continues after the last message that it has read. A task that writes waits until a broker set without a
+leader has its next leader.
 """
 
 _T = TypeVar("_T")
@@ -88,8 +89,8 @@ def plan_query(options: ReadOptions, pushed: Pushed) -> list[OffsetRange]:
     the current end of its partition.
 
     Raises CoordinationUnavailable and the errors of plan_ranges. Raises NoPartition for a topic or partition that no
-    live broker has. Raises BrokerUnavailable, also for a partition that a znode names while the partition's broker is
-    absent. Raises RequestRefused if a Java broker cannot look up a time or a count.
+    live broker has. Raises BrokerUnavailable if a broker does not answer, and if a znode names a partition that no live
+    broker has. Raises RequestRefused if a Java broker cannot look up a time or a count.
     """
     with open_cluster(options) as cluster:
         seen: set[TopicPartition] = set()
@@ -110,10 +111,11 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
     """Return the result of `work`. If `work` fails because a broker is absent, retry it for FAILOVER_SECONDS from the
     first failure on.
 
-    runs: whether the query is already running. A running query has found its partitions before. So if no live broker
-    has one of its topics now, the topic's broker must be absent. Raises BrokerUnavailable when the time is over, and
-    the errors of `work`. NoPartition is raised at once, with two exceptions. If a broker set may be changing its
-    leader, or if partitions are just being handed over to another broker, NoPartition is raised after PLANNING_SECONDS.
+    runs: whether the query is already running. A query that is already running has found its topics earlier. So if no
+    live broker has one of these topics now, `work` is repeated as for an absent broker. Raises BrokerUnavailable when
+    the time is over, and the errors of `work`. If `work` raises NoPartition, this function raises it at once. But if a
+    broker set may be changing its leader, or if partitions are just being handed over to another broker, it repeats
+    `work` for PLANNING_SECONDS before that.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -144,9 +146,9 @@ def _may_change(cluster: Cluster) -> bool:
 
 
 def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """Add data for the tasks to the ranges, and return them. Each range of a broker set gets the addresses of the set's
-    nodes, so that a task can find the set's leader. Each range gets the planning time. This time is the same in all
-    ranges, so that all tasks agree on which messages have expired.
+    """Return the ranges with two additional values that the tasks need. Each range of a broker set gets the addresses
+    of the set's nodes, so that a task can find the set's leader. Each range gets the planning time. This time is the
+    same in all ranges, so that all tasks agree on which messages have expired.
     """
     nodes = cluster.set_nodes() if ranges else {}
     planned_ms = 0 if options.include_expired else now_ms()
@@ -156,13 +158,14 @@ def for_tasks(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRan
 def select(
     cluster: Cluster, options: ReadOptions, seen: set[TopicPartition]
 ) -> tuple[list[TopicPartition], list[LeftOut]]:
-    """Return two lists: the partitions that the options select and a live broker offers (see `selected`), and the
-    partitions that the options select and no live broker offers. No live broker reports the partitions of the second
-    list. So a partition can be in this list only if a znode or `seen` names it.
+    """Return two lists of partitions that the options select: those that a live broker offers (see `selected`), and
+    those that no live broker offers. No live broker reports the partitions of the second list. So a partition can be in
+    this list only if a znode or `seen` names it.
 
-    seen: the partitions that earlier calls for the same query found. This call adds the partitions that it finds,
-    because a broker may become absent between two calls. Raises BrokerUnavailable if a topic has only partitions that
-    are not offered, or if the option `assign` names a partition that is not offered. The error names these partitions.
+    seen: the partitions that earlier calls for the same query found. This call adds the offered partitions to `seen`,
+    so that the next call knows them if their broker is absent by then. Raises BrokerUnavailable if a topic has only
+    partitions that are not offered, or if the option `assign` names a partition that is not offered. The error names
+    these partitions.
     """
     registered = cluster.view.brokers().keys()
     try:
@@ -215,8 +218,8 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. If the error is not
-    raised, log a warning that the query leaves the partitions of `away` out. away: the second result of `select`.
+    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. In all other cases, log
+    a warning that the query does not read the partitions of `away`. away: the second result of `select`.
     """
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
@@ -233,8 +236,8 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Log a warning about the partitions that a query leaves out. how: words for the warning about partitions that
-    surely exist; the words tell why, or how long, these partitions are left out.
+    """Log a warning about the partitions that a query leaves out. how: a part of the warning's text, for partitions
+    that surely exist: why, or how long, the query leaves them out.
     """
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
@@ -293,10 +296,10 @@ def _state(
 
 
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-    """If the user gave offsets as JSON, they may be inside messages. Check or correct these offsets, and return the
-    ranges. If failOnDataLoss is true, raises the errors of check_begins. If it is false, a range's end inside a message
-    is moved to the end of that message. A range's start inside a message is not moved, because the task then begins
-    with the next message.
+    """Check offsets that the user gave as JSON, because such an offset may be inside a message, and return the
+    corrected ranges. If failOnDataLoss is true, an offset inside a message raises the errors of check_begins. If it is
+    false, the end of a range that is inside a message is moved to the end of this message. The start of a range is
+    never moved, because the task then begins with the next message.
     """
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]
@@ -311,9 +314,9 @@ def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[O
 def check_begins(
     cluster: Cluster, option: str, bounds: RangeEnds, places: Iterable[tuple[Endpoint, TopicPartition, int]]
 ) -> None:
-    """Raise ConfigError if offsets that the option gives as JSON are inside messages. The text protocol does not allow
-    this check, so offsets on a Java broker are not checked. If such an offset is inside a message, the task fails
-    later.
+    """Raise ConfigError if offsets that the option gives as JSON are inside messages. Offsets on a Java broker are not
+    checked, because the text protocol cannot tell where messages begin. If an offset on a Java broker is inside a
+    message, the task that reads the range fails.
     """
     if not isinstance(bounds, Explicit):
         return
@@ -341,8 +344,8 @@ def _begin(connection: Connection, partition: TopicPartition, offset: int) -> in
 
 
 def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> OffsetRange:
-    """Return the range `found` with another end: the end of the message that contains byte `offset` - 1. A broker that
-    does not speak frames cannot find that message; the range then keeps its end.
+    """Return the range `found` with another end: the end of the message that contains byte `offset` - 1. If the broker
+    does not accept frames, it cannot be asked for that message, and the function returns `found` unchanged.
     """
     if found.start < offset < found.end:
         offset = offset_after(connection, found.id, offset - 1, 1) if connection.speaks_frames else found.end
@@ -350,7 +353,9 @@ def ending_behind(connection: Connection, found: OffsetRange, offset: int) -> Of
 
 
 def _push(cluster: Cluster, found: OffsetRange, pushed: Pushed) -> OffsetRange:
-    """Return the range `found` without the parts that filters on the columns offset and timestamp exclude."""
+    """Return the range `found` without the bytes before and after the messages that the query's filters on the columns
+    offset and timestamp can select.
+    """
     return cluster.ask_at(found.endpoint, partial(_narrowed, found=found, pushed=pushed))
 
 

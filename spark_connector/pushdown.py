@@ -1,8 +1,8 @@
-"""Use the filters that Spark pushes down to fetch fewer messages. Usable filters are on the partition, the byte offset,
-the store time and the tag.
-
-All functions are pure. Messages that do not pass the filters may be fetched, because Spark applies every filter again.
-Messages that pass are always fetched.
+"""Convert the filters that Spark passes to the data source ("pushes down") to conditions that reduce the messages to
+fetch. The filters that can be used are those on the topic, the broker, the partition, the byte offset, the store time
+and the tag. The functions compute only from their arguments. Some messages that do not pass the filters are fetched
+nevertheless, which is harmless, because Spark applies every filter again. Every message that passes the filters is
+fetched.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The conditions that the pushed filters set; None = no condition. Offsets (in bytes) and times (in milliseconds
-    since 1970) must be in [min, max).
+    """The conditions on messages that follow from the pushed filters; None = no condition on this value. Offsets (in
+    bytes) and times (in milliseconds since 1970) must be in [min, max).
     """
 
     topics: frozenset[str] | None = None
@@ -50,7 +50,7 @@ class Pushed:
     max_time_ms: int | None = None
 
     def wants(self, partition: TopicPartition) -> bool:
-        """Whether any message of this partition can pass the filters."""
+        """Whether a message of this partition can pass the filters; if not, the partition need not be read."""
         return (
             (self.topics is None or partition.topic in self.topics)
             and (self.brokers is None or partition.broker in self.brokers)
@@ -59,8 +59,8 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Return the tags that each pull request names, so that the broker sends only messages with these tags; () if
-        messages with any tag must be fetched.
+        """Return the tags that tasks put into their pull requests, so that brokers send only messages with these tags;
+        () if the filters do not restrict the tag.
         """
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
@@ -68,12 +68,14 @@ class Pushed:
 
     @property
     def nothing(self) -> bool:
-        """Whether no message at all can pass the filters."""
+        """Whether the filters exclude every message, so that nothing needs to be read."""
         return self.tags is not None and not self.tags
 
 
 def push(filters: Iterable[Filter], pushed: Pushed = Pushed()) -> Pushed:
-    """Restrict `pushed` by all of `filters`. Filters on other columns, or of other kinds, are left to Spark."""
+    """Return `pushed` with the additional conditions of all `filters`. Filters that this module cannot use add no
+    condition; Spark applies them itself.
+    """
     for each in filters:
         pushed = _add(pushed, each)
     return pushed
@@ -112,8 +114,9 @@ def _add_offset(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
-    """Restrict `pushed` by a filter on the store time. Store times are in milliseconds, and `value` is rounded down to
-    milliseconds. So all messages that were stored in the same millisecond as `value` are fetched.
+    """Return `pushed` with the additional condition of a filter on the store time. Store times are in milliseconds, and
+    `value` is rounded down to milliseconds. So all messages that were stored in the same millisecond as `value` are
+    fetched.
     """
     if isinstance(each, GreaterThan):
         each = GreaterThanOrEqual(each.attribute, each.value)
@@ -124,7 +127,7 @@ def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _interval(each: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return the bounds [low, high) of the integers that pass the filter; None = no bound on that side."""
+    """Return the bounds [low, high) of the integers that pass the filter; None = no bound at this end."""
     match each:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -48,8 +48,8 @@ log = logging.getLogger(__name__)
 
 
 class MetaqReader(DataSourceReader):
-    """Reader of a batch query. The driver creates the reader, and each task receives a pickled copy. The reader holds
-    the options, and the filters that reduce the amount of fetched data.
+    """Reads the messages of a batch query for Spark. The driver creates the reader, and each task receives a pickled
+    copy. The reader contains the options, and those filters of the query that reduce the amount of fetched data.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -57,26 +57,28 @@ class MetaqReader(DataSourceReader):
         self.pushed = Pushed(tags=frozenset(options.tags) or None)
 
     def partitions(self) -> list[InputPartition]:
-        """Return one Spark input partition for each byte range to read. The ranges are decided now, so messages that
-        arrive later are not part of the query.
+        """Return one Spark input partition for each byte range to read. The ranges are fixed by this call, so messages
+        that brokers store later are not part of the query.
         """
         return [InputPartition(planned) for planned in plan_query(self.options, self.pushed)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of one range, in order. Raises BrokerUnavailable (Spark then retries the task)."""
+        """Yield the messages of one range, in order. Raises BrokerUnavailable; Spark then runs the task again."""
         return read_partition(self.options, partition, self.pushed.sent_tags)
 
 
 class FilteringReader(MetaqReader):
     """A reader that uses the query's filters to fetch less data.
 
-    This reader is not the default, because rows may be missing in results: Spark 4.3 keeps the plan of a DataFrame's
-    first query, with the filters of this query. If a later query of the same DataFrame has no filter to push, Spark
-    uses the kept plan, and the later query misses rows.
+    This reader is not the default, because results may lack rows: Spark 4.3 keeps the plan of a DataFrame's first
+    query, including the filters of this query. If a later query of the same DataFrame has no filter to push, Spark uses
+    the first query's plan, and the result of the later query lacks the rows that the first query's filters exclude.
     """
 
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:  # noqa: N802  # Spark's name
-        """Remember the query's filters, to fetch less. Return all of them, so that Spark applies them again."""
+        """Store the conditions of the query's filters, so that tasks fetch fewer messages. Return all the filters,
+        which tells Spark to apply them itself, too.
+        """
         self.pushed = push(filters, self.pushed)
         return filters
 
@@ -85,7 +87,8 @@ def read_partition(
     options: ReadOptions, partition: InputPartition, tags: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one range; called in a task. The function reads from the planned broker. If the planned
-    broker goes away, the function continues at the broker that serves the partition then.
+    broker becomes unavailable during the read, the function continues with the broker that serves the partition by
+    then.
 
     Raises the errors of RangeReader.batches, and BrokerUnavailable when no broker has served the partition for
     FAILOVER_SECONDS.
@@ -113,9 +116,10 @@ def read_partition(
 
 
 class RangeReader:
-    """Reader of one range. position: byte offset of the next message to return. place: the partition that contains the
-    range now. After a move to another broker, `place` differs from the planned partition. The rows that this reader
-    returns always name the planned partition, so that a repeated task returns the same rows.
+    """Reads the messages of one range in a task. position: byte offset of the next message to return. place: the
+    partition that contains the range now. If the partition has moved to another broker after the planning, `place`
+    names it by its new name. The rows that this reader returns always name the planned partition, so that a repeated
+    task returns the same rows.
     """
 
     def __init__(self, planned: OffsetRange, options: ReadOptions, tags: tuple[str, ...], nodes: SetNodes) -> None:
@@ -132,8 +136,8 @@ class RangeReader:
         previous block is processed. Memory is bounded by two blocks and one batch.
 
         If failOnDataLoss is true, raises DataLoss if retention has deleted unread messages or the topic was recreated,
-        and CorruptRecord for damaged bytes. If it is false, such ranges are logged and skipped. Raises
-        BrokerUnavailable also if a slave has not copied the whole range yet.
+        and CorruptRecord for damaged bytes. If failOnDataLoss is false, the reader logs the lost or damaged ranges and
+        skips them. Raises BrokerUnavailable also if a slave has not copied the whole range yet.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -178,8 +182,8 @@ class RangeReader:
             self.position = following
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
-        """Send the next pull, from `offset` on. The broker answers while this thread, and Spark, process the previous
-        block. So this process needs no second thread that waits for the answer. A second thread would compete for the
+        """Send the next pull, from `offset` on. Do not wait for the answer: it arrives while this thread and Spark
+        process the previous block. So no second thread is needed that waits for the answer and competes for the
         interpreter's lock. most_bytes: maximum size of the answer; None: the size that the options set.
         """
         options = self._options
@@ -199,8 +203,8 @@ class RangeReader:
         return pulled
 
     def _wait(self, connection: Connection, coming: BegunPull) -> None:
-        """Wait for the answer from a node of a broker set. A frozen node never sends an answer, so ask the other nodes
-        meanwhile which node leads. Raises LeaderMoved if another node leads.
+        """Wait until the answer of a node of a broker set arrives. If it takes long, the node may be frozen and never
+        answer, so ask the other nodes meanwhile which node leads. Raises LeaderMoved if another node leads.
         """
         give_up = time.monotonic() + self._options.connection.request_timeout_seconds
         while not coming.wait(QUIET_SECONDS) and time.monotonic() < give_up:
@@ -210,7 +214,9 @@ class RangeReader:
 
     @staticmethod
     def _drop(coming: BegunPull) -> None:
-        """Wait for the pull's answer and drop it: the connection cannot be used for other requests before that."""
+        """Wait for the answer to the pull and drop it, because the connection cannot be used for other requests before
+        the answer has arrived.
+        """
         with suppress(OffsetOutOfRange, CorruptRecord):
             coming.result()
 
@@ -233,9 +239,9 @@ class RangeReader:
         return min(damage.end, end)
 
     def _made_anew(self, connection: Connection, inside: NoMessageBegins) -> int:
-        """Return the offset of the next message. Called if the reading position is inside a message. The cause is that
-        the topic was deleted and created again, and that its new messages have grown beyond the position since. Raises
-        DataLoss if failOnDataLoss is true.
+        """Return the offset of the next message after the reading position. This method is called if the reading
+        position is inside a message. The cause is that the topic was deleted and created again, and that its partition
+        has since then received more bytes than the reading position. Raises DataLoss if failOnDataLoss is true.
         """
         offset, end = inside.position, self._planned.end
         following = min(offset_after(connection, self.place, offset, 1), end)
@@ -249,8 +255,8 @@ class RangeReader:
         log.warning("lost while reading: %s (failOnDataLoss=false)", lost)
 
     def _blocks(self, pulled: Pulled) -> tuple[list[DecodedColumns], CorruptRecord | None]:
-        """Decode the records in the answer to a pull. Return the records before the first damaged one, and the error of
-        the damaged record, if there is one. Raises _CutOff.
+        """Decode the records in the answer to a pull. Return the records before the first damaged one, and the error
+        for the damaged record, or None if no record is damaged. Raises _CutOff.
         """
         planned = self._planned
         runs = pulled.runs
@@ -279,10 +285,10 @@ class RangeReader:
         return blocks, None
 
     def _unpacked(self, block: DecodedColumns) -> Iterator[DecodedColumns]:
-        """Yield the block unchanged if it has no compressed payloads, or if the query does not read payloads. In other
-        cases, yield the block in parts with decompressed payloads, so that memory stays bounded. If a payload cannot be
-        decompressed and failOnDataLoss is true, raises CorruptRecord. If failOnDataLoss is false, a warning is logged
-        and the message is skipped.
+        """Yield the block unchanged if it has no compressed payloads, or if the query does not read payloads. In all
+        other cases, decompress the payloads, and yield the block in parts, so that only a limited amount of
+        decompressed data is in memory at a time. If a payload cannot be decompressed and failOnDataLoss is true, raises
+        CorruptRecord. If failOnDataLoss is false, a warning is logged and the message is skipped.
         """
         if block.packed is None or (self._options.columns is not None and "value" not in self._options.columns.names):
             yield block
@@ -301,8 +307,8 @@ class RangeReader:
             yield part
 
     def _readable_from(self, connection: Connection, error: OffsetOutOfRange) -> int:
-        """Return the offset where reading can continue after the broker has answered OffsetOutOfRange for the current
-        position. Raises DataLoss if failOnDataLoss is true, and BrokerUnavailable if a slave has not copied the
+        """Return the offset where reading can continue, after the broker has refused the reading position with
+        OffsetOutOfRange. Raises DataLoss if failOnDataLoss is true, and BrokerUnavailable if a slave has not copied the
         messages yet.
         """
         offset, end = self.position, self._planned.end
@@ -326,13 +332,16 @@ class RangeReader:
 
 
 class _CutOff(Exception):
-    """The first message is larger than the requested size of the answer, so the text protocol has cut it."""
+    """The first message is larger than the requested size of the answer, so the answer, in the text protocol, has only
+    the first part of this message.
+    """
 
 
 class Failover:
     """Searches for the broker that serves a partition after the partition's former broker has gone away during a task.
-    The found broker may be the restarted master, a slave, or another node of the broker set. If the partition was moved
-    to another broker, with its offsets, that broker is found. place: the partition's name at the found broker.
+    This can be the same broker after a restart, a slave of it, or another node of the broker set. If the partition has
+    moved to another broker, where it has the same offsets, the search finds that broker. place: the partition's name at
+    the found broker.
     """
 
     def __init__(
@@ -354,8 +363,8 @@ class Failover:
         self._deadline = 0.0
 
     def next(self, position: int, error: MetaqError, leader: Endpoint | None = None) -> Endpoint:
-        """Wait a while, then return the address of the broker that serves the partition now. Do not wait if the node
-        that was asked has named the leader of its broker set.
+        """Wait before the next attempt, then return the address of the broker that serves the partition by then. If the
+        node that the task asked last has named the leader of its broker set, return without waiting.
 
         leader: the leader that other nodes of the set have named. Raises BrokerUnavailable if no broker has served the
         partition for FAILOVER_SECONDS. Raises CoordinationUnavailable.
@@ -390,9 +399,9 @@ class Failover:
 
 
 def _chosen(block: DecodedColumns, options: ReadOptions, planned_ms: int) -> pa.RecordBatch:
-    """Return the columns that `options` select, for the wanted rows of the block. Wanted rows had not expired at
-    `planned_ms`. If the options name tags, a wanted row has one of these tags; this is checked here because brokers
-    compare only hashes of tags.
+    """Return the columns that `options` select, for the wanted rows of the block. The wanted rows are the messages that
+    had not expired at `planned_ms` and, if the options name tags, have one of these tags. The tags are checked here
+    because brokers compare only the tags' hashes.
     """
     columns = block.columns
     schema = options.columns or to_arrow_schema(schema_for(options.headers, options.include_priority), timezone="UTC")

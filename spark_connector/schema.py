@@ -7,11 +7,11 @@ partition  int        number within its broker
 broker     int        id of the broker
 offset     long       byte offset in the partition
 id         long       message id
-timestamp  timestamp  when the broker stored it; null for messages of a Java broker, whose ids are no clock
+timestamp  timestamp  when the broker stored the message; null for a Java broker's message, whose id contains no time
 tag        string     null without a tag
-attribute  string     the attribute of metaq 1.x, which may be a tag alone; null without one
-headers    array      of struct (key string, value binary), with includeHeaders only: the properties; null without any
-priority   int        with includePriority only: how urgent it is for shared consumers, 0 (ordinary) … 9
+attribute  string     the attribute of metaq 1.x, which may be a tag alone; null without an attribute
+headers    array      of struct (key string, value binary), with includeHeaders only: the properties; null if none
+priority   int        with includePriority only: how urgent the message is for shared consumers, 0 (ordinary) … 9
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 CARRIED = (TYPE, EXPIRES)
-"""metaq's own properties that typed headers include. So a message that is read with typed headers and sent again is
-unchanged.
+"""Those of metaq's own properties that are in the column headers of a read with typedHeaders. They are included so that
+a message that is read and sent again keeps its content type and its expiry time.
 """
 
 SPARK_SCHEMA = StructType(
@@ -97,11 +97,11 @@ def schema_for(headers: bool, priority: bool = False) -> StructType:
 
 
 def to_batch(columns: Columns, schema: pa.Schema, *, typed: bool = False) -> pa.RecordBatch:
-    """Return a record batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Other columns
-    are not computed.
+    """Return a record batch with the columns of `schema`, which are some of SPARK_COLUMNS in any order. Columns that
+    `schema` lacks are not computed.
 
-    typed: whether header values are left as they are written in a record, with their types. The headers then also
-    include the payload's content type.
+    typed: whether header values keep the form in which they are written in a record, which includes their types; if
+    true, the headers also include the properties of CARRIED.
     """
     makers = _TYPED_COLUMNS if typed else _COLUMNS
     return pa.RecordBatch.from_arrays([makers[name](columns) for name in schema.names], schema=schema)

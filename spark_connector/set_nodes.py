@@ -1,5 +1,5 @@
-"""Find the leader of a broker set by asking its nodes. A task needs this because it does not read ZooKeeper, and a
-frozen leader does not answer.
+"""Find the leader of a broker set by asking its nodes. A task uses this module if the leader does not answer, for
+example because it is frozen: the task has no connection to ZooKeeper, where it could read which node leads now.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ for this number of seconds. They do not ask the node that did not answer.
 """
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}
-"""For each node that did not answer: the leader that was found instead, and the time (time.monotonic()) until which
-tasks use it.
+"""For each node that did not answer: the leader that was found after that, and the time (time.monotonic()) until which
+tasks ask this leader instead of the node.
 """
 
 
@@ -54,8 +54,8 @@ class SetNodes:
         return bool(self._nodes)
 
     def connect(self, endpoint: Endpoint) -> Connection:
-        """Return a connection for reading from this address. If the address belongs to a broker set, wait at most
-        QUIET_SECONDS for it, because another node may lead the set.
+        """Return a connection for reading from this address. If the address belongs to a node of a broker set, wait at
+        most QUIET_SECONDS until it is connected, because another node may lead the set.
 
         Raises BrokerUnavailable.
         """
@@ -72,8 +72,9 @@ class SetNodes:
         return leader
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
-        """Ask the nodes of the set for the leader, and return the leader: a node that says that it leads, or a node
-        that another node names. None: no leader is known yet. silent: the node that did not answer; it is not asked.
+        """Ask the nodes of the set one after the other which node leads, and return the address of the first leader
+        that a node names (itself or another node); None if no node names one. silent: the node that did not answer; it
+        is not asked.
 
         The call blocks for at most two seconds per node.
         """

@@ -1,4 +1,4 @@
-"""The data source `metaq`: Spark's entry point on the driver."""
+"""Define the data source `metaq`, whose class Spark calls on the driver for each read or write."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MetaqDataSource(DataSource):
 
 
 def _chosen_columns(schema: StructType) -> pa.Schema:
-    """Return the columns that tasks give to Spark, as an Arrow schema.
+    """Return the Arrow schema of the record batches that tasks return to Spark, which has the columns of `schema`.
 
     Raises ConfigError if a column of `schema` does not exist or has another type, or if `schema` declares a column as
     NOT NULL although the column may contain nulls.
@@ -96,9 +96,10 @@ def _chosen_columns(schema: StructType) -> pa.Schema:
 def register(spark: SparkSession) -> None:
     """Make `format("metaq")` known to `spark`, and make `spark` the active session of this thread.
 
-    Call this function once per session, and also in each other thread that writes. The reason is that Spark 4.3 looks
-    for a Python data source in the active session of the writing thread. Spark also looks there to check whether the
-    name of a data source is already in use. The package metaq must be installed on the executors.
+    Call this function once per session, and also in each other thread that writes. Other threads need the call because
+    Spark 4.3 looks for a Python data source in the active session of the thread that writes. Spark also looks in that
+    session to check whether the name of a data source is already in use. The package metaq must be installed on the
+    executors.
     """
     spark.createDataFrame([], "value BINARY")  # PySpark's only public call that activates a session
     spark.dataSource.register(MetaqDataSource)

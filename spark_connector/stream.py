@@ -126,9 +126,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(limits.max_messages or INT64_MAX) if limited else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Record the current end of each partition, so that the query stops there (Trigger.AvailableNow). Raises
-        NoPartition and BrokerUnavailable. As in a batch query, BrokerUnavailable is also raised for partitions that a
-        znode names while their broker is absent, because the next run may be much later.
+        """Store the current end of each partition, because a query with Trigger.AvailableNow reads up to these ends and
+        then stops. Raises NoPartition and BrokerUnavailable. As in a batch query, BrokerUnavailable is also raised for
+        partitions that a znode names while their broker is absent, because a partition that is left out would have to
+        wait for the next run of the query, which may be much later.
         """
         cluster = self._open()
         self._told_away = True
@@ -144,12 +145,13 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end position of the next micro-batch, that is, an end offset for each partition. A partition that
-        `start` does not contain is added to the returned position (`_joining`), so that later micro-batches read it. A
-        partition that has moved to another broker keeps its offset.
+        `start` does not contain is added to the returned position (`_joining`), so that later micro-batches read it.
 
-        A partition without a live broker keeps its offset. With Trigger.AvailableNow, however, this method raises
-        BrokerUnavailable for such a partition. Raises DataLoss. Raises RequestRefused if the options set limits and a
-        partition is on a Java broker, which cannot count messages.
+        A partition that has moved to another broker gets its new name and keeps its offset. If no live broker serves a
+        partition, its end is its offset in `start`, so the micro-batch reads nothing from it. With
+        Trigger.AvailableNow, however, this method raises BrokerUnavailable for such a partition. Raises DataLoss.
+        Raises RequestRefused if the options set limits and a partition is on a Java broker, which cannot count
+        messages.
         """
         self._commit(start)
         return self._patiently(lambda: self._latest(start, limit))
@@ -182,10 +184,10 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(offsets | ends | joining, started_ms)
 
     def _joining(self, state: PartitionState, started_ms: int) -> int:
-        """Return the offset where a query begins to read a partition that has joined later. The query did not see the
-        partition when it started, because the partition is new or its broker was down. Messages stored before the
-        query's start are read or skipped as if the partition had been seen then. started_ms: the start of the query
-        (Unix ms).
+        """Return the offset where a running query begins to read a partition that it has found only now. The query did
+        not find the partition when it started, because the partition is new or its broker was down. Messages stored
+        before the query's start are read or skipped as the options say for the start of the query. started_ms: the
+        start of the query (Unix ms).
         """
         starting, each = self.options.starting, state.id
         if starting == "earliest":
@@ -209,8 +211,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._known_ends) if self._known_ends else None
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Handle Spark's report that all messages before the position `end` are processed. If the option `group` is
-        set, commit `end` as the offsets of this consumer group.
+        """Spark calls this method when it has processed all messages before the position `end`. If the option `group`
+        is set, commit `end` as the offsets of this consumer group.
         """
         self._commit(end)
 
@@ -261,8 +263,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _look(self, offsets: Offsets, *, only: bool = False) -> dict[TopicPartition, PartitionState]:
-        """Return the state of the partitions in `offsets` and, unless `only` is set, also of all partitions that the
-        options select.
+        """Ask the brokers for the readable bytes of the partitions in `offsets` and, unless `only` is set, of all
+        partitions that the options select; return the answers.
 
         If a slave serves a partition and has fewer bytes than the query has already read, the missing bytes are not
         lost: the master has them. The partition then counts as unavailable. Raises BrokerUnavailable.
@@ -291,8 +293,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return held
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
-        """Return the partitions that the options select (`selected`). Return an empty list while all partitions of a
-        topic are being handed over to another broker, which takes some seconds.
+        """Return the partitions that the options select (`selected`). Return an empty list if all partitions of a topic
+        are just being handed over to another broker; this lasts some seconds, and the next micro-batch finds them.
         """
         try:
             found = selected(cluster, self.options)
@@ -379,9 +381,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the part of `span` that the partition no longer has, or None. The part is missing because retention has
-    deleted it. If the topic was deleted and created again, all bytes of `span` are missing, and the query skips
-    them.
+    """Return the part of `span` that the partition no longer has, or None. Usually retention has deleted the missing
+    bytes. If the topic was deleted and created again, all bytes of `span` are missing, and the query skips them.
     """
     start, end = span
     if start < held.first:

@@ -30,15 +30,15 @@ from .workers import spare_modules
 __all__ = ["MetaqStreamWriter", "MetaqWriter", "WrittenRows"]
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Names of two local properties. In them, Spark tells a task the id of its query and the id of its micro-batch (Spark's
-constants StreamExecution.QUERY_ID_KEY and MicroBatchExecution.BATCH_ID_KEY).
+"""The names of two local properties of a task, in which Spark stores the id of the task's query and the id of its
+micro-batch (Spark's constants StreamExecution.QUERY_ID_KEY and MicroBatchExecution.BATCH_ID_KEY).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows(WriterCommitMessage):
     """A task's report to the driver: the number of messages that the task sent and that were acknowledged. With
-    exactlyOnce, also the names of the transactions that the task prepared.
+    exactlyOnce, the report also contains the names of the transactions that the task has prepared.
     """
 
     rows: int
@@ -48,8 +48,8 @@ class WrittenRows(WriterCommitMessage):
 
 
 class MetaqWriter(DataSourceArrowWriter):
-    """The writer of a batch query. Spark creates this object on the driver, where the options and columns are checked.
-    Each task calls `write`, which opens a producer of its own.
+    """Writes the rows of a batch query to topics. Spark creates this object on the driver, where the options and
+    columns are checked. Each task calls `write`, which opens a producer of its own.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -80,8 +80,8 @@ class MetaqWriter(DataSourceArrowWriter):
 
 
 class MetaqStreamWriter(DataSourceStreamArrowWriter):
-    """The writer of a streaming query. For each micro-batch Spark creates one writer for the tasks, and another one for
-    `commit` or `abort` at the end.
+    """Writes the rows of a streaming query to topics. For each micro-batch Spark creates one writer for the tasks, and
+    another one for `commit` or `abort` at the end.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -122,8 +122,8 @@ def _send(options: WriteOptions, producer: Producer, batch: pa.RecordBatch, pack
 def _send_rows(producer: Producer, rows: Rows, batch_messages: int) -> None:
     """Send rows of one topic and wait until all are acknowledged.
 
-    Rows with a key are sent in batches to the key's partition, and keep their order. Rows without a key are sent in
-    batches to the partitions in turn. Raises the errors of Producer.send_batch.
+    Rows with a key are sent in batches to the partition that the key determines, in their order. Rows without a key are
+    sent in batches to the partitions in turn. Raises the errors of Producer.send_batch.
     """
     plain, keyed = by_partition(rows, producer.partitions(rows.topic))
     for batch in split_batches(plain, batch_messages, size_of=size_of):
@@ -184,8 +184,9 @@ def _task() -> TaskContext:
 def _end_batch(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
 ) -> bool:
-    """Commit the tasks' prepared transactions, or roll them back if `abort` is set. Return whether the batch is
-    complete; False if the query does not use exactlyOnce, or if no row has ever named a topic.
+    """Commit the tasks' prepared transactions, or roll them back if `abort` is set. Return whether transactions were
+    committed or rolled back; False if there is nothing to do, because the query does not use exactlyOnce or has never
+    written a row.
     """
     written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
     query_ids = {each.write.query_id for each in written if each.write}

@@ -26,7 +26,7 @@ _NO_NODE = "this broker is not a node of a broker set: start it with --node"
 
 
 class HandsOver(Protocol):
-    """The method of a broker set's node that this module uses."""
+    """A node of a broker set, as this module uses it: only its method `hand_over` is called."""
 
     def hand_over(self, target: str | None) -> Coroutine[Any, Any, str]: ...
 
@@ -34,8 +34,8 @@ class HandsOver(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Return whether the peer with the numeric IP address `host` may make admin requests.
 
-    listen: the single address on which the broker listens; "" if it listens on all addresses. A peer with this address
-    is on the broker's machine.
+    listen: the single address on which the broker listens; "" if it listens on all addresses. A peer whose address is
+    `listen` counts as a program on the broker's machine.
     """
     if admin_from == "any":
         return True
@@ -44,7 +44,9 @@ def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
 
 
 class Admin:
-    """The actions that serve operators' requests. Each action returns the value that the answer contains as JSON."""
+    """The actions that serve operators' requests. Each action returns a value, which the broker sends as JSON in its
+    answer.
+    """
 
     def __init__(
         self,
@@ -55,9 +57,10 @@ class Admin:
         member: Callable[[], HandsOver | None],
         seconds: Callable[[], float],
     ) -> None:
-        """status: returns the status of replication. replication: returns the broker's part in replication; None for a
-        plain master. member: returns this broker's node of a broker set; None for a single broker. seconds: returns the
-        time of a monotonic clock.
+        """status: returns the status of replication. replication: returns the object that copies messages between this
+        broker and other brokers; None if the broker is a plain master, which does not copy. member: returns the object
+        that represents this broker as a node of a broker set; None for a single broker. seconds: returns the time of a
+        monotonic clock.
         """
         self._partitions = partitions
         self._reload_config = reload_config
@@ -67,21 +70,22 @@ class Admin:
         self._seconds = seconds
 
     def close_partitions(self, request: ClosePartitionsRequest) -> Any:
-        """Close partitions. Raises TopicNotAccepted if server.ini has no section for the topic, and WrongPartition for
-        a partition number that is not below the topic's number of partitions.
+        """Close partitions of a topic: refuse puts to these partitions and gets from them until they are opened. Raises
+        TopicNotAccepted if server.ini has no section for the topic, and WrongPartition for a partition number that is
+        not below the topic's number of partitions.
         """
         self._partitions.close(request.topic, request.start, request.end)
         return {"topic": request.topic, "closed": self._partitions.closed(request.topic)}
 
     def open_partitions(self, request: OpenPartitionsRequest) -> Any:
-        """Open a topic's partitions. Opening an open partition has no effect."""
+        """Open all closed partitions of a topic. Partitions that are open stay open."""
         opened = self._partitions.closed(request.topic)
         self._partitions.open(request.topic)
         return {"topic": request.topic, "opened": opened}
 
     def reload(self) -> Deferred[Any]:
-        """Read server.ini again; the answer says what has changed. If this fails with ConfigError, nothing has
-        changed.
+        """Read server.ini again and use its new settings; the answer says which settings have changed. If the reload
+        fails with ConfigError, the broker keeps its old settings.
         """
         return self._reload_config().addCallback(lambda report: report.to_json())
 
@@ -90,15 +94,18 @@ class Admin:
         return self._status().to_json()
 
     def set_status(self) -> Any:
-        """Return the replication status if this broker is a node of a broker set. Raises NotReplicating otherwise."""
+        """Return the status of replication of a broker set's node. Raises NotReplicating if this broker is not a node
+        of a broker set.
+        """
         if self._member() is None:
             raise NotReplicating(_NO_NODE)
         return self._status().to_json()
 
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
-        """Hand the leadership over to another node of the broker set. The answer has the new leader's name and the
-        duration of the hand-over. Raises NotReplicating. The Deferred fails with NotLeader if this node does not lead,
-        and with CoordinationError if the hand-over did not happen for another reason.
+        """Make another node of the broker set the leader in place of this node. The answer has the new leader's name
+        and the duration of the hand-over in seconds. Raises NotReplicating if this broker is not a node of a broker
+        set. The Deferred fails with NotLeader if this node does not lead, and with CoordinationError if this node leads
+        but could not hand over.
         """
         member = self._member()
         if member is None:
@@ -112,7 +119,7 @@ class Admin:
 
     def restart_replication(self) -> Any:
         """Restart replication: make the connection to the other broker again, and check all partitions again. Return
-        the present status of replication. Raises NotReplicating.
+        the present status of replication. Raises NotReplicating if this broker takes no part in replication.
         """
         replication = self._replication()
         if replication is None:

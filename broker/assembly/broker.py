@@ -1,5 +1,5 @@
-"""The object that creates and holds the parts of one running broker. verbs.py gives each verb the parts that it
-needs.
+"""The class Broker, which creates the objects that one running broker consists of. verbs.py passes to the action of
+each request type the objects that this action needs.
 """
 
 from __future__ import annotations
@@ -62,17 +62,18 @@ M = TypeVar("M", bound=Memory[Any])
 
 
 class Reloads(Protocol):
-    """The method of reload.Reloader that the actions of requests use."""
+    """The class reload.Reloader, as the actions of requests use it: they call only its method `reload`."""
 
     def reload(self) -> Deferred[ReloadReport]:
-        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
+        """Read server.ini again. If the Deferred fails with ConfigError, no setting has changed."""
 
 
 class WorkerThreads(NamedTuple):
-    """Functions that run a given function in a worker thread, where it may block. disk: threads for syncs and searches.
-    filters: threads for users' filters, which may be slow. cold: threads for reads of data that are not in the page
-    cache. If `filters` or `cold` is None, the threads of `disk` are used. pause(seconds): a worker thread with much
-    work calls this function to sleep for a moment, so that other threads can run Python code.
+    """Functions that run a given function in a worker thread, where it may block. disk: uses threads for syncs of files
+    and for searches.
+    filters: uses threads for users' filters, which can be slow. cold: uses threads for reads of data that are not in
+    the page cache. If `filters` or `cold` is None, the threads of `disk` are used. pause(seconds): a worker thread with
+    much work calls this function to sleep for a moment, so that other threads can run Python code.
     """
 
     disk: RunInThread
@@ -82,7 +83,7 @@ class WorkerThreads(NamedTuple):
 
 
 class Broker:
-    """The parts of one running broker. Lives on the reactor thread."""
+    """One running broker, with all objects that it consists of. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -98,7 +99,8 @@ class Broker:
         options: BrokerOptions = BrokerOptions(),  # noqa: B008
         dialer: Dialer | None = None,
     ) -> None:
-        """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic that has a log.
+        """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic, when the topic
+        gets its first log on this broker.
         dialer: opens the connections to other brokers; None: these connections do not use TLS.
         """
         alone = config.node is None and options.node is None  # otherwise only the leading node does this
@@ -110,28 +112,34 @@ class Broker:
         self.dial = (dialer or Dialer(reactor)).dial
         self.admin_from = options.admin_from
         self.port = config.port
-        """The number of the listening port. The server sets it if the configured number is 0."""
+        """The number of the port on which the broker listens. If the configured number is 0, the operating system
+        chooses a free port, and `listen` (server.py) stores its number here.
+        """
         self.connections = 0
         self.reloader: Reloads | None = None
         """The object that reloads server.ini. The broker process sets this attribute if it has read its configuration
-        from a file. None: there is no file, so nothing can be reloaded.
+        from a file. None: the configuration does not come from a file, so it cannot be reloaded.
         """
         self.replication: ReplicationPart | None = None
-        """The object that does this broker's work in replication; None for a plain master."""
+        """The object that copies messages between this broker and other brokers; None for a plain master, which does
+        not copy.
+        """
         self.member: SetMember | None = None
-        """The object for this broker's role as a node of a broker set; None for a single broker."""
+        """The object that makes this broker a node of a broker set; None for a single broker."""
         self.set_report: SetReport | None = None
-        """The object that reports to operators about this node of a broker set. The attribute `replication` is then the
-        same object.
+        """The object that reports to operators about this node of a broker set; None for a single broker. If it is not
+        None, the attribute `replication` is the same object.
         """
         self.moves: BrokerMoves | None = None
-        """This broker's part in moves of partitions to other brokers; None if the broker registers no topics or is a
-        slave.
+        """The object that moves partitions of this broker to other brokers; None if the broker registers no topics in
+        ZooKeeper or is a slave.
         """
         self.certificates: Certificates | None = None
         """The certificates of this broker's port; None without TLS."""
         self.registered: Callable[[], bool] | None = None
-        """Whether clients find this broker in ZooKeeper; None without ZooKeeper."""
+        """A function that returns whether this broker is registered in ZooKeeper, where clients find it; None if the
+        broker does not use ZooKeeper.
+        """
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.turns = ConnectionTurns(reactor)
         self.parked = ParkedPulls(reactor)
@@ -139,7 +147,7 @@ class Broker:
         self.account = Account(config.limits, reactor)
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
-        """Logs which connections the broker closes, in a limited number of lines."""
+        """Writes log lines about the connections that the broker closes; the number of lines is limited."""
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )
@@ -165,8 +173,8 @@ class Broker:
         self.run_in_thread = threads.disk
         self.options = options
         self.memories: list[Memory[Any]] = []
-        """The memories of all kinds of messages. When this node becomes the leader, `Memory.lead` is called for the
-        memories in the order of this list.
+        """The memories of all kinds of messages. When this broker becomes the leader, it calls `Memory.lead` of each
+        memory, in the order of this list.
         """
         for kind in KINDS.values():
             self.memories.append(kind.memory_in(self))
@@ -198,19 +206,19 @@ class Broker:
             self.account,
             self.now_ms,
         )
-        """The transactions of the broker. They must be opened before the first request, and closed before the store is
-        closed.
+        """The transactions of the broker. The caller must open this object before the first request is served, and
+        close it before it closes the store.
         """
         self.listings = Listings(self.account, reactor, threads.pause)
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def memory(self, kind: type[M]) -> M:
-        """Return this broker's memory that is an instance of the class `kind`."""
+        """Return that memory of this broker whose class is `kind`."""
         return next(each for each in self.memories if type(each) is kind)
 
     @cached_property
     def writing(self) -> Writing:
-        """The object that stores messages. The object is created at the first access to this property."""
+        """The object that stores messages. The first access to this property creates the object."""
         sequences = self.memory(Sequences)
         delays, halves = self.memory(Delays), self.memory(Halves)
         return Writing(self.store, self.partitions, self.message_ids, self.metrics, sequences, delays, halves)
@@ -229,7 +237,9 @@ class Broker:
         return meta_url(self.config.host, self.port)
 
     def reconfigure(self, config: BrokerConfig, filters: FilterTable) -> None:
-        """Use a new configuration. It may differ from the old configuration only in topics and filters."""
+        """Use a new configuration from now on. The new configuration may differ from the old one only in topics and
+        filters.
+        """
         self.config = config
         self.reading.filters = filters
         self.partitions.reconfigure(config)
@@ -238,15 +248,15 @@ class Broker:
             self.member.reconfigured()
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Check the topic sections of `config`, as Partitions.check_sections does. On a slave or on a node of a broker
-        set nothing is checked. Such a broker copies topics from another broker, and its own server.ini may lack these
+        """Check the topic sections of `config`, as Partitions.check_sections does. A slave or a node of a broker set
+        checks nothing, because it copies topics from another broker, whether or not its own server.ini names these
         topics.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)
 
     def reload_config(self) -> Deferred[ReloadReport]:
-        """Read server.ini again. Fails with ConfigError; nothing has changed then."""
+        """Read server.ini again. If the Deferred fails with ConfigError, no setting has changed."""
         if self.reloader is None:
             return fail(ConfigError("server.ini", "none", "this broker has no file to read again"))
         return self.reloader.reload()

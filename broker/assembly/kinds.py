@@ -1,4 +1,4 @@
-"""The table KINDS, with one row for each kind of message that has internal logs."""
+"""The table KINDS, with one entry for each kind of message that has internal logs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class MessageKind(InternalTopic):
     """One kind of message: the internal topic in which the kind's records are stored, and the class of the kind's
     memory.
 
-    make: creates the memory, if its constructor needs more arguments than the constructor of `Memory`.
+    make: a function that creates the memory; None if the class of the memory is called with the arguments of `Memory`.
     """
 
     memory: type[Memory[Any]]
     make: Callable[[Broker], Memory[Any]] | None = None
 
     def memory_in(self, broker: Broker) -> Memory[Any]:
-        """Return a new memory for this broker."""
+        """Create the memory of this kind for a broker, and return it."""
         if self.make is not None:
             return self.make(broker)
         return self.memory(broker.store, broker.clock, broker.reactor)
@@ -86,6 +86,6 @@ KINDS: dict[str, MessageKind] = {
         MessageKind("metaqshared", 1 << 30, memory=SharedGroups, make=_shared),
     )
 }
-"""All kinds of messages that have internal logs, by internal topic. The memories of the kinds are created in the order
-of this dict. In the same order, `Memory.lead` is called for them when this broker becomes the leader.
+"""All kinds of messages that have internal logs, by internal topic. A broker creates the memories of the kinds in the
+order of this dict. When this broker becomes the leader, it calls `Memory.lead` of each memory in the same order.
 """

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class Reloader:
-    """Loads server.ini again when an operator requests it. Several requests are served one after the other. Used only
-    on the reactor thread.
+    """Loads server.ini again when an operator requests this. If several operators request it at once, the requests are
+    served one after the other. Used only on the reactor thread.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class Reloader:
         use: Callable[[BrokerConfig], None],
         publish: Callable[[BrokerConfig, Sequence[str]], Deferred[list[str]]],
     ) -> None:
-        """path: the path of server.ini, for messages to operators. read: returns a Deferred of the present content of
-        the files, which may fail with ConfigError.
+        """path: the path of server.ini, for messages to operators. read: reads server.ini and filters.ini; returns a
+        Deferred that gives their present content or fails with ConfigError.
 
-        use(config): called just before the broker and its store use the configuration. publish(config, topics):
-        publishes the configuration's checksum and these topics in ZooKeeper; its Deferred gets a list of warnings.
+        use(config): called just before the broker and its store begin to use the new configuration. publish(config,
+        topics): publishes the configuration's checksum and these topics in ZooKeeper; its Deferred gets a list of
+        warnings.
         """
         self._path = path
         self._broker = broker
@@ -50,8 +51,8 @@ class Reloader:
         self._lock = DeferredLock()
 
     def reload(self) -> Deferred[ReloadReport]:
-        """Load the configuration files again. If this fails with ConfigError or DirectoryInUse, the broker's
-        configuration has not changed.
+        """Load server.ini and filters.ini again. If this fails with ConfigError or DirectoryInUse, the broker continues
+        with its old configuration.
         """
         deferred: Deferred[ReloadReport] = self._lock.run(lambda: ensureDeferred(self._reload()))
         return deferred
@@ -76,8 +77,9 @@ class Reloader:
         return report
 
     async def _change(self, config: BrokerConfig) -> None:
-        """Apply a new configuration. The steps that may fail are done first, on other threads. Then all remaining steps
-        are done on the reactor thread without a pause.
+        """Apply a new configuration. First import the new filters and lock the new data directories on other threads;
+        only these steps can fail. Then do all remaining steps on the reactor thread without a pause, so that no request
+        sees a half-applied configuration.
         """
         broker, store = self._broker, self._broker.store
         filters = await broker.in_thread(partial(load_filters, config, broker.reading.filters))

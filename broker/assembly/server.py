@@ -30,7 +30,7 @@ __all__ = ["IDLE_SECONDS", "SessionFactory", "listen"]
 _log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 300
-"""A connection on which no data are received is closed after this many seconds, as in 1.x."""
+"""If the broker receives no data on a connection for this many seconds, it closes the connection, as in 1.x."""
 
 _IDLE_SCAN_SECONDS = 30
 _BACKLOG = 1000
@@ -42,7 +42,9 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
-        """http: whether some of the connections are reserved for the HTTP ports."""
+        """max_connections: the most connections of the whole broker. http: whether some of them are reserved for the
+        HTTP ports.
+        """
         self._broker = broker
         self._gate = gate
         broker.account.use_descriptors(max_connections, http=http)
@@ -64,7 +66,9 @@ class SessionFactory(Factory):
                 scan.stop()
 
     def buildProtocol(self, addr: IAddress | None) -> Session | None:  # noqa: N802
-        """Return a session for a new connection, or None to close the connection at once."""
+        """Return a session for a new connection; return None if there are too many connections, so that Twisted closes
+        the new connection at once.
+        """
         connections = self._broker.account.connections
         address = account_address(getattr(addr, "host", "?"))
         if not connections.take(address):
@@ -77,7 +81,7 @@ class SessionFactory(Factory):
         return session
 
     def close_all(self) -> None:
-        """Close every connection after it has sent its pending answers."""
+        """Close every connection as soon as its pending answers are sent."""
         for session in list(self._sessions):
             session.close()
 
@@ -101,8 +105,8 @@ class SessionFactory(Factory):
 
 
 def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: Certificates | None = None) -> tcp.Port:
-    """Listen on the configured address and port. With port 0 a free port is chosen; broker.port then has its number.
-    Raises ConfigError if the broker cannot listen there.
+    """Listen on the configured address and port. If the configured port is 0, the operating system chooses a free port,
+    and this function stores its number in broker.port. Raises ConfigError if the broker cannot listen there.
 
     reactor: IReactorTime and IReactorFDSet. certificates: the certificates for connections with TLS; None: all
     connections are without TLS.

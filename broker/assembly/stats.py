@@ -1,4 +1,6 @@
-"""Make the answers to `stats` and STATS, which have the broker's figures in the format of metaq 1.x (wire.md §4)."""
+"""Make the answers to the requests `stats` (text protocol) and STATS (framed protocol): lines with the broker's
+counters and states, in the format of metaq 1.x (wire.md §4).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ _partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
-    """Return the body of the answer to a request for `item`. An item that is not a known word is treated as the name of
-    a topic. Other requests may be served at each `yield`, so each line has the values of the moment when it is made.
-    Raises NotLeader.
+    """Return the body of the answer to a `stats` request for `item`. `item` is a word such as `config` or
+    `replication`; any other word is treated as the name of a topic. The broker can serve other requests at each
+    `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
     """
     if item == "config":
         return broker.config.source
@@ -40,7 +42,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
 
 
 def stats_lines(broker: Broker, item: str) -> Lines:
-    """Yield the lines about an item, which is the name of a topic or any known word except `config`. Raises
+    """Yield the lines about an item, which is any word of `stats` except `config`, or the name of a topic. Raises
     NotLeader.
     """
     yield "STATS"
@@ -54,8 +56,8 @@ def stats_lines(broker: Broker, item: str) -> Lines:
 
 
 def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
-    """Return all lines as a list. Other requests may be served at each `yield`. Names in lines may be any text; a
-    character that cannot be printed, for example one that ends a line, is escaped.
+    """Return all lines as a list. The broker can serve other requests at each `yield`. A line can contain a name that a
+    client has chosen. So characters that cannot be printed, for example line ends, are escaped.
     """
     found = []
     for line in lines:
@@ -133,8 +135,8 @@ def _reset_lines(broker: Broker) -> Lines:
 
 
 def _replication_lines(broker: Broker) -> Lines:
-    """Yield the lines of the item `replication`. metaq 1.x does not have this item. The answer to `help` has the text
-    of 1.x, so it does not name the item either.
+    """Yield the lines of the item `replication`. metaq 1.x does not have this item. The answer to `stats help` lists
+    the items of 1.x in 1.x's words, so `replication` is not among them.
     """
     yield from broker.replication_status().lines()
 
@@ -160,8 +162,8 @@ def _certificate_lines(broker: Broker) -> Lines:
 
 
 def _journal_lines(broker: Broker) -> Lines:
-    """Yield lines that say whether the journal can make synchronous puts safe, and which partitions are read-only.
-    metaq 1.x does not have this item.
+    """Yield lines that say whether the journal works, so that puts that wait for a sync can become safe, and which
+    partitions are read-only. metaq 1.x does not have this item.
     """
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"
@@ -205,7 +207,9 @@ def _logs_by_topic(broker: Broker) -> defaultdict[str, list[PartitionLog]]:
 
 
 def _sums(logs: Sequence[PartitionLog]) -> Generator[None, None, tuple[int, int]]:
-    """Return the total numbers of messages and of bytes in these logs. Other requests may be served at each `yield`."""
+    """Return the total number of messages and the total number of bytes in these logs. The broker can serve other
+    requests at each `yield`.
+    """
     messages = size = 0
     for number, log in enumerate(logs, 1):
         messages += log.segments.message_count

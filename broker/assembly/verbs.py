@@ -1,7 +1,8 @@
-"""The table of all verbs of both protocols, for clients and for operators. A verb is a kind of request.
+"""The table of all verbs (request types) of the text protocol and the framed protocol, for clients and for operators.
+Each row of the table joins three functions:
 
-A verb consists of a decoder (protocol/), an action, an encoder (answers.py) and a row in this table. The row gives the
-action the parts of the broker that this action needs.
+a decoder of the request (protocol/), an action, and an encoder of the answer (answers.py). The row also passes to the
+action the objects of the broker that this action needs.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ __all__ = ["make_gate"]
 
 
 def _serve_broker(serve: Callable[[Any, Caller | None], Served], request: Any, caller: Caller | None) -> Served:
-    """Serve a request if its connection shows a broker's certificate; otherwise raise BrokerCertificateRequired. A
-    broker's certificate names a host, and certificates of clients name no host.
+    """Serve a request if the peer of its connection has shown a broker's certificate; otherwise raise
+    BrokerCertificateRequired. A certificate that names a host is a broker's certificate; clients' certificates name no
+    host.
     """
     if caller is None or not caller.certified_hosts:
         raise BrokerCertificateRequired
@@ -293,9 +295,7 @@ def _framed(
     nodes: Nodes = Nodes.LEADER,
     repeatable: bool = False,
 ) -> Verb:
-    """Return the verb for a kind of frame whose request is only in the frame's extFields. `act` may return a
-    Deferred.
-    """
+    """Return the verb for a type of frame whose whole request is in the frame's extFields. `act` may return a Deferred."""
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
         _body_bytes,
@@ -324,8 +324,8 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Subtract a request from the account of its client address, because the request is answered. Return the result
-    unchanged.
+    """Subtract `amount` from the count `places` of a client address, because the address's request is answered now.
+    Return the result unchanged.
     """
     places.add(address, -amount)
     return result

@@ -4,7 +4,7 @@
     com.acme.OnlyLargeOrders = acme_filters:only_large_orders
     com.acme.Everything = *
 
-server.ini keeps the Java names, so that a Java broker can still use it without changes.
+server.ini itself names the Java classes, so a Java broker can use the same server.ini.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .ini import Section, parse_ini
 __all__ = ["ACCEPT_ALL", "FILTERS_FILE", "parse_filter_map"]
 
 ACCEPT_ALL = "*"
-"""In filters.ini, each name of a Java filter class is followed by a callable or by this value. With this value, the
-consumer group gets all messages.
+"""A line of filters.ini gives the name of a Java filter class and, after `=`, a Python callable or this value. This
+value means that the consumer group gets all messages.
 """
 
 FILTERS_FILE = "filters.ini"
-"""Name of the filters file that is used if no other file is named. A file with this name is looked for in the directory
+"""Default name of the filters file. If no other file is named, the broker uses the file with this name in the directory
 of server.ini.
 """
 

@@ -1,5 +1,5 @@
-"""Parse the text of a server.ini (storage.md §9): its sections, the keys with their line numbers, and values of
-different types. This module does no I/O.
+"""Parse the text of a server.ini (storage.md §9) into sections of keys with their line numbers, and read the values as
+numbers, flags and other types. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["Entry", "Section", "SectionValues", "check_keys", "evaluate_int32", 
 
 
 class Entry(NamedTuple):
-    """One line `key=value`. If several lines of a section have the same key, the last of these lines counts. where:
-    `<file>:<line>`.
+    """One line `key=value`. If several lines of a section have the same key, only the last of these lines is used.
+    where: `<file>:<line>`.
     """
 
     key: str
@@ -28,8 +28,8 @@ class Entry(NamedTuple):
 
 
 class Section(dict[str, Entry]):
-    """The entries of one section by key. A key whose last value is blank counts as unset; its entry is in `blank`
-    instead.
+    """The entries of one section by key. A key whose last value is blank counts as not set: its entry is not in this
+    dict but in `blank`.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ _ASSIGNMENT = re.compile(r"([^=:]*)[=:](.*)", re.DOTALL)
 
 
 def parse_ini(text: str, name: str) -> dict[str, Section]:
-    """Parse the text of an ini file. Return its sections by name, in the order of the text. Repeated sections are
-    merged; the last value of a key counts.
+    """Parse the text of an ini file. Return its sections by name, in the order of the text. Sections with the same name
+    are merged; if a key occurs several times, its last value is used.
 
     Comments are lines that start with `;` or `#`. A key with a blank value is not set. Raises ConfigError with `name`
     and the line number for a line that is neither a section, a comment nor an assignment.
@@ -116,11 +116,11 @@ _UNARY: dict[type[ast.unaryop], Callable[[int], int]] = {
 
 
 def evaluate_int32(text: str) -> int:
-    """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`. The result is wrapped to 32 bits, as
-    in 1.x.
+    """Evaluate an integer expression such as `1024*1024`, `0x10` or `(8 + 2) / 3`. If the result does not fit into a
+    signed 32-bit integer, its higher bits are dropped, as in 1.x.
 
-    The expression may contain only numbers, + - * / % << >> & | ^ ~ and brackets. Raises a ValueError that names the
-    mistake.
+    The expression may contain only numbers, + - * / % << >> & | ^ ~ and brackets. Raises a ValueError that describes
+    the mistake.
     """
     if _DECIMAL.fullmatch(text):
         value = int(text)  # Python's grammar does not allow leading zeros
@@ -163,13 +163,13 @@ def check_keys(section: Section, name: str, known: Set[str]) -> None:
 
 
 def wrong(entry: Entry, remedy: str) -> ConfigError:
-    """Return a ConfigError with the entry's line, key and value."""
+    """Return a ConfigError that names the entry's line, key and value, and the remedy."""
     return ConfigError(f"{entry.where}: {entry.key}", entry.value, remedy)
 
 
 class SectionValues:
-    """Methods that read the values of one section with their types. For an unset key a method returns the default, or
-    raises ConfigError if there is no default.
+    """Methods that read the values of one section with their types. If a key is not set, these methods return the
+    default; if there is no default, they raise ConfigError.
     """
 
     def __init__(self, section: Section, name: str, file: str) -> None:

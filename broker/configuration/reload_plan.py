@@ -17,21 +17,23 @@ class ReloadReport:
     """The result of a reload of server.ini."""
 
     changed: bool
-    """Whether server.ini or filters.ini has changed since it was last loaded. If this is False, the reload has changed
-    nothing.
+    """Whether the text of server.ini or of filters.ini has changed since the broker last loaded it. If this is False,
+    the reload has had no effect.
     """
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
-    """Topics that are no longer in server.ini. The broker keeps them registered, and accepts their messages, until it
-    is restarted.
+    """Topics that are no longer in server.ini. Until its restart the broker keeps these topics registered, and
+    continues to accept their messages.
     """
     needs_restart: tuple[str, ...] = ()
     """Keys of [system], [zookeeper], [replication] and [limits] whose values have changed since the broker's start. The
     new values take effect only at a restart.
     """
     warnings: tuple[str, ...] = ()
-    """Texts about steps of the reload that are not done yet, and when they will be done."""
+    """Texts for the operator about changes that the reload has not made yet. Each text says when the change will be
+    made.
+    """
 
     def to_json(self) -> dict[str, bool | list[str]]:
         """Return the content of the answer to RELOAD_CONFIG (docs/protocol.md)."""
@@ -59,8 +61,8 @@ class ReloadReport:
 
 
 class Reloaded(NamedTuple):
-    """The changes that new files make: the configuration to use from now on, the report about the reload, and the data
-    directories that the next start will use.
+    """What a reload of changed files leads to: the configuration that the broker must use from now on, the report about
+    the reload, and the data directories that the broker will use after its next start.
     """
 
     config: BrokerConfig
@@ -69,12 +71,13 @@ class Reloaded(NamedTuple):
 
 
 def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts, name: str) -> Reloaded:
-    """Return the changes that `source`, the new content of the files, makes. The function may run on any thread, and
-    takes 0.1 ms for each topic.
+    """Return what a reload of `source`, the new content of server.ini and filters.ini, leads to. The function can be
+    called on any thread, and takes 0.1 ms for each topic.
 
-    A reload changes only the settings of topics. Topics inherit from the section [system] of the running broker, not
-    from the new [system]. A topic that is no longer in the file keeps its settings, as in 1.x. at_start: content of
-    server.ini at the broker's start. Raises ConfigError if the broker would refuse to start with the new content.
+    A reload changes only the settings of topics and the filter classes. A topic takes the settings that its section
+    lacks from the section [system] that the broker has used since its start, not from the new [system]. A topic that is
+    no longer in the file keeps its settings, as in 1.x. at_start: content of server.ini at the broker's start. Raises
+    ConfigError if the broker would refuse to start with the new content.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)

@@ -1,5 +1,6 @@
-"""security.ini has the settings that protect the broker's port. It is a separate file, because Java brokers and 1.x's
-replication read server.ini, and because `stats config` shows server.ini.
+"""security.ini has the settings that protect the broker's port. These settings are not in server.ini for two reasons:
+Java brokers and 1.x's replication read server.ini and do not know the settings, and `stats config` shows the whole
+server.ini to every client.
 
     [tls]
     certificate = broker.pem

@@ -1,7 +1,8 @@
 """The settings that decide how clients are served and when messages are acknowledged. The nodes of a broker set compare
-these settings.
+these settings with each other, to find nodes whose server.ini differs.
 
-Settings that may differ between nodes are left out: directories, addresses, counters, and sizes of segments.
+Settings that may be different on each node are left out: directories, addresses, realtime counters, and sizes of
+segments.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ __all__ = ["served_settings"]
 
 
 def served_settings(config: BrokerConfig) -> dict[str, Any]:
-    """Return the settings that matter to clients, in the form that the answer to SET_STATUS has: {"system": {option:
+    """Return the settings that clients notice, in the form that the answer to SET_STATUS has: {"system": {option:
     value}, "settings": [{option: value}, …], "topics": {name: number}}.
 
-    settings: the different combinations of options that topics have; each combination occurs once. topics: for each
-    topic section of server.ini, the index of the topic's combination in `settings`. The function takes 1 µs for each
-    topic.
+    settings: all different combinations of options that topics have, without repetitions. topics: for each topic
+    section of server.ini, the index of the topic's combination in `settings`. The function takes 1 µs for each topic.
     """
     numbers: dict[tuple[object, ...], int] = {}
     topics: dict[str, int] = {}
@@ -43,7 +43,9 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Return a hashable value that represents a topic's options. Two topics with equal values have equal `_options`."""
+    """Return a hashable value that represents a topic's options: if this value is equal for two topics, their
+    `_options` are equal, too.
+    """
     return (
         topic.partitions,
         topic.ack,

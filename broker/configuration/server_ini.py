@@ -1,8 +1,8 @@
 """Read a server.ini in the format of metaq 1.x (storage.md §9), with all keys, defaults and checks, and return the
 settings.
 
-`read_config` is the only function here that reads the file from the disk. Each key is in one table, together with the
-field of settings.py that the key sets.
+`read_config` is the only function here that reads the file from the disk. The tables in this module name all keys; each
+row has a key and the field of settings.py that the key sets.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ def _integer(low: int = INT32_MIN, high: int = INT32_MAX) -> ReadValue:
 
 
 def _optional(read: ReadValue) -> ReadValue:
-    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. If the
-    default is None, the function returns None, whereas for other keys a default of None means that the key is required.
+    """Return a function that reads a key with `read` if the key is set, and otherwise returns the default. With a
+    default of None the function returns None for an unset key; without `_optional`, a default of None would make the
+    key required.
     """
     return lambda values, key, default: default if values.entry(key) is None else read(values, key, None)
 
@@ -192,13 +193,14 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Keys that have an effect only in a Java broker, mostly thread counts. If a Java broker would refuse to start with a
-value, this broker refuses the value, too. So a Java broker can always use the same file.
+"""Keys that have an effect only in a Java broker, mostly thread counts. This broker ignores their values, but it
+refuses a value with which a Java broker would refuse to start. So every file that this broker accepts is also accepted
+by a Java broker.
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
-"""Keys that the Java broker accepts although they have no effect, because its configuration class happens to have
-fields with these names.
+"""Keys that have no effect. The Java broker accepts them only because its configuration class happens to have fields
+with these names; so this broker accepts them, too.
 """
 
 TOPIC_KEYS = {key.name for key in _TOPIC.values()}
@@ -213,7 +215,9 @@ _TOPIC_PREFIX = "topic="
 
 
 def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the keys in a table, by field name. A key without a default is required."""
+    """Read all keys of a table from `values`, and return their values by field name. A key that has no default must be
+    set.
+    """
     return {field: key.read(values, key.name, defaults.get(field)) for field, key in table.items()}
 
 
@@ -237,7 +241,7 @@ def parse_config(
     """Parse the bytes of a server.ini and of a filters.ini. name: the name of the server.ini for errors.
 
     inherited: the settings that topics inherit instead of the settings in the file's own section [system]. A running
-    broker passes this argument when it reads the file again.
+    broker passes `inherited` when it reloads the file.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)

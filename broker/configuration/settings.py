@@ -1,5 +1,5 @@
-"""The settings of a broker, which server_ini.py reads from server.ini. The name of a field includes the unit of its
-value.
+"""The settings of a broker, which server_ini.py reads from server.ini. If a field's value has a unit, the name of the
+field ends with the unit, for example `_ms`.
 """
 
 from __future__ import annotations
@@ -41,18 +41,20 @@ DEFAULT_DELETE_POLICY = "delete,168"
 DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
-"""Name of a directory in the first data path of a broker set's node. In this directory the node stores its knowledge of
-the set (sets/history.py).
+"""Name of a directory in the first data path of a broker set's node. In this directory the node stores what it knows
+about the set, for example its epochs (sets/history.py).
 """
 
 
 class Promise(Enum):
-    """The kinds of acknowledgement that a replicated topic can have. Each kind says when a message is acknowledged."""
+    """How safely a message of a replicated topic must be stored before the leader acknowledges it."""
 
     LEADER = "leader"
     """A message is acknowledged when the leader has stored it as safely as the topic's flush mode demands."""
     IN_SYNC = "in-sync"
-    """A message is acknowledged when every in-sync node has it, at least in memory."""
+    """A message is acknowledged when every in-sync node has received it; a node need not have written it to its
+    disk.
+    """
     DISK = "disk"
     """A message is acknowledged when every in-sync node has it on its disk."""
 
@@ -65,12 +67,12 @@ class BrokerOptions:
 
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
-    """The number of bytes that must stay free on the disk of a data directory; with fewer free bytes, the broker
-    refuses puts. None: a fraction of the disk's size (store/disk_space.py).
+    """The number of bytes that must stay free on the disk of each data directory: if fewer bytes are free, the broker
+    refuses puts. None: a fraction of the disk's size is used as this number (store/disk_space.py).
     """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
-    """Limit of the bytes of all puts that wait until they are safe. Above this limit the broker reads no more puts
-    (pending_puts.py).
+    """A limit for the total number of bytes of all puts that wait until they are safe. While there are more bytes, the
+    broker reads no more puts from connections (pending_puts.py).
     """
     node: str | None = None
     """Overrides BrokerConfig.node; None: use the value of server.ini."""
@@ -78,8 +80,8 @@ class BrokerOptions:
     """Overrides BrokerConfig.zone; None: use the value of server.ini."""
     half_check_seconds: float = 6.0
     """Seconds from a half message's arrival to its first check, unless the producer has sent another number of seconds
-    with the message. The pause before the second check is this value, too; each later pause is twice as long as the
-    pause before it, but at most an hour.
+    with the message. The pause between the first check and the second check has the same length. Each later pause is
+    twice as long as the pause before it, but at most an hour.
     """
     security: str | None = None
     """The path of security.ini (security_ini.py); None: no TLS."""
@@ -88,8 +90,8 @@ class BrokerOptions:
     (http/browsers.py).
     """
     half_checks: int = 15
-    """The number of times that producers are asked for the outcome of a half message. After that the message is parked,
-    which means that producers are no longer asked about it.
+    """The number of times that producers are asked for the outcome of a half message. After this number of checks the
+    message is parked: it is kept, but producers are no longer asked about it.
     """
 
 
@@ -105,20 +107,22 @@ class ZooKeeperConfig:
     session_timeout_ms: int = 30_000
     connection_timeout_ms: int = 30_000
     sync_time_ms: int = 5_000
-    """A stopping broker serves clients for this many milliseconds after it has unregistered from ZooKeeper."""
+    """When a broker is stopped, it first unregisters from ZooKeeper, and then continues to serve clients for this many
+    milliseconds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """The section [topic=<name>]. Every key defaults to the value in [system]. `name` may be a pattern such as
-    `wild*`.
+    """The settings of one topic, from the section [topic=<name>]. A key that is not set there has the value from
+    [system]. `name` is the name of a topic or a pattern such as `wild*`.
     """
 
     name: str
     partitions: int
     unflush_threshold: int
-    """The topic's data are synced to the disk after this many records; 0 or less: every put waits for a sync (group
-    commit).
+    """Whenever this many records were appended to a partition of the topic, the broker syncs them to the disk; 0 or
+    less: every put waits for a sync (group commit).
     """
     unflush_interval_ms: int
     data_path: str
@@ -127,24 +131,25 @@ class TopicConfig:
     accept_publish: bool = True
     accept_subscribe: bool = True
     accept_compressed: bool = False
-    """Whether messages with compressed payloads are accepted. If True, clients that cannot read compressed payloads get
-    no messages of this topic.
+    """Whether the broker accepts messages with compressed payloads. If True, the broker sends no messages of this topic
+    to clients that cannot read compressed payloads.
     """
     stat: bool = False
     """Whether realtime counters are kept for the topic."""
     ack: Promise | None = None
-    """The value of the key `ack`; None if the key is not set. The property `promise` gives the effective value."""
+    """The value of the key `ack`; None if the key is not set. The property `promise` replaces None by a default."""
     min_in_sync: int = 1
-    """The least number of in-sync nodes, including the leader. If there are fewer in-sync nodes, the topic's messages
-    are refused.
+    """The least number of in-sync nodes, including the leader. While there are fewer in-sync nodes, the leader refuses
+    messages for the topic.
     """
     replicas: int | None = None
-    """The number of in-sync nodes that the topic should have; with fewer in-sync nodes, the topic counts as
-    under-replicated. None: the number of all nodes of the broker set.
+    """The number of in-sync nodes that the topic should have. While there are fewer in-sync nodes, the broker reports
+    the topic as under-replicated. None: all nodes of the broker set should be in sync.
     """
     readable_partitions: int | None = None
-    """The number of partitions that the broker registers for consumers; None: the same number as `partitions`, which
-    producers see. The two numbers may differ while partitions move.
+    """The number of partitions that the broker registers for consumers. `partitions` is the number that the broker
+    registers for producers; the two numbers can differ only while partitions are moved to other brokers. None: the same
+    number as `partitions`.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
     """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
@@ -153,21 +158,21 @@ class TopicConfig:
 
     @property
     def promise(self) -> Promise:
-        """The kind of acknowledgement of a replicated topic. If the key `ack` is not set, this is DISK for a topic with
-        group commit, and IN_SYNC for other topics.
+        """How safely a message of this topic must be stored before a leader acknowledges it. If the key `ack` is not
+        set, the value is DISK for a topic with group commit, and IN_SYNC for other topics.
         """
         return self.ack or (Promise.DISK if self.unflush_threshold <= 0 else Promise.IN_SYNC)
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts wait until they are synced to the disk (group commit)."""
+        """Whether each put to this topic is acknowledged only after it is synced to the disk (group commit)."""
         return self.unflush_threshold <= 0 or self.ack is Promise.DISK
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """The configuration of one broker: the sections [system] and [zookeeper], and the sections of all topics. `system`
-    has the settings for topics without a section.
+    has the settings from [system] in the form of a topic's settings; a topic without a section of its own uses them.
     """
 
     broker_id: int
@@ -181,24 +186,26 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The numeric address on which the broker listens; "": all IPv4 addresses. It is an option of the command and not a
-    key of server.ini, because a Java broker refuses unknown keys.
+    """The numeric address on which the broker listens; "": all IPv4 addresses. This address is an option of the command
+    that starts the broker. It is not a key of server.ini, because a Java broker refuses unknown keys.
     """
     dashboard_port: int | None = None
-    """dashboardHttpPort; None: no dashboard. (Without this key, 1.x serves its dashboard on port 8120, so a second
-    broker on the host fails to start.)
+    """dashboardHttpPort; None: no dashboard. (In 1.x a broker without this key serves its dashboard on port 8120; so a
+    second broker on the same host fails to start, because the port is in use.)
     """
     move_consumers_past_end: bool = False
-    """updateConsumerOffsets: whether a get beyond the end of a partition is answered with 301 and the end offset
-    instead of 404.
+    """updateConsumerOffsets: how the broker answers a get beyond the end of a partition. True: status 301 and the end
+    offset, to which the consumer then moves. False: status 404.
     """
     node: str | None = None
     """The name of this node in its broker set; None for a single broker."""
     zone: str = ""
-    """The name of the broker's zone. Consumers with the same zone prefer this broker."""
+    """The name of the zone (for example a data center) in which the broker runs; "" for none. Consumers that name the
+    same zone read from this broker rather than from brokers in other zones.
+    """
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
-    """copyBytesPerSecond: the lowest rate, in bytes per second, at which a leader copies data to a joining node. The
-    leader slows the copying down to protect producers, but never below this rate.
+    """copyBytesPerSecond: the lowest rate, in bytes per second, at which a leader copies data to a joining node. While
+    producers write, the leader copies more slowly so that it does not delay them, but never more slowly than this.
     """
     app_class_path: str | None = None
     """appClassPath: a directory of Python modules with filters; None: only installed modules."""
@@ -226,12 +233,12 @@ class BrokerConfig:
         return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Return the settings of a topic. Return None if clients may not send messages to the topic, because no section
-        is for the topic and no pattern matches it.
+        """Return the settings of a topic; return None if no section has the topic's name or a pattern that matches it,
+        so that the broker refuses messages for the topic.
 
         A topic that only a pattern matches has the settings of [system], not the settings of the pattern's section, as
-        in 1.x. metaq's own topics (own_topics.py) are always accepted. If one of these topics matches a pattern that
-        begins with `%`, the topic has the settings of the pattern's section.
+        in 1.x. metaq's own topics (own_topics.py) are always accepted. If one of metaq's own topics matches a section's
+        pattern that begins with `%`, the topic has the settings of this section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -254,9 +261,9 @@ class BrokerConfig:
 
 
 class _Names:
-    """A set of section names; some of the names may be patterns. The object finds out whether a topic matches any of
-    the names. Clients may ask for any topic name, so a match must be cheap: its cost depends on the number of patterns,
-    but not on the number of other names.
+    """Finds out whether a topic matches any of a set of section names, some of which can be patterns. A client can make
+    the broker look up any topic name, so a look-up must be cheap: its cost grows with the number of patterns, but not
+    with the number of plain names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

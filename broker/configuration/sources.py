@@ -36,14 +36,14 @@ class ConfigFiles:
 
     @property
     def provided_path(self) -> str | None:
-        """The default of appClassPath, as in 1.x: the directory `provided` next to the directory of server.ini; None if
-        it does not exist.
+        """The directory that is used if the key appClassPath is not set, as in 1.x: the directory `provided` next to
+        the directory of server.ini; None if `provided` does not exist.
         """
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
         return path if os.path.isdir(path) else None
 
     def read(self) -> ConfigTexts:
-        """Read both files. The call blocks. Raises ConfigError for a file that cannot be read."""
+        """Read server.ini and filters.ini. The call blocks. Raises ConfigError for a file that cannot be read."""
         if self.filters is None and not os.path.exists(self.filters_path):
             return ConfigTexts(_read("server.ini", self.ini))
         return ConfigTexts(_read("server.ini", self.ini), _read("--filters", self.filters_path))

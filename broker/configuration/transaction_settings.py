@@ -12,8 +12,8 @@ class FlushTxLog(IntEnum):
     """flushTxLogAtCommit: when the transaction log is synced."""
 
     NEVER = 0
-    """The operating system decides when to sync the transaction log. A crash of the machine may lose the effects of
-    requests that were already answered.
+    """The operating system decides when to sync the transaction log. If the machine crashes, the effects of transaction
+    requests that were already answered can be lost.
     """
     AT_COMMIT = 1
     """The transaction log is synced before a prepare, commit or rollback is answered."""
@@ -35,4 +35,4 @@ class TransactionConfig:
     maximum.
     """
     max_timeouts: int
-    """The maximum number of open transactions that have a timeout."""
+    """The maximum number of transactions with a timeout that are open at the same time."""

@@ -1,1 +1,1 @@
-"""Delayed messages: the broker keeps them in the store's internal logs, and delivers them when they are due."""
+"""Delayed messages: the broker keeps them in internal logs, and appends them to their partitions when they are due."""

@@ -1,8 +1,8 @@
-"""Rewrite the waiting messages of an internal log's oldest segment at the log's end, so that the segment can be
-removed.
+"""Append the waiting messages of an internal log's oldest segment to the log's end again, so that the oldest segment
+can be removed.
 
-All waiting messages together may have a size of gigabytes, so only one segment is rewritten at a time. The messages
-keep their ids, so that they can still be cancelled.
+The waiting messages of all segments can have gigabytes together, so only one segment is rewritten at a time. The
+messages keep their ids, because a producer that wants to cancel a delayed message names its id.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["write_oldest_anew"]
 
 
 async def write_oldest_anew(delays: Delays, contents: DelayedLog) -> None:
-    """Append the waiting messages of the oldest segment to the log's end, a few at a time. Raises OSError,
-    StoreError.
+    """Append the waiting messages of the log's oldest segment to the log's end again, a few at a time with pauses.
+    Raises OSError or StoreError if the segment cannot be read.
     """
     log = contents.log
     end = log.segments[0].end if len(log.segments) > 1 else log.first_offset

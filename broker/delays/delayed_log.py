@@ -1,10 +1,11 @@
 """The state of one internal log of delayed messages: which messages wait, and which were delivered or cancelled. Used
 only on the reactor thread.
 
-The state is derived from the log's index units and its marks (memory/delayed_records.py). A follower reads the log as
-it grows; a leader knows which records it has appended, so it need not read them. The mark of a delivery counts for a
-message only if the message is really in its partition. When a node becomes the leader, it checks for each mark whether
-this is so (in `lead`); until then the messages that the mark names stay in the table of waiting messages.
+This object gets its information from the log's index units and marks (memory/delayed_records.py). A follower of a
+broker set reads each record that is added to the log. A leader appends the records itself, so it need not read them. A
+mark that says that a message was delivered is ignored if the message is not in its partition (the mark is written
+before the message). When a node becomes the leader, it checks for each mark whether the messages are in their
+partitions (in `lead`). Until this check the messages that the mark names stay in the table of waiting messages.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ Find = Callable[[str, int], PartitionLog | None]
 
 
 class _Held(NamedTuple):
-    """A delivery that has a mark in the internal log, but may not have happened. mark: the byte offset of the mark in
-    the internal log. group: the messages of the delivery.
+    """A delivery that has a mark in the internal log. It is not known yet whether the messages also reached their
+    partition. mark: the byte offset of the mark in the internal log. group: the messages of the delivery.
     """
 
     mark: int
@@ -65,8 +66,8 @@ class _Held(NamedTuple):
 
 class _Unsettled(NamedTuple):
     """A delivery by this leader that a power failure may undo. mark: byte offset of the delivery's mark in the internal
-    log. end: byte offset in the partition `target` where the messages end. least: byte offset of the first record in
-    the internal log that is needed if the delivery is undone.
+    log. end: byte offset in the partition `target` where the messages end. least: byte offset in the internal log of
+    the first record of these messages; if the delivery is undone, the log is needed from there on.
     """
 
     mark: int
@@ -76,9 +77,9 @@ class _Unsettled(NamedTuple):
 
 
 class Late:
-    """Due messages of a partition that now refuses to store them. why: the reason for the refusal. pause: if the next
-    attempt fails, wait this many seconds before another attempt. retry_at: time of the next attempt in monotonic
-    seconds.
+    """The due messages of one partition that refuses to store them. why: the reason for the refusal. retry_at: the time
+    of the next attempt to deliver them, in monotonic seconds. pause: the seconds to wait after this attempt, if it
+    fails, before another attempt.
     """
 
     def __init__(self, why: str, pause: float) -> None:
@@ -89,8 +90,8 @@ class Late:
 
 
 class DelayedLog(LogReader):
-    """The state of one of the two internal logs of delayed messages. One of the two logs is for partitions with group
-    commit, and the other log is for all other partitions.
+    """The state of one of the two internal logs of delayed messages. One log has the delayed messages for partitions
+    with group commit, and the other log has those for partitions without group commit.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -102,13 +103,15 @@ class DelayedLog(LogReader):
         self.live_bytes = 0
         """The total size in bytes of the records of waiting messages."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
-        """The ids of the most recently cancelled messages, with their partitions. If a broker fails before it has
-        answered a cancel request, the next leader can answer the repeated request.
+        """The ids of the most recently cancelled messages, with their partitions. If a leader fails before it has
+        answered a cancel request, the client repeats the request, and the next leader answers it from this table.
         """
         self.reading = False
         """Whether a worker thread is reading due messages now."""
         self.table_unsafe = False
-        """Whether there are due messages that cannot be delivered yet, because their records are not safe yet."""
+        """Whether `table` has due messages that must not be delivered yet, because their records in the internal log
+        are not safe.
+        """
         self._live: Counter[int] = Counter()  # number of waiting records, by the first offset of their segment
         self._places: dict[
             int, tuple[DelayTarget, bool]
@@ -139,7 +142,9 @@ class DelayedLog(LogReader):
         self.live_bytes = 0
 
     def _read(self, most: int | None) -> None:
-        """Read the log from byte `_read_to` on. most: about how many records to read; None: all."""
+        """Read the log from byte `_read_to` on, and update the tables accordingly. most: about how many records to
+        read; None: all.
+        """
         left = most
         for units in self._units():
             self._take(units)
@@ -233,9 +238,9 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Read to the log's end, and find out which deliveries with a mark have happened. Return the messages of the
-        deliveries that have not happened. For each of these deliveries the caller must write a mark that says that it
-        has not happened. Raises StoreError.
+        """Begin to lead: read the log to its end, and find out for each delivery that has a mark which messages are
+        really in their partition. Return the messages that are not; they still wait. The caller must write marks that
+        say that these messages were not delivered. Raises StoreError.
         """
         self.read_on()
         returned = []
@@ -254,8 +259,8 @@ class DelayedLog(LogReader):
         return returned
 
     def appended(self) -> None:
-        """Record that this leader has appended records to the log. The leader knows their content, so it need not read
-        them.
+        """Record that this leader has appended records to the log. `_read` will not read these records, because the
+        leader knows their content.
         """
         self._read_to = self.log.end_offset
 
@@ -272,9 +277,9 @@ class DelayedLog(LogReader):
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return the byte offset before which the deliveries of all marks are certain. copied: if true, a delivery is
-        certain only when readers can see its messages. Readers can see them when the in-sync nodes of the broker set
-        have them.
+        """Return the byte offset of the internal log before which all marks of deliveries are certain, which means that
+        no power failure can undo these deliveries. copied: if true, a delivery is certain only when also the in-sync
+        nodes of the broker set have its messages, so that readers can see them.
         """
         unsettled = self._unsettled
         while unsettled:
@@ -286,9 +291,9 @@ class DelayedLog(LogReader):
 
     @property
     def needed_from(self) -> int:
-        """The byte offset before which the log is no longer needed. A segment is not needed if no message waits in it,
-        and no message in it can wait again after a power failure. The offset is the end of the last segment before the
-        first segment that is needed.
+        """The byte offset before which the log is no longer needed: the start of the first segment that is needed. A
+        segment is needed if it has the record of a waiting message, or of a delivered message that would wait again
+        after a power failure.
         """
         end, unsettled = (
             self.log.first_offset,
@@ -301,8 +306,8 @@ class DelayedLog(LogReader):
         return end
 
     def rewritten(self, ids: Ids, offsets: Ids) -> None:
-        """Record that this leader has rewritten the records of these messages at `offsets`. Messages that no longer
-        wait are ignored.
+        """Record that this leader has appended the records of these messages again, at the byte offsets `offsets` of
+        the internal log. Messages that no longer wait are ignored.
         """
         for table in self.tables():
             before = table.move(ids, offsets)
@@ -330,8 +335,9 @@ class DelayedLog(LogReader):
         return found
 
     def remove(self, place: DelayTarget, ids: Ids, sizes: Sizes) -> Ids:
-        """Remove messages that no longer wait. Some of them may not be in the table; for each message that was in the
-        table, return the byte offset of its record. sizes: the sizes that the messages' records have in the partition.
+        """Remove messages that no longer wait. Ids of messages that do not wait are ignored. Return the byte offsets of
+        the removed messages' records in the internal log. sizes: the sizes that the messages' records have in the
+        partition.
         """
         found = self.table.remove(ids)
         if np.count_nonzero(found == NOWHERE):
@@ -383,16 +389,18 @@ class DelayedLog(LogReader):
 
 
 def _without(group: Group, ids: Ids) -> Group:
-    """Return a copy of the group in which the value NOWHERE, which is no id, stands in place of each of these ids. The
-    copy keeps the sizes of all messages, so that the offsets of the other messages do not change.
+    """Return a copy of the group in which each of these ids is replaced by NOWHERE, which is not a valid id. The copy
+    keeps the sizes of all messages, because the offset of a message in the partition is computed from the sizes of the
+    messages before it.
     """
     chosen = np.isin(group.ids, ids)
     return group if not chosen.any() else group._replace(ids=np.where(chosen, NOWHERE, group.ids))
 
 
 def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
-    """Return for each of the group's messages whether it is in the partition. Messages also count as delivered if
-    retention has removed them, if an operator has removed the whole partition, or if they cannot be read.
+    """Return for each of the group's messages whether it is in the partition. The result is also True for messages that
+    retention has removed, for messages of a partition that an operator has removed, and for messages that cannot be
+    read.
     """
     everything = np.ones(len(group.ids), np.bool_)
     if target is None or group.base < target.first_offset:
@@ -410,7 +418,9 @@ def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
 
 
 def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray]:
-    """Read the records of a segment without a usable index, and return the index units that belong to them."""
+    """Read the records of a segment that has no usable index, and return the index units that the index should have for
+    these records.
+    """
     found = []
     for scan in walk(files, fd, start, segment.size, segment.first_offset):
         if len(scan.units):
@@ -423,8 +433,8 @@ def _scan(segment: Segment, start: int, files: Files, fd: int) -> list[UnitArray
 # --- records ----------------------------------------------------------------------------------------------------------
 
 ReadBytes = Callable[[int, int], Buffer | None]
-"""read(offset, most) returns at most `most` bytes from byte `offset` on; it returns None if the read would have to wait
-for the disk.
+"""read(offset, most) returns at most `most` bytes of a log from byte `offset` on. Some such functions return None if
+the read would have to wait for the disk.
 """
 
 _SPAN_BYTES = 64 << 10
@@ -432,8 +442,8 @@ _FIRST_BYTES = 4096
 
 
 def read_records(read: ReadBytes, offsets: Ids, most_bytes: int) -> list[bytes] | None:
-    """Return the whole records at these offsets, in the order of the argument `offsets`. If not all records fit into
-    `most_bytes`, return the first records that fit, but at least one.
+    """Return the whole records at these offsets, in the order of the argument `offsets`. If all records together have
+    more than `most_bytes`, return only the first records that fit into `most_bytes`, but at least one record.
 
     Records that lie near each other are read together. The result is None if `read` returns None. Errors of `read` are
     passed on.

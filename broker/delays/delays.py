@@ -1,13 +1,14 @@
 """Delayed messages. The broker stores them in an internal log, and delivers them to their partitions when they are due.
 
-The wall clock decides when a message is due. Timers use the monotonic clock; they sleep at most a second, and then look
-at the wall clock again. If the wall clock is set forward, messages that are then due are delivered at once. If it is
-set back, messages are delivered later.
+The wall clock decides when a message is due. Timers use the monotonic clock. So that a change of the wall clock is
+noticed, a timer runs at most a second; then the wall clock is read again. If somebody sets the wall clock forward,
+messages that are due by the new time are delivered at once. If somebody sets it back, messages are delivered later than
+they would have been.
 
 A delivery first appends one record, the mark, to the internal log. Then the delivery appends the messages to their
-partitions. The mark and the messages are appended in one iteration of the reactor. The mark counts for a message only
-if the message is really in its partition (delayed_log.py). So no message is lost or delivered twice if the broker
-crashes between the two appends, or if a new leader has only some of these records.
+partitions. Both appends happen in one iteration of the reactor, so no request is served between them. After a crash, a
+mark is ignored for messages that are not in their partition (delayed_log.py). So no message is lost or delivered twice
+if the broker crashes between the two appends, or if a new leader has only some of these records.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ _log = logging.getLogger(__name__)
 
 
 class Pended(NamedTuple):
-    """The records of delayed messages for one partition. The caller appends them to the internal log `log`, and must
-    call `Delays.noted` afterwards.
+    """The records of delayed messages for one partition. `Delays.pend` has made these records. The caller must append
+    them to the internal log `log`, and then call `Delays.noted`.
     """
 
     owner: Delays
@@ -81,16 +82,20 @@ class Pended(NamedTuple):
     sizes: Sequence[int]
     buffers: Sequence[Buffer]
     size: int
-    """The size of the records in bytes."""
+    """The total size of the records in bytes."""
     now_ms: int
 
     def units(self, offset: int) -> bytes:
-        """Return the index units that the records have if the first record is appended at byte `offset` of the log."""
+        """Return the index units for the records, if the first record is appended at byte `offset` of the internal
+        log.
+        """
         return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
 
 class DelayedDelivery(NamedTuple):
-    """The messages that one turn delivers to one partition. wanted: when each message was due, Unix ms."""
+    """The messages that are delivered to one partition together. wanted: the time when each message was due, in Unix
+    ms.
+    """
 
     group: Group
     write: DueWrite
@@ -100,15 +105,15 @@ class DelayedDelivery(NamedTuple):
 class Delays(Memory[DelayedLog]):
     """The delayed messages of one broker. Used only on the reactor thread.
 
-    While another node of the broker set leads, this node delivers no delayed messages.
+    Only the leader of a broker set delivers delayed messages; the other nodes only keep them.
     """
 
     topic = DELAYED_TOPIC
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """The end of the text that `left_behind` returns; it says what the messages wait for. The text tells operators why
-    a partition with waiting messages cannot move yet.
+    """What the messages wait for. `left_behind` puts these words into a text that tells an operator why a partition
+    with waiting messages cannot be moved to another broker yet.
     """
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
@@ -121,14 +126,16 @@ class Delays(Memory[DelayedLog]):
         reactor: ReactorTime,
         in_thread: Callable[[Callable[[], Any]], Deferred[Any]],
     ) -> None:
-        """store: an open store. make_write: makes a DueWrite for an append. clock: returns seconds since 1970."""
+        """store: an open store. make_write(log, buffers, units): returns a DueWrite, which appends these records and
+        their index units to the log. clock: returns seconds since 1970.
+        """
         super().__init__(store, clock, reactor)
         self.writing: Deliverer
         """The object that appends messages. This attribute must be set before the first request."""
         self.delivered = 0
         """Number of messages delivered since the broker's start."""
         self.damaged = 0
-        """Number of messages that could not be read when they were due, since the broker's start."""
+        """Number of messages since the broker's start that could not be read when they were due."""
         self._make_write = make_write
         self.in_thread = in_thread
         self.reactor = reactor
@@ -145,7 +152,7 @@ class Delays(Memory[DelayedLog]):
 
     @property
     def turn_records(self) -> int:
-        """The number of due messages that are handled before other work gets a turn."""
+        """The greatest number of due messages that are handled in one turn, before the reactor does other work."""
         return tuning.DELAYED_TURN_RECORDS
 
     # --- messages come ------------------------------------------------------------------------------------------------
@@ -159,14 +166,14 @@ class Delays(Memory[DelayedLog]):
 
     def check(self, target: PartitionLog) -> None:
         """Raise DiskFull or StoreError if no delayed message for this partition can be stored now. Raise AccountSpent
-        if too many messages wait.
+        if too many messages wait already.
         """
         self._check_room(1)
         self._contents(target.has_group_commit)
 
     def _check_room(self, count: int) -> None:
-        """Raise AccountSpent if `count` additional messages would be too many. In this class the number of messages is
-        not limited.
+        """Raise AccountSpent if `count` additional messages would be too many. The number of delayed messages is not
+        limited, so this method does nothing; a subclass can limit the number of its messages.
         """
 
     def pend(
@@ -179,7 +186,8 @@ class Delays(Memory[DelayedLog]):
         taken: Sequence[int],
     ) -> Pended:
         """Make the records of delayed messages for the partition `target`. The caller must have called `check` for this
-        partition. dues: the result of `due` for each message. taken: an ordinary message id for each message.
+        partition. For each message, `dues` has the result of `due`, and `taken` has a message id as other messages of
+        the partition have it.
         """
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
@@ -245,8 +253,9 @@ class Delays(Memory[DelayedLog]):
         return Pended(self, contents, place, ids, sizes, buffers, sum(map(len, buffers)), self.now_ms())
 
     def _contents(self, group_commit: bool) -> DelayedLog:
-        """Return the state of the internal log for partitions with group commit, or of the log for partitions without
-        it. Raises DiskFull, StoreError.
+        """Return the state of one of the two internal logs: of the log for partitions with group commit if
+        `group_commit` is true, otherwise of the log for the other partitions. Raises DiskFull if the disk of this log
+        is full, and StoreError.
         """
         log = self.store.internal_log(self.topic, group_commit)
         if self.store.space.full:
@@ -277,8 +286,8 @@ class Delays(Memory[DelayedLog]):
         return False
 
     def noted(self, pended: Pended, base: int) -> None:
-        """Record that these records were appended at byte `base` of the internal log. Their messages are then delivered
-        when they are due.
+        """Record that these records were appended at byte `base` of the internal log, so that their messages are
+        delivered when they are due.
         """
         ids, sizes = np.array(pended.ids, np.int64), np.array(pended.sizes, np.int64)
         pended.log.insert(pended.place, ids, base + sizes.cumsum() - sizes, pended.size)
@@ -287,7 +296,7 @@ class Delays(Memory[DelayedLog]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def _wake_by(self, due: float) -> None:
-        """Set the timer so that the next turn comes at the time `due` (Unix ms) or earlier."""
+        """Set the timer so that due messages are next looked for at the time `due` (Unix ms) or earlier."""
         if due < self._wakes_at and self.enabled:
             if self._timer is not None:
                 self._timer.cancel()
@@ -321,7 +330,7 @@ class Delays(Memory[DelayedLog]):
             self._deliver_due(contents)
 
     def _sleep(self) -> None:
-        """Set the timer for the next turn, which comes when the next message is due."""
+        """Set the timer to the time when the next message will be due."""
         now_ms, seconds = self.now_ms(), self.seconds()
         wake_at = self._wanted_at(now_ms, seconds)
         if self._retry_at > seconds:
@@ -329,7 +338,8 @@ class Delays(Memory[DelayedLog]):
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        """Return the time (Unix ms) when the next turn should come. now_ms: the present time by the wall clock.
+        """Return the time (Unix ms) when due messages should next be looked for. now_ms: the present time by the wall
+        clock.
         seconds: the present time by the monotonic clock.
         """
         least = tuning.DELAYED_LEAST_SECONDS
@@ -350,7 +360,7 @@ class Delays(Memory[DelayedLog]):
     # --- delivering ---------------------------------------------------------------------------------------------------
 
     def _deliver_due(self, contents: DelayedLog) -> None:
-        """Deliver as many due messages as one turn may."""
+        """Deliver due messages whose records are safe, but at most as many as one turn may deliver."""
         if contents.reading or self.seconds() < self._retry_at:
             return
         due_before = pending_id(self.now_ms() + 1, 0)
@@ -420,8 +430,8 @@ class Delays(Memory[DelayedLog]):
             self._sleep()
 
     def decoded(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> list[Pending]:
-        """Decode these records and return their messages. Damaged messages are dropped. ids: the expected message id of
-        each record; additional ids at the end are ignored.
+        """Decode these records and return their messages. Messages whose record is damaged are cancelled and left out.
+        ids: the expected message id of each record; additional ids at the end are ignored.
         """
         found, damaged = [], []
         for expected, record in zip(ids.tolist(), records, strict=False):
@@ -435,9 +445,9 @@ class Delays(Memory[DelayedLog]):
         return found
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Append a mark to the internal log. Then append the messages in these records to their partitions. ids: the
-        message ids of the records, in the same order; there may be more ids than records, and the additional ids at the
-        end are ignored.
+        """Deliver the messages in these records: append a mark to the internal log, and then the messages to their
+        partitions. ids: the message ids of the records, in the same order; there may be more ids than records, and the
+        additional ids at the end are ignored.
         """
         groups: defaultdict[DelayTarget, list[Pending]] = defaultdict(list)
         for pending in self.decoded(contents, ids, records):
@@ -486,11 +496,11 @@ class Delays(Memory[DelayedLog]):
     def _append_marked(
         self, contents: DelayedLog, deliveries: Sequence[DelayedDelivery]
     ) -> tuple[DueWrite, list[DueWrite]]:
-        """Append a mark to the internal log, and after it the deliveries to their partitions. Return the mark's write,
-        and all appended writes that are not safe yet.
+        """Append a mark to the internal log, and after it the deliveries to their partitions. Return the DueWrite of
+        the mark, and all DueWrites (of the mark and the messages) whose records are not safe yet.
 
-        If the mark cannot be appended, nothing else is appended. If a partition refuses a delivery, the delivery's
-        write has the error, and its messages wait as before.
+        If the mark cannot be appended, no message is appended. If a partition refuses its messages, the DueWrite of
+        this delivery has the error, and the messages wait as before.
         """
         log = contents.log
         mark_at = log.end_offset
@@ -527,8 +537,8 @@ class Delays(Memory[DelayedLog]):
         self._pause(late, str(error))
 
     def _drop_damaged(self, contents: DelayedLog, ids: Sequence[int]) -> None:
-        """Cancel damaged messages permanently. The mark names no partition for these messages, because their records
-        cannot be read.
+        """Cancel damaged messages permanently, by a mark in the internal log. The mark names no partition, because the
+        partition's name is in the records, which cannot be read.
         """
         _log.error(
             "%s: %d delayed messages that are due are damaged, the first one has the id %d",
@@ -548,8 +558,8 @@ class Delays(Memory[DelayedLog]):
         return self._make_write(log, (data,), unit)
 
     def _append_marks(self, contents: DelayedLog, marks: Marks) -> MetaqError | None:
-        """Append marks to the internal log without waiting until they are safe. Return the error if the append fails,
-        otherwise None.
+        """Append marks to the internal log without waiting until they are safe. If the append fails, return the error;
+        otherwise return None.
         """
         data, unit = encode_marks(marks, self.now_ms(), contents.log.end_offset)
         append = Append(contents.log, (data,), unit)
@@ -562,8 +572,8 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Write marks about failed deliveries to the internal logs, so that the messages of these deliveries wait
-        again. If a mark cannot be written now, it is kept and written later.
+        """Write marks to the internal logs which say that deliveries have failed, so that the messages of these
+        deliveries wait again. If a mark cannot be written now, another attempt is made later.
         """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
@@ -610,8 +620,8 @@ class Delays(Memory[DelayedLog]):
         super().tick()
 
     def _tell_settled(self, contents: DelayedLog) -> None:
-        """If all deliveries of an internal log are certain, write a mark that says so. Every later delivery would also
-        write such a mark, but there may be no later delivery.
+        """If all deliveries of an internal log are certain, write a mark that says so. The mark of each delivery also
+        says which earlier deliveries are certain; this separate mark is needed if no further delivery comes.
         """
         written = self._last_settled.get(contents.log)
         if written is None:
@@ -632,8 +642,9 @@ class Delays(Memory[DelayedLog]):
         return self.needed_from(log)
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
-        """Called after records of waiting messages were rewritten at the log's end. Marks that were written about these
-        messages earlier now lie before the messages' records in the log. A subclass can write these marks again here.
+        """Called after records of waiting messages were appended to the log's end again (cleaning.py). Earlier marks
+        about these messages now lie before the records in the log, where they can be removed with an old segment. A
+        subclass can override this method to append these marks again after the records.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -689,8 +700,8 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.counts[place] for contents in self._logs.values())
 
     def late(self) -> dict[DelayTarget, tuple[int, str]]:
-        """Return the number of refused due messages and the reason, by partition. The result has only the partitions
-        that refuse due messages now.
+        """Return, for each partition that refuses its due messages now, the number of these messages and the reason for
+        the refusal.
         """
         found: dict[DelayTarget, tuple[int, str]] = {}
         for contents in self._logs.values():
@@ -705,8 +716,8 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.live_bytes for contents in self._logs.values())
 
     def lateness_ms(self, part: float) -> int:
-        """Return a quantile of the lateness of the last delivered messages in ms; 0 if no message was delivered. part:
-        the quantile, 0.0 … 1.0.
+        """Return a quantile of the lateness (the ms between due time and delivery) of the last delivered messages; 0 if
+        no message was delivered. part: which quantile, 0.0 … 1.0.
         """
         if not self._lateness:
             return 0
@@ -748,8 +759,9 @@ class Delays(Memory[DelayedLog]):
         return CancelDelayedReply(Cancelled.LATE if late else Cancelled.UNKNOWN)
 
     def _cancel_now(self, contents: DelayedLog, messages: Sequence[Pending]) -> tuple[Group, DueWrite, list[DueWrite]]:
-        """Cancel messages of one partition by appending a mark. Return the group of messages in the mark, the mark's
-        write, and the writes that are not safe yet. Raises the error if the mark cannot be appended.
+        """Cancel messages for one partition by appending a mark to the internal log. Return the messages as a group,
+        the DueWrite of the mark, and the DueWrites that are not safe yet. Raises the error if the mark cannot be
+        appended.
         """
         place = messages[0].place
         group = Group(place, _ids_of(messages), _sizes_of(messages))
@@ -763,7 +775,9 @@ class Delays(Memory[DelayedLog]):
         return group, write, waiting
 
     async def _until_safe(self, write: DueWrite, waiting: Sequence[DueWrite]) -> None:
-        """Wait until the records of `write` are safe. Raises the error of `write` if it has one."""
+        """Wait until the records of `write` are safe; raise its error if they cannot be made safe. waiting: the
+        DueWrites that are not safe yet.
+        """
         if waiting:
             safe: Deferred[None] = Deferred()
             self.writing.when_safe(waiting, partial(safe.callback, None))

@@ -1,5 +1,5 @@
-"""Protocols for the objects of the package writing/ that the package delays/ uses. The package writing/ stores
-messages, and delays/ may not import writing/.
+"""Protocols for those objects of the package writing/ (which stores messages) that the package delays/ uses. The
+protocols are needed because delays/ may not import writing/.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Delayed:
     """Describes a write to an internal log of delayed messages.
 
     target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the id that
-    the first message has in the internal log; 0 if it is unknown, which is possible if a producer repeats a numbered
-    send. pended: the records of the messages, until they are appended.
+    the first message has in the internal log; 0 if this id is unknown, which is possible if a producer repeats a
+    numbered send. pended: the records of the messages; None as soon as they are appended.
     """
 
     target: PartitionLog
@@ -59,10 +59,10 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """None unless appended records are also copied to other nodes of a broker set."""
+        """Not None if records that are appended here are also copied to other nodes of a broker set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
-        """Return the partition's log, so that messages can be appended. Raises the error of a refused put if the
+        """Return the log of a partition to which messages are to be appended. Raises the error of a refused put if the
         partition takes no messages.
         """
 

@@ -1,14 +1,14 @@
 """A table of waiting delayed or half messages in the order of their times. For each message it has the message id and a
 number, 16 bytes in total.
 
-The number is the byte offset of the message's record in its internal log. (In senders.py it is the number of the
-message's sender.)
+The number is the byte offset of the message's record in its internal log.
 
-The highest bits of an id are the time (protocol/delays.py), so the order of ids is the order of times. The newest ids
-are in one leaf, `_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these other leaves
-has its own range of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So
-inserting or removing a message never moves the data of more than one leaf, and takes O(log n) time. Whole batches of
-messages are handled with numpy.
+(In senders.py it is the number of the message's sender.) The highest bits of an id are the time at which the message is
+due (protocol/delays.py), so ids in ascending order are in the order of these times. The newest ids are in one leaf,
+`_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these other leaves has its own range
+of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So inserting or
+removing a message never copies the arrays of more than one leaf, and takes O(log n) time. Whole batches of messages are
+handled with numpy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Places = npt.NDArray[np.intp]
 
 NOWHERE = -1
 _LEAF = 4096
-"""The greatest number of ids in a leaf. A leaf with more ids is divided. The ids of a full leaf take 32 KiB, and an
-insertion into it takes 20 µs.
+"""The greatest number of ids in a leaf other than `_recent`. A leaf with more ids is divided into smaller leaves. The
+ids of a full leaf take 32 KiB, and an insertion into it takes 20 µs.
 """
 
 _RECENT = 1 << 14
@@ -43,8 +43,8 @@ _NOT_HERE: Ids = np.full(1, NOWHERE, np.int64)
 
 
 class _Leaf:
-    """Sorted ids with the byte offsets of their records. Later additions stay in separate arrays until `sort` merges
-    them.
+    """Sorted ids with the byte offsets of their records. Ids that are added later, and their offsets, are in separate
+    arrays until `sort` merges them with the sorted arrays.
     """
 
     __slots__ = ("added_ids", "added_offsets", "ids", "offsets")
@@ -81,8 +81,8 @@ class _Leaf:
         self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return for each of these ids whether it is in this leaf, and the indexes of the found ids in `self.ids`. The
-        argument `ids` must be sorted.
+        """Return two arrays: for each of these ids whether it is in this leaf, and, for the ids that are in this leaf,
+        their indexes in `self.ids`. The argument `ids` must be sorted.
         """
         self.sort()
         if not len(self.ids):
@@ -100,9 +100,9 @@ _Use = Callable[[_Leaf, Places, Places], Ids]
 
 
 class WaitingTable:
-    """A table of waiting messages. A table may be used by one thread only. The table contains each id at most once. If
-    a method gets an array of ids, the ids may have any order. If the method returns an array with a value for each id,
-    this array has the same order.
+    """A table of waiting messages. Only one thread may use a table. The table contains each id at most once. Methods
+    with an argument `ids` accept the ids in any order. If such a method returns an array with a value for each id, the
+    values are in the order of the argument.
     """
 
     def __init__(self) -> None:
@@ -174,8 +174,8 @@ class WaitingTable:
         return self._range(bisect_right(self._firsts, start), start + 1, None, most)
 
     def lying_before(self, offset: int) -> Iterator[tuple[Ids, Ids]]:
-        """Yield for each leaf the ids whose records lie before byte `offset`, and these records' offsets. During the
-        iteration only removals and changes of offsets are allowed.
+        """Yield for each leaf the ids whose records lie before byte `offset` of the internal log, and these records'
+        offsets. During the iteration, ids may be removed and offsets changed, but no ids may be inserted.
         """
         for leaf in [self._recent, *self._leaves]:
             leaf.sort()
@@ -213,8 +213,8 @@ class WaitingTable:
         return ids[order], offsets[order]
 
     def _shares(self, ids: Ids) -> list[tuple[int, int, int]]:
-        """Divide sorted ids into slices, so that all ids of a slice belong to the same leaf. Return (leaf number,
-        start, end) for each slice.
+        """Divide sorted ids into slices, so that all ids of a slice belong to the same leaf. Return a tuple (leaf
+        number, start, end) for each slice, where [start, end) are indexes in `ids`.
         """
         firsts, shares, start = self._firsts, [], 0
         while start < len(ids):
@@ -270,9 +270,7 @@ class WaitingTable:
         return found
 
     def _one(self, ids: Ids, use: _Use) -> Ids:
-        """Do the same as `_each` for a single id, but faster. The benchmark `transactions-1` measures the gain in
-        speed.
-        """
+        """Do the same as `_each` for a single id, but faster. The benchmark `transactions-1` shows the difference."""
         if self._count:
             for leaf in (self._recent, self._leaves[bisect_right(self._firsts, ids[0])]):
                 leaf.sort()
@@ -293,7 +291,9 @@ class WaitingTable:
 
 
 def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
-    """Return copies of the lowest ids of a leaf in [start, end), at most `most` of them, and of their offsets."""
+    """Return the lowest ids of a leaf that are in [start, end), at most `most` of them, and their offsets, both as
+    copies.
+    """
     leaf.sort()
     first = int(leaf.ids.searchsorted(start)) if start else 0
     last = len(leaf.ids) if end is None else int(leaf.ids.searchsorted(end))

@@ -1,4 +1,4 @@
-"""Load and find the callables of the filters that server.ini names."""
+"""Import the callables of the filters that server.ini names, and find the filter for a topic and a consumer group."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GroupAccept = Callable[[str, FilteredMessage], object]
 
 class Filter:
     """A filter: a callable that a user has written. Any thread may use a Filter object. `failures` is the number of
-    exceptions that the callable has raised. This number is only shown to operators; it may be too low, because threads
-    change it without a lock.
+    exceptions that the callable has raised. This number is only shown to operators. It can be too low, because several
+    threads increase it without a lock.
     """
 
     def __init__(self, name: str, accept: GroupAccept) -> None:
@@ -35,7 +35,7 @@ class Filter:
 
     def accepts(self, group: str, message: FilteredMessage) -> bool:
         """Return whether the group gets the message. If the callable raises an exception, the group does not get the
-        message, as in 1.x. The first exception of each filter is logged; later ones are not.
+        message, as in 1.x. Only the first exception of each filter is logged.
         """
         try:
             return bool(self._accept(group, message))
@@ -55,13 +55,15 @@ class FilterTable:
     """The filters by topic and group. The table is immutable; a reload of server.ini creates a new table."""
 
     def __init__(self, filters: Mapping[tuple[str, str], Filter | str] | None = None) -> None:
-        """filters: the filters by (topic, group). A string in place of a Filter is the name of a Java class;
-        filters.ini names no Python callable for this class.
+        """filters: the filters by (topic, group). A string in place of a Filter is the name of a Java class for which
+        filters.ini names no Python callable.
         """
         self._filters = dict(filters or {})
 
     def find(self, topic: str, group: str) -> Filter | None:
-        """Return the group's filter for a topic; None if the group gets everything. Raises FilterUnavailable."""
+        """Return the group's filter for a topic; None if the group gets everything. Raises FilterUnavailable if the
+        group's filter is a Java class without a Python callable.
+        """
         found = self._filters.get((topic, group))
         if isinstance(found, str):
             raise FilterUnavailable(found, topic, group)
@@ -76,9 +78,10 @@ def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> Filt
     """Import every callable that the configuration names. The imports run users' code, so this function must not be
     called on the thread of a running reactor.
 
-    known: the table of an earlier configuration; filters that it contains are used again. Raises ConfigError if an
-    import fails. A Java class without a callable is logged, and requests of its consumer group will be refused. So the
-    group neither gets unwanted messages nor loses messages.
+    known: the table of an earlier configuration; callables that this table has are not imported again. Raises
+    ConfigError if an import fails. If filters.ini has no callable for a Java class, this is logged, and the broker will
+    refuse the requests of the class's consumer group. With a refusal the group neither gets unwanted messages nor skips
+    wanted ones.
     """
     _extend_path(config.app_class_path)
     filters = {each.name: each for each in (known.filters() if known else ())}

@@ -19,12 +19,14 @@ from .message import FilteredMessage
 __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose_records"]
 
 BUDGET_SECONDS = 1.0
-"""When the filter has worked for this many seconds for a request, it is not called again for this request. The
-decisions that were made until then are used. A single call of the filter is never interrupted.
+"""When the filter has worked for this many seconds for a request, it is not called again for this request. The answer
+then has the records that the filter has accepted until this moment. A single call of the filter is never interrupted.
 """
 
 SCAN_BYTES = 16 << 20
-"""After this many rejected bytes without an accepted record, a `get` is answered with the offset that was reached."""
+"""If the filter rejects this many bytes before it accepts a record, the `get` is answered without records; the answer
+gives the offset at which the client should continue.
+"""
 
 
 class Verdict(NamedTuple):
@@ -59,15 +61,17 @@ class Judge:
 
     @property
     def out_of_time(self) -> bool:
-        """Whether the time limit has passed, so that no further record may be judged."""
+        """Whether BUDGET_SECONDS have passed since the first record was judged, so that no further record may be
+        judged.
+        """
         return self._deadline is not None and self._seconds() >= self._deadline
 
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
         """Yield a verdict for each whole record in `data`, which was read from byte `offset` of the partition. The
         iteration ends early when the time limit has passed.
 
-        The first record of a request is always judged. The iteration also ends at a record whose checksum is wrong; the
-        client detects this damage itself.
+        But the first record of a request is always judged. The iteration also ends before a record whose checksum is
+        wrong; the broker sends this record unjudged, and the client detects the damage.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -87,10 +91,11 @@ class Judge:
 
 
 class Chosen(NamedTuple):
-    """The result for a `get`: the accepted records, and the offset in the log after all judged records.
+    """The records to send in answer to a `get`. data: the accepted records, joined. next_offset: the offset in the log
+    after the last record that was judged and is either in `data` or rejected.
 
-    client_ends: where each accepted record ends in `data`. stored_ends: where the same record ends in the log, relative
-    to the offset at which the reading began.
+    client_ends: the byte index in `data` where each accepted record ends. stored_ends: where the same record ends in
+    the log, as a number of bytes from the offset that the `get` asked for.
     """
 
     data: bytes
@@ -112,15 +117,17 @@ class Chosen(NamedTuple):
 def choose_records(
     judge: Judge, read: Callable[[int, int], bytes], offset: int, size: int, largest: int, gap: int
 ) -> Chosen:
-    """Return the accepted records from `offset` on, at most `size` bytes. The rejected records between the accepted
-    records are left out.
+    """Read records from `offset` on, and return those that the filter accepts, at most `size` bytes. Rejected records
+    are left out.
 
-    read(offset, bytes): returns stored bytes of one segment, b"" at the end. size: the most bytes of returned records,
-    and the size of each read. largest: a first record longer than `size` is returned as a whole if it has at most this
-    number of bytes. gap: an answer with records ends when about this many rejected bytes were left out. If more bytes
-    than `gap` are rejected before the first accepted record, no record is returned. Then next_offset is the offset of
-    the first accepted record, or lies SCAN_BYTES after `offset`. If no whole record begins at `offset`, the bytes there
-    are returned unchanged, and next_offset is `offset`; the client can handle such bytes.
+    read(offset, bytes): returns at most this number of stored bytes, all from one segment; b"" at the end of the
+    partition. size: the most bytes of returned records, and the size of each read. largest: a first record longer than
+    `size` is returned as a whole if it has at most this number of bytes. gap: as soon as about this many rejected bytes
+    were left out of an answer that has records, the answer ends. If more bytes than `gap` are rejected before the first
+    accepted record, no record is returned. Then next_offset is the offset of the first accepted record, or an offset
+    about SCAN_BYTES after `offset` if no record before it was accepted. If no whole record begins at `offset`, the
+    bytes from `offset` on are returned as they are, and next_offset is `offset`; a client knows how to handle an
+    incomplete or damaged record.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

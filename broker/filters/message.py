@@ -12,13 +12,13 @@ class FilteredMessage:
     """One message of a partition, as a read-only object. An attribute of this object, such as `payload`, is decoded
     only when a filter uses it.
 
-    topic, partition, offset (the byte position of the record), id and flag have the values of the stored message.
+    topic, partition, offset (the byte position of the record), id and flag are those of the stored message.
     """
 
     __slots__ = ("_attributes", "_body", "_payload", "flag", "id", "offset", "partition", "topic")
 
     def __init__(self, topic: str, partition: int, offset: int, message_id: int, flag: int, body: bytes) -> None:
-        """body: the body of the record, including the attribute."""
+        """body: the body of the record: the payload, preceded by the attribute if there is one."""
         self.topic = topic
         self.partition = partition
         self.offset = offset
@@ -33,7 +33,9 @@ class FilteredMessage:
 
     @property  # a cached_property needs a lock, which takes longer than this property
     def payload(self) -> bytes:
-        """The producer's payload, without the attribute. Raises PayloadUnreadable if it is compressed and damaged."""
+        """The producer's payload, without the attribute. Raises PayloadUnreadable if the payload is compressed and
+        cannot be decompressed.
+        """
         if self._payload is None:
             self._payload = payload_of(self._body, self.flag)
         return self._payload

@@ -4,21 +4,25 @@ records. This module does no I/O, and is used only on the reactor thread.
 A 1.x client adds the number of received bytes to its offset. If an answer leaves out rejected records, the client's
 offset falls behind the stored offset. For example, if 100 of 300 stored bytes were accepted, the client's offset grows
 by 100 and the stored offset by 300. For each connection, topic, partition and group, `RememberedPlaces` keeps the
-stored offsets of the bytes in the last answers. From these it finds the stored offset that the next request means.
+stored offsets of the bytes in the last answers. From these stored offsets it finds the one that the client's next
+request means.
 
 Why no message is lost, even if a client restarts or reconnects:
-- A client starts at the beginning of a record, where its offset equals the stored offset. Then the client processes
-  each accepted record once. So the client's offset grows by at most as much as the stored offset, and the rule offset
-  <= stored offset always holds. So the client has processed all accepted records that begin before its offset.
-- An offset is unknown if another connection or consumer sends it, if the broker was restarted, or if this module has
-  dropped the answer to save memory. The broker then treats this offset as a stored offset, and reads from the start of
-  the record that contains the byte at this offset. Some messages are delivered again, and none is missed.
+- A client starts at the beginning of a record, where its offset equals the stored offset. From there on the client
+  processes each accepted record once, and its offset grows by the bytes of accepted records only, whereas the stored
+  offset grows by the bytes of all records. So the client's offset is never higher than the stored offset, and the
+  client has processed all accepted records that begin before its offset.
+- The broker cannot find the stored offset for a request's offset if the offset comes from an answer on another
+  connection, if the broker was restarted, or if this module has dropped the answer to save memory. The broker then
+  treats the request's offset as a stored offset, and reads from the start of the record that contains the byte at this
+  offset. This offset is not higher than the true stored offset, so some messages are delivered again, but none is
+  missed.
 - The number of repeated messages is limited. An answer 301 sets the client's offset to the stored offset as soon as the
   client is `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has received all messages.
 
-When another connection sends a request for the same group and partition, the kept answers are dropped, because offsets
-in later requests may come from answers to the other connection. If several answers may have led to an offset, the
-smallest of their stored offsets is used.
+When a second connection sends a request for the same group and partition, the answers that were kept for the first
+connection are dropped: the offset in a later request can come from an answer to either of them. If an offset can belong
+to several kept answers, the smallest of the stored offsets is used, so that no message is missed.
 """
 
 from __future__ import annotations
@@ -33,38 +37,38 @@ import numpy.typing as npt
 __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key", "RememberedPlaces"]
 
 MAX_GAP_BYTES = 8 << 20
-"""A client's offset may fall behind the stored offset by this many rejected bytes before it is corrected. The last
-record before the correction may exceed this limit.
+"""When a client's offset has fallen behind the stored offset by this many rejected bytes, an answer 301 corrects the
+client's offset. The record that reaches the limit can exceed it.
 """
 
 PUT_RIGHT_SECONDS = 5.0
-"""A client's offset may stay behind the stored offset for this many seconds before it is corrected. Java clients commit
-their offsets every 5 s by default, and pause for 0.5 s after an answer 301.
+"""When a client's offset has been behind the stored offset for this many seconds, an answer 301 corrects the client's
+offset. Java clients commit their offsets every 5 s by default, and pause for 0.5 s after an answer 301.
 """
 
 _MAX_ANSWERS = 4
-"""The most answers that are kept for one connection and partition. One answer is not enough if a request has timed out
-at the client, or if the application sends gets in addition to the gets of its consumer: then the next request may
-continue after an earlier answer.
+"""The most answers that are kept for one connection and partition. The last answer alone is not enough in two cases: a
+request has timed out at the client, or the application sends gets of its own in addition to the gets of its consumer.
+In both cases the next request can continue after an earlier answer than the last one.
 """
 
 _MAX_PLACES = 1 << 16
 _MAX_DETAIL_BYTES = 32 << 20
 """The most bytes of memory that the arrays `client_ends` and `stored_ends` of the remembered answers may take for all
-connections together. Each record in an answer takes 8 bytes. If there are more bytes, the arrays of the oldest answers
-are dropped first.
+connections together. Each record in an answer takes 8 bytes. If the arrays take more bytes, the arrays of the oldest
+answers are dropped.
 """
 
 Key = tuple[str, int, str]
-"""Identifies a consumer group's reading of a partition: topic, partition, group."""
+"""Identifies one consumer group that reads one partition: (topic, partition, group)."""
 
 Ends = npt.NDArray[np.uint32]
 _NOTHING: Ends = np.empty(0, np.uint32)
 
 
 class Answered(NamedTuple):
-    """One answer with `size` accepted bytes. After this answer, the client's next request may have any offset in
-    [offset, offset + size].
+    """An answer with `size` bytes of accepted records to a request at `offset`. After this answer, the client can send
+    a request with any offset in [offset, offset + size], depending on how many of the records it has processed.
 
     stored: the stored offset that `offset` means. stored_end: the stored offset that `offset + size` means.
     client_ends: the end of each record, relative to `offset`. stored_ends: the end of each record, relative to
@@ -94,7 +98,8 @@ class Answered(NamedTuple):
 
     def place_of(self, offset: int) -> int | None:
         """Return the offset in the log (the stored offset) that the client means by `offset`. Return None if `offset`
-        is not in this answer, or if no record of this answer begins or ends there in the client's count.
+        does not belong to this answer, or if by the client's count of bytes no record of this answer begins or ends at
+        `offset`.
         """
         if offset == self.offset + self.size:
             return self.stored_end
@@ -109,8 +114,8 @@ class Answered(NamedTuple):
 
 
 class FoundOffset(NamedTuple):
-    """The offset of a request and the stored offset that it means. answers: the remembered answers that may have led
-    the client to this offset. If there are none, the broker treats the offset as a stored offset.
+    """The offset of a request, and the stored offset that the client means by it. answers: the remembered answers after
+    which the client can have sent this offset. If there are no such answers, `stored` equals `offset`.
     """
 
     offset: int
@@ -131,7 +136,7 @@ class FoundOffset(NamedTuple):
 
 
 class _Holder:
-    """The connection that last asked for a key, and the broker's last answers to this connection."""
+    """The connection that last sent a request for a key, and the broker's last answers to these requests."""
 
     __slots__ = ("answers", "owner")
 
@@ -147,8 +152,8 @@ class RememberedPlaces:
 
     def __init__(self) -> None:
         self.filtered: set[tuple[str, str]] = set()
-        """The pairs (topic, group) of all groups that have had a filter since the broker's start. A pair is added only
-        if a configuration has named it, so the set stays small.
+        """The pairs (topic, group) of all groups that have had a filter since the broker's start. Only pairs that
+        server.ini has named are added, so the set stays small.
         """
         self._holders: OrderedDict[Key, _Holder] = OrderedDict()  # those answered last are at the end
         self._owned: dict[object, set[Key]] = {}
@@ -156,14 +161,14 @@ class RememberedPlaces:
         self._detail_bytes = 0
 
     def __len__(self) -> int:
-        """The number of keys for which this object remembers a holder, which is the connection that last sent a request
-        for the key.
+        """The number of keys that have a holder. The holder of a key is the connection that last sent a request for
+        this key.
         """
         return len(self._holders)
 
     def find(self, owner: object, key: Key, offset: int) -> FoundOffset:
-        """Return the stored offset that a request's offset means. If another connection holds the key, drop the answers
-        to that connection.
+        """Find the stored offset that the owner's client means by the `offset` of its request. If another connection
+        sent the last request for the key, drop the remembered answers to that connection.
         """
         holder = self._holders.get(key)
         if holder is None:
@@ -178,8 +183,8 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """Make the owner the holder of the key before its request is answered. `answered` remembers only answers to the
-        holder, and a request of another connection takes the key away.
+        """Make the owner the holder of the key; to be called before the owner's request is answered. From then on
+        `answered` remembers answers to this owner, until another connection becomes the holder.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
@@ -190,8 +195,8 @@ class RememberedPlaces:
                 self.forget(next(iter(self._holders)))
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
-        """Remember the answer to the owner's request at `found`. Drop the earlier answers that led the client to
-        `found`, because the client will not send their offsets again.
+        """Remember the answer to the owner's request at the offset `found`. Drop `found.answers`, the earlier answers
+        that led the client to this offset, because the client will not send an offset in them again.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:
@@ -224,7 +229,7 @@ class RememberedPlaces:
             del self._owned[holder.owner]
 
     def connection_lost(self, owner: object) -> None:
-        """Forget all keys of a lost connection. The time is proportional to their number."""
+        """Forget all keys of a lost connection. The run time is proportional to the number of these keys."""
         for key in list(self._owned.get(owner, ())):
             self.forget(key)
 

@@ -1,1 +1,3 @@
-"""Half messages. The broker keeps them until it knows the outcome of their transaction, and asks producers for it."""
+"""Half messages. The broker keeps each half message until it knows the outcome of the message's transaction; if no
+producer tells the outcome, the broker asks producers for it.
+"""

@@ -25,8 +25,8 @@ __all__ = ["Decision", "HalfLog", "Questions"]
 
 
 class Questions(NamedTuple):
-    """The questions to producers about one half message. asked: the number of questions. last: the time of the last
-    question, Unix ms.
+    """How often and when the broker has asked producers about one half message. asked: the number of questions. last:
+    the time of the last question, Unix ms.
     """
 
     asked: int
@@ -34,9 +34,9 @@ class Questions(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The common outcome of the half messages that `group` names. If they were committed, `group` has the byte offset
-    and the id of the first of them in the partition (`base` and `first_id`), and the sizes of all. Together these give
-    the offset and the id of each message.
+    """The outcome of the half messages that `group` names; it is the same for all of them. If they were committed,
+    `group.base` and `group.first_id` are the byte offset and the id of the first message in the partition, and
+    `group.sizes` has the sizes of all messages. The offsets and ids of the other messages follow from these values.
     """
 
     outcome: HalfOutcome
@@ -53,21 +53,24 @@ class Decision(NamedTuple):
 
 
 class HalfLog(DelayedLog):
-    """The state of one of the two internal logs of half messages. Used only on the reactor thread. `table` has the half
-    messages whose first check is not due yet.
+    """The state of one internal log of half messages. There are two such logs: one for partitions with group commit,
+    and one for all other partitions. Used only on the reactor thread. `table` has the half messages whose first check
+    is not due yet.
     """
 
     def __init__(self, log: PartitionLog, places: Shares) -> None:
-        """places: the account that counts waiting half messages by client address."""
+        """places: counts how many half messages of each client address wait."""
         self.senders = Senders(places)
         self.asked = WaitingTable()
         """The waiting half messages whose first check is due or was made."""
         self.questions: dict[int, Questions] = {}
-        """The number and time of the questions about each half message, by message id. Half messages without questions
-        are left out.
+        """The number and time of the questions about each half message, by message id. Only half messages about which
+        producers were asked are in this dict.
         """
         self.decided: OrderedDict[int, Decision] = OrderedDict()
-        """The most recent decisions, by message id. All ids of one group share a Decision."""
+        """The most recent decisions, by message id. Half messages that were decided together share one Decision
+        object.
+        """
         super().__init__(log)
 
     def tables(self) -> Iterator[WaitingTable]:
@@ -117,8 +120,8 @@ class HalfLog(DelayedLog):
         return returned
 
     def asked_for(self, group: Group) -> None:
-        """Remember how often producers were asked about the half messages of `group`. The group comes from a mark in
-        the internal log and contains these numbers.
+        """Remember how often producers were asked about the half messages of `group`. `group` comes from an `/asked`
+        mark in the internal log; its `sizes` are the numbers of questions.
         """
         for half_id, asked in zip(group.ids.tolist(), group.sizes.tolist(), strict=True):
             self.questions[half_id] = Questions(asked, group.base)

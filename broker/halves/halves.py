@@ -1,12 +1,13 @@
 """Half messages. The broker stores them in an internal log, and delivers them to their partitions when their
 transaction is committed.
 
-Half messages are implemented as a kind of delayed messages (broker/delays). When a half message is due, the broker asks
-a producer of its group for the outcome; this producer must be waiting with a CHECK_HALVES request. As long as the
-producer that sent the half message waits with such a request, the broker asks only this producer (producer_groups.py).
-A commit first writes a mark to the internal log, and then delivers the message at once; a rollback cancels the message.
-Each question is also written to the internal log as a mark, so that a new leader or a restarted broker continues to
-count the questions.
+Half messages are implemented as delayed messages (broker/delays) that are due at the time of their first check. When a
+half message is due, the broker asks a producer of its group for the outcome. For this purpose producers send
+CHECK_HALVES requests, which wait at the broker until it has half messages to ask about. As long as the producer that
+sent the half message sends such requests, the broker asks only this producer (producer_groups.py). To commit a half
+message, the broker first writes a mark to the internal log, and immediately appends the message to its partition. To
+roll it back, the broker cancels the message, like a delayed message. Each question is also written to the internal log
+as a mark, so that a new leader or a restarted broker knows how often producers were asked already.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """The figures of one producer group, about half messages whose first check is due or was made. asked: number of
-    half messages whose outcome the broker asks for. parked: number of half messages whose outcome the broker no longer
-    asks for. askers: number of producers that wait for questions.
+    """Three numbers about one producer group; they count only half messages whose first check is due or was made.
+    asked: number of half messages whose outcome the broker asks for. parked: number of half messages whose outcome the
+    broker no longer asks for. askers: number of producers whose CHECK_HALVES request waits for half messages.
     """
 
     asked: int
@@ -78,8 +79,8 @@ def _waiting(row: tuple[str, HalfFigures]) -> int:
 
 
 class Halves(Delays):
-    """The half messages of one broker. Used only on the reactor thread. As in Delays, the object does its work only
-    while this node leads.
+    """The half messages of one broker. Used only on the reactor thread. Like Delays, this object delivers messages and
+    asks producers only while this node leads.
     """
 
     topic = HALVES_TOPIC
@@ -99,7 +100,7 @@ class Halves(Delays):
         first_seconds: float,
         checks: int,
     ) -> None:
-        """first_seconds: time from a half message's arrival to its first check. checks: the greatest number of
+        """first_seconds: seconds from a half message's arrival to its first check. checks: the greatest number of
         questions about each half message. The other arguments are the same as those of Delays.__init__.
         """
         super().__init__(store, make_write, clock, reactor, in_thread)
@@ -147,8 +148,9 @@ class Halves(Delays):
     # --- checks become due --------------------------------------------------------------------------------------------
 
     def _running(self) -> float:
-        """Return how many seconds this broker has run. All times in producer_groups.py are times of this clock. While
-        the process is suspended, the clock stands still, because producers cannot ask then.
+        """Return for how many seconds this process has run, without the times when it was suspended. All times in
+        producer_groups.py are times of this clock. The clock stands still while the process is suspended. Otherwise,
+        after a suspension, all producers would count as gone, although they were only unable to reach the broker.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -179,7 +181,9 @@ class Halves(Delays):
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Register half messages whose first check is due, so that producers are asked about them."""
+        """Register half messages whose first check is due in the producer groups, so that producers are asked about
+        them (Delays, in contrast, delivers due messages).
+        """
         found = self.decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
         half_log.set_due(np.array([each.id for each in found], np.int64))
@@ -193,8 +197,8 @@ class Halves(Delays):
             self._groups.add(Half(pending.id, group, pending.place, asked, at, last_ms, producer), now)
 
     def _pause_after(self, asked: int) -> float:
-        """Return the number of seconds between the last question about a half message and the next one. asked: number
-        of questions about it so far.
+        """Return how many seconds after the last question about a half message the next question may be asked. asked:
+        number of questions about it so far.
         """
         pause: float = self.first_seconds * 2 ** (asked - 1)
         return min(pause, max(self.first_seconds, tuning.HALVES_MOST_PAUSE_SECONDS))
@@ -202,9 +206,10 @@ class Halves(Delays):
     # --- producers are asked ------------------------------------------------------------------------------------------
 
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
-        """Find the half messages whose outcomes this producer should tell. The Deferred gets these half messages as
-        soon as there are any. If there are none when the request's waiting time is over, the Deferred gets an empty
-        sequence. Fails with NotLeader when the broker no longer leads. Raises HalfRefused.
+        """Serve a CHECK_HALVES request: find half messages whose outcomes this producer should tell. The Deferred gets
+        such half messages as soon as there are any; if there are still none at the end of the request's waiting time,
+        the Deferred gets an empty sequence. It fails with NotLeader when the broker stops leading. Raises HalfRefused
+        if the connection already asks for the half messages of too many groups.
         """
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
@@ -230,8 +235,8 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """Forget which half messages of this group were handed out to the caller before, because the caller has handled
-        them.
+        """Forget which half messages of this group were handed out to the caller, because its new request shows that it
+        has handled them.
         """
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
@@ -246,7 +251,7 @@ class Halves(Delays):
             poll.answer.callback(checked)
 
     def connection_lost(self, caller: object) -> None:
-        """Record that a connection was lost, so that other producers are asked about the half messages that were handed
+        """Record that a connection was lost. Other producers are then asked about the half messages that were handed
         out on this connection.
         """
         now = self._running()
@@ -285,8 +290,8 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll with half messages whose records were read. result: the records of the half messages, or only
-        the first of these records; a Failure if the read has failed.
+        """Answer a poll with half messages whose records were read. result: the records of `halves` in the same order;
+        if they were too many for one answer, only the first of them; a Failure if the read has failed.
         """
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
@@ -341,8 +346,8 @@ class Halves(Delays):
         self._end_poll(poll, checked)
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
-        """Write to the internal log how often producers were asked about each of these half messages. If that fails,
-        these questions are not counted after a restart.
+        """Write to the internal log how often producers were asked about each of these half messages. If this write
+        fails, the questions are not counted after a restart of the broker.
         """
         groups = []
         for pending in messages:
@@ -390,9 +395,9 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. All
-        committed messages are written together after one mark, and another mark names the messages that are rolled
-        back.
+        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. The
+        committed messages that can be read together are appended after one common mark, and one other mark names the
+        messages that are rolled back.
         """
         return ensureDeferred(self._end_many(place, outcomes))
 
@@ -414,8 +419,9 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """Read as many of these half messages from this log as one turn may read. Return the ids that are still to be
-        read, and the messages that were read. If the read would have to wait for the disk, both are empty.
+        """Read as many of these half messages from this log as one turn may read. Return the ids that the log has but
+        that were not read, and the messages that were read. If the read would have to wait for the disk, return two
+        empty values.
         """
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
@@ -428,7 +434,7 @@ class Halves(Delays):
         return ids[len(records) :], self.decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message; None if it is unknown or not safe yet."""
+        """Return the outcome of a half message; None if the outcome is unknown or not stored safely yet."""
         if half_id in self._ending:
             return None
         for contents in self._half_logs():
@@ -437,7 +443,9 @@ class Halves(Delays):
         return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
-        """Return the log and the record of a half message that waits for this partition; None if there is none."""
+        """Return the internal log and the decoded record of a half message; None if no half message with this id waits
+        for this partition.
+        """
         ids = np.array([half_id], np.int64)
         for contents in self._half_logs():
             offsets = contents.find(ids)
@@ -455,8 +463,8 @@ class Halves(Delays):
         return None
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
-        """Commit or roll back half messages of one partition, and return when the outcome is safe. If the broker cannot
-        write the outcome, the error is raised, and the messages wait as before.
+        """Commit or roll back half messages of one partition, wait until the outcome is stored safely, and return it.
+        If the broker cannot write the outcome, the error is raised, and the messages wait as before.
         """
         if outcome is HalfOutcome.COMMITTED:
             decision, write, waiting = self._commit(contents, halves)
@@ -512,8 +520,8 @@ class Halves(Delays):
         super()._stop()
 
     def _refuse(self, left: Iterator[Poll[Checked] | None]) -> Iterator[None]:
-        """Let the polls of waiting producers fail with NotLeader. Yield at the end of each time slice, so that other
-        work can run.
+        """Answer the waiting CHECK_HALVES requests `left` with the error NotLeader. Yield at the end of each slice, so
+        that the reactor can do other work.
         """
         for poll in left:
             if poll is not None:
@@ -522,8 +530,8 @@ class Halves(Delays):
                 yield
 
     def _drop(self, *known: dict[Any, Any]) -> Iterator[None]:
-        """Empty these dictionaries, which may be very large. Yield at the end of each time slice, so that other work
-        can run.
+        """Empty these dictionaries, which can be very large. Yield at the end of each slice, so that the reactor can do
+        other work.
         """
         for each in known:
             while each:
@@ -561,14 +569,15 @@ class Halves(Delays):
     # --- what is asked ------------------------------------------------------------------------------------------------
 
     def figures(self, most: int) -> dict[str, HalfFigures]:
-        """Return the figures of at most `most` groups, by group name. If there are more groups, choose the groups that
-        the broker has known longest.
+        """Return the HalfFigures of at most `most` producer groups, by group name. If there are more groups, return
+        those that the broker has known longest.
         """
         return {name: _figures(group) for name, group in self._groups.first(most)}
 
     def largest(self, most: int) -> Generator[None, None, dict[str, HalfFigures]]:
-        """Return the figures of the `most` groups that have most half messages, sorted by name. The key OTHERS has the
-        sums of the figures of all other groups. Other requests may be served at each `yield`.
+        """Return the HalfFigures of the producer groups with the largest numbers of half messages (at most `most`
+        groups), sorted by group name. The key OTHERS has the sums over all other groups. Other requests may be served
+        at each `yield`.
         """
         largest: list[tuple[str, HalfFigures]] = []
         others = HalfFigures(0, 0, 0)
@@ -589,7 +598,7 @@ class Halves(Delays):
         return counts
 
     def state(self, half_id: int) -> tuple[HalfState, Half | None]:
-        """Return the state of a waiting half message, and its Half object. Return None in place of the Half if its
+        """Return the state of a waiting half message and its Half object; the second value is None if the message's
         first check is not due yet.
         """
         half = self._groups.get(half_id)
@@ -598,7 +607,7 @@ class Halves(Delays):
         return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
 
     def next_check_ms(self, half: Half) -> int | None:
-        """Return the time (Unix ms) when a producer may be asked about this half message again; None if no producer
-        will be asked again.
+        """Return the earliest time (Unix ms) of the next question to a producer about this half message; None if the
+        half message is parked, so that there are no further questions.
         """
         return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

@@ -1,15 +1,17 @@
-"""The producer groups of a broker. Each group has the half messages whose first check was due, in the order of their
-next checks, and the producers that ask for half messages.
+"""The producer groups of a broker. For each group this module knows the half messages whose first check was due, in the
+order of their next checks, and the producers that ask for half messages.
 
-"To ask" means that a producer sends CHECK_HALVES. The broker then hands out half messages, and the producer should tell
-their outcomes. A half message that was handed out is handed out again later, after longer and longer pauses. While the
-producer that sent a half message asks, no other producer gets this half message, because only the sender knows whether
-its local work is under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that
-asks, and one lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
+In this module, a producer "asks" if it sends CHECK_HALVES requests ("polls"). In its answer the broker hands out half
+messages, and the producer should then tell the broker their outcomes. Until the outcome of a half message is known, the
+half message is handed out again and again, after longer and longer pauses. While the producer that sent a half message
+asks, no other producer gets this half message, because only the sender knows whether the local work of the transaction
+is still under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that asks, and
+one lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
 
-Each timed event has an *alarm* in one heap, so that no request must look at all polls, lanes or producers. Timed events
-are a lane's next half message, the end of a poll, and the time when a producer counts as gone. This module is used only
-on the reactor thread. All times are seconds of one clock.
+The time of each future event is in one heap, as the event's *alarm*. So the next event is found without a look at all
+polls, lanes and producers. The events are: the next half message of a lane is due, the waiting time of a poll ends, or
+a producer begins to count as gone. This module is used only on the reactor thread. All times are in seconds of the
+clock `Halves._running`.
 """
 
 from __future__ import annotations
@@ -34,15 +36,15 @@ _ANYBODY = ""
 """The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""How many entries of lanes are examined for one poll before the reactor does other work. The examination of so many
-entries takes some 3 ms. The half messages of one answer take up fewer entries than this number.
+"""The greatest number of entries of lanes that are examined for one poll before the reactor does other work. The
+examination of so many entries takes some 3 ms. One answer never has as many half messages as this number.
 """
 
 
 class Half:
-    """A half message whose first check was due. at: when the half message may be handed out next; NEVER if it is
-    parked. A parked half message is no longer handed out. asked: how often the half message was handed out. producer:
-    the name of the producer that sent it; "" if unknown.
+    """A half message whose first check was due. at: when the half message may be handed out next; NEVER if the half
+    message is parked, which means that it is no longer handed out. asked: how often the half message was handed out.
+    producer: the name of the producer that sent it; "" if unknown.
     """
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
@@ -77,9 +79,9 @@ class Poll(NamedTuple, Generic[T]):
 
 class _Lane:
     """The half messages of a group and topic that are handed out only to `producer`; if `producer` is _ANYBODY, to
-    every producer of the group. due: entries (at, id); some entries may be about half messages that have left the lane
-    or are due at another time. count: number of half messages in the lane. alarm_at: time of the lane's alarm; NEVER if
-    the lane has no alarm.
+    every producer of the group. due: entries (at, id), the earliest first; an entry is ignored if its half message has
+    left the lane or its `at` has changed. count: number of half messages in the lane. alarm_at: time of the lane's
+    alarm; NEVER if the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -98,9 +100,9 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: the time when the producer begins to count as gone; NEVER while its poll waits;
-    _GONE while its half messages are moved to the lanes for everybody. caller: the connection of the producer's last
-    poll. topics: the topics of the last poll; None: all topics.
+    """A producer that asks. until: the producer counts as gone from this time on, unless it sends another poll before;
+    NEVER while its poll waits; _GONE while its half messages are being moved to the lanes for everybody. caller: the
+    connection of the producer's last poll. topics: the topics of the last poll; None: all topics.
     """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
@@ -114,13 +116,13 @@ class _Asker:
 
 
 _NONE: dict[Any, Any] = {}
-"""An empty dictionary that is never changed. All groups without askers share it to save memory, because there may be
-very many groups, and most of them have no askers.
+"""An empty dictionary that is never changed. All groups for which no producer asks share this object to save memory,
+because there can be very many such groups.
 """
 
 
 class AskedGroup(Generic[T]):
-    """One producer group. With one half message it takes a kilobyte of memory."""
+    """One producer group. A group with one half message takes a kilobyte of memory."""
 
     __slots__ = ("_askers", "_by_producer", "_by_topic", "_lanes", "asked", "parked", "polls")
 
@@ -132,7 +134,7 @@ class AskedGroup(Generic[T]):
         self._askers: dict[str, _Asker] = _NONE
         self._lanes: dict[str, dict[str, _Lane]] = {}  # by producer, then by topic
         self.asked = 0
-        """The number of half messages that may still be handed out, now or later."""
+        """The number of the group's half messages that are not parked, so that they will be handed out now or later."""
         self.parked = 0
 
     def _put(self, poll: Poll[T]) -> None:
@@ -182,8 +184,8 @@ _Alarm = tuple[float, int, object]
 class ProducerGroups(Generic[T]):
     """All producer groups of a broker. most: the greatest number of times that a half message is handed out. silent: a
     producer counts as gone this many seconds after its last poll was answered. grace: a producer counts as gone this
-    many seconds after its connection was lost. A producer that has not asked yet counts as gone this many seconds after
-    its first half message was added.
+    many seconds after its connection was lost. A producer that has never asked counts as gone `grace` seconds after its
+    first half message was added.
     """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
@@ -199,16 +201,17 @@ class ProducerGroups(Generic[T]):
         self.asked = self.parked = 0
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
-        """A time on the module's clock, set when this node becomes the leader. Before this time, a producer counts as
-        asking even if it has not sent a poll to this node yet.
+        """A time on the module's clock, set when this node becomes the leader. Until this time, the producers of half
+        messages count as asking even if they have not sent a poll to this node yet, so that they have time to connect
+        to the new leader.
         """
 
     def __len__(self) -> int:
         return len(self._halves)
 
     def clear(self) -> Iterator[Poll[T] | None]:
-        """Forget all groups. Return an iterator that yields the polls that waited. The iterator also yields None where
-        other work may run, because dropping very many groups takes long.
+        """Forget all groups. Return an iterator that yields the polls that waited. Because dropping very many groups
+        takes long, the iterator also yields None at points where the caller can let other work run.
         """
         left = _left(self._groups, self._halves, self._callers, self._alarms)
         self._groups, self._halves, self._callers, self._alarms = {}, {}, {}, TimedEntries()
@@ -230,8 +233,8 @@ class ProducerGroups(Generic[T]):
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
-        """Return the half message with this id; None if its outcome is decided, or if its first check is not due
-        yet.
+        """Return the half message with this id; None if this object does not have it, because its outcome is decided or
+        its first check is not due yet.
         """
         return self._halves.get(half_id)
 
@@ -250,8 +253,8 @@ class ProducerGroups(Generic[T]):
             self._drop_empty(half.group)
 
     def put_off(self, half: Half, at: float) -> None:
-        """Allow that a half message is handed out again, at time `at` or later. If it was handed out as often as
-        allowed, park it instead.
+        """Let the half message be handed out again, at time `at` or later; but if it was already handed out as often as
+        allowed, park it.
         """
         group = self._groups[half.group]
         if half.asked < self._most:
@@ -270,10 +273,10 @@ class ProducerGroups(Generic[T]):
         return half.at == NEVER
 
     def take(self, poll: Poll[T], now: float) -> list[Half] | None:
-        """Return the due half messages for a poll, at most as many as the poll's limit. For each of them the caller
-        must later call `put_off`, unless its outcome is decided by then. Return None if _LOOKED_AT entries were
-        examined and none of them is a due half message. Then the caller must call `wait` for the poll, and the
-        examination continues later.
+        """Return due half messages that the poll may get, at most as many as the poll's limit. For each of these half
+        messages the caller must later call `put_off`, unless the outcome is decided before. Return None if _LOOKED_AT
+        entries were examined without finding a half message that the poll may get; the caller must then call `wait` for
+        the poll, so that the examination continues later.
         """
         group = self._group(poll.group)
         found: list[Half] = []
@@ -301,9 +304,7 @@ class ProducerGroups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """Return at most `most` groups, sorted by name. If there are more groups, choose the groups that this object
-        has known longest.
-        """
+        """Return at most `most` groups, sorted by name. If there are more groups, return those that were added first."""
         return sorted(islice(self._groups.items(), most))
 
     def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:
@@ -350,12 +351,14 @@ class ProducerGroups(Generic[T]):
     # --- who asks -----------------------------------------------------------------------------------------------------
 
     def asked_for(self, caller: object, group: str) -> int:
-        """Return for how many groups the connection sends polls, not counting the group `group`."""
+        """Return how many groups other than `group` the connection sends polls for."""
         groups = self._callers.get(caller, {})
         return len(groups) - (group in groups)
 
     def arrive(self, poll: Poll[T]) -> None:
-        """Record that a producer has asked by sending this poll. The poll does not wait yet."""
+        """Record that a producer has sent this poll, so that it counts as a producer that asks. The poll does not wait
+        yet.
+        """
         producers = self._callers.setdefault(poll.caller, {})
         before = producers.get(poll.group)
         producers[poll.group] = poll.producer
@@ -368,7 +371,9 @@ class ProducerGroups(Generic[T]):
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
-        """Record that a poll was answered. Its producer counts as gone if it does not ask again soon."""
+        """Record that a poll was answered. From now on the poll's producer has the time `silent` to ask again before it
+        counts as gone.
+        """
         group = self._groups.get(poll.group)
         asker = None if group is None else group._askers.get(poll.producer)
         if asker is not None and asker.caller is poll.caller:
@@ -379,7 +384,7 @@ class ProducerGroups(Generic[T]):
         self._drop_empty(poll.group)
 
     def lost(self, caller: object, now: float) -> list[Poll[T]]:
-        """Record that a connection is lost. Return the polls of this connection that waited."""
+        """Record that a connection is lost. Remove the waiting polls of this connection, and return them."""
         found = []
         for name, producer in self._callers.pop(caller, {}).items():
             group = self._groups.get(name)
@@ -413,8 +418,8 @@ class ProducerGroups(Generic[T]):
         return asker.topics is None or half.place[0] in asker.topics
 
     def _goes(self, asker: _Asker) -> None:
-        """Record that a producer is gone, so that every producer of its group may tell the outcomes of its half
-        messages. Later turns move these half messages to the lanes for everybody.
+        """Record that a producer is gone. Later turns move its half messages to the lanes for everybody, so that every
+        producer of its group may tell their outcomes.
         """
         self._leaves(asker.caller, asker.group)
         if asker.producer in self._groups[asker.group]._lanes:
@@ -475,8 +480,8 @@ class ProducerGroups(Generic[T]):
         goes_on: Callable[[], bool] = lambda: True,
     ) -> None:
         """Handle the due alarms: call `give` with half messages for waiting polls, and `end` for polls whose time is
-        over. A poll that is passed to `give` or `end` no longer waits. goes_on: returns whether there is time for
-        another step; the remaining alarms stay due.
+        over. A poll that is passed to `give` or `end` no longer waits. goes_on: returns whether there is time to handle
+        another alarm; alarms for which there is no time are handled in the next turn.
         """
         while self._alarms and self._alarms.first[0] <= now and goes_on():
             at, _, what = self._alarms.pop()
@@ -499,8 +504,8 @@ class ProducerGroups(Generic[T]):
     def _serve(
         self, lane: _Lane, now: float, give: Callable[[Poll[T], list[Half]], None], goes_on: Callable[[], bool]
     ) -> None:
-        """Give the due half messages of a lane to waiting polls. The remaining half messages wait for the next poll
-        that may get them.
+        """Give the due half messages of a lane to waiting polls. Half messages for which no poll waits stay in the
+        lane.
         """
         group = self._groups[lane.group]
         while lane.first_at <= now and (poll := group._taker(lane)) is not None:
@@ -513,8 +518,8 @@ class ProducerGroups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """Return the time when the next alarm is due; infinity if there is no alarm. The returned time may belong to an
-        alarm that is no longer set.
+        """Return the time when the next alarm is due; infinity if there is no alarm. The result can be too early,
+        because outdated alarms are not always noticed.
         """
         for _ in range(_LOOKED_AT):
             if not self._alarms or self._is_set_still(self._alarms.first):

@@ -14,8 +14,8 @@ __all__ = ["Senders"]
 
 
 class _Sender:
-    """A client address that has sent half messages. number: the number that stands for this address in the WaitingTable
-    of half messages. count: number of waiting half messages that the address has sent.
+    """A client address that has sent half messages. number: stands for this address in a WaitingTable, which has
+    numbers in place of strings. count: how many waiting half messages the address has sent.
     """
 
     __slots__ = ("address", "count", "number")
@@ -27,8 +27,8 @@ class _Sender:
 
 
 class Senders:
-    """Counts each waiting half message in the account `places`. A half message counts for the address that sent it. A
-    half message that arrived at an earlier leader or before a restart counts for NOBODY. Each half message with an
+    """Counts, in the account `places`, how many waiting half messages each address has sent. If a half message arrived
+    at an earlier leader or before a restart, its sender is unknown, and it counts for NOBODY. Each half message with an
     address takes 16 bytes of memory.
     """
 
@@ -41,7 +41,7 @@ class Senders:
         self._nobodys = 0
 
     def found(self, count: int) -> None:
-        """Count waiting half messages that were read from the log."""
+        """Count for NOBODY waiting half messages that were read from the log."""
         self._nobodys += count
         self._places.add(NOBODY, count)
 
@@ -55,8 +55,8 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Half messages no longer wait: subtract them from the counts. count: how many of the messages `ids` have
-        waited until now.
+        """Subtract half messages that no longer wait from the counts. count: how many of the messages `ids` have waited
+        until now; the other ids are ignored.
         """
         numbers = self._numbers.remove(ids)
         for number, mine in zip(*(each.tolist() for each in np.unique(numbers, return_counts=True)), strict=True):

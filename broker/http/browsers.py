@@ -1,10 +1,10 @@
 """Detect requests to this broker that a foreign web page makes a browser send without the user's knowledge.
 
 A foreign page can send requests by means of forms and images. The browser then names the page's site in the header
-Origin. A foreign page can also use DNS rebinding, which makes the page's own domain point to this machine. After DNS
-rebinding, the page can send every request that the broker's own pages can send; the header Host of these requests has
-the foreign domain. Programs other than browsers send no header Origin, and their header Host has the name that they
-have connected to.
+Origin. A foreign page can also use DNS rebinding: its owner makes the page's own domain point to this machine. For the
+browser, the broker's pages then belong to the foreign page's site, so the foreign page can send every request that they
+can send. But the header Host of such requests has the foreign domain. Programs other than browsers send no header
+Origin, and their header Host has the name of this machine that they have connected to.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ port (RFC 9112).
 
 
 def header_of(request: Request, name: str) -> str | None:
-    """Return the value of the last header with this name. Invalid UTF-8 in the value is replaced; Twisted's `getHeader`
-    with a str would raise an error.
+    """Return the value of the last header with this name. Invalid UTF-8 in the value is replaced. (If Twisted's
+    `getHeader` is called with a str as the name, it raises an error for invalid UTF-8.)
     """
     value: bytes | None = request.getHeader(name.encode())
     return None if value is None else value.decode("utf-8", "replace")
 
 
 class OwnNames:
-    """The host names that requests to the broker's HTTP ports may use. Allowed are IP addresses, names without a dot
-    (every foreign domain has a dot), the machine's name, and the given names.
+    """The host names that requests to the broker's HTTP ports may have in the header Host. Allowed are IP addresses,
+    names without a dot (every foreign domain has a dot), the machine's name, and the given names.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -43,8 +43,8 @@ class OwnNames:
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Return the reason why the request must be refused; None if it may be answered. A request is not refused
-        because a header is missing.
+        """Return the reason why the request must be refused; None if it may be answered. A request without the header
+        Host or Origin is not refused for this reason.
         """
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:
@@ -69,7 +69,7 @@ class OwnNames:
 
 
 def _place(origin: str) -> str | None:
-    """Return the host and port in an Origin header; None if it is not a valid URL."""
+    """Return the host and port in the value of a header Origin; None if the value is not a valid URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

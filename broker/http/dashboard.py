@@ -44,8 +44,8 @@ _log = logging.getLogger(__name__)
 _KEPT_LINES = 500
 
 _UNKNOWN_ID = 0
-"""When an operator skips messages, the group's new offset is written to ZooKeeper with this message id, as 1.x's
-dashboard does.
+"""When an operator makes a consumer group skip messages, the group's new offset is written to ZooKeeper together with
+this message id, because the id of the next message is not known. 1.x's dashboard does the same.
 """
 
 T = TypeVar("T")
@@ -54,7 +54,9 @@ View: TypeAlias = "Page | Sheet | Deferred[Page]"
 
 
 class RecentLog(logging.Handler):
-    """A logging handler that keeps the last lines of the process's log. Any thread may use the handler."""
+    """A logging handler that keeps the last lines of the process's log in memory, for the page that shows them. Any
+    thread may use the handler.
+    """
 
     def __init__(self, lines: int = _KEPT_LINES) -> None:
         super().__init__()
@@ -70,7 +72,7 @@ class RecentLog(logging.Handler):
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Creates the content of the pages. Used only on the reactor thread.
+    """Creates the content of the operators' pages. Used only on the reactor thread.
 
     session: returns the broker's ZooKeeper session, or None without ZooKeeper. log: the handler with the log's last
     lines.
@@ -199,8 +201,8 @@ class Dashboard:
         return Page("Threads", stacks)
 
     def properties(self) -> Page:
-        """Return the page for 1.x's /java-properties. The page shows facts about Python and the machine, but not the
-        environment variables, because these may contain secrets.
+        """Return the page for 1.x's /java-properties. The page shows facts about Python and the machine. It does not
+        show the environment variables, because they can contain secrets.
         """
         rows = [
             ("python", sys.version.split()[0]),
@@ -236,8 +238,8 @@ class Dashboard:
         return sorted(logs, key=lambda log: log.partition)
 
     async def _in_turns(self, work: Generator[None, None, T]) -> T:
-        """Run a generator in turns of the reactor, and return its result. Other requests may be served at each of its
-        `yield`s.
+        """Run a generator and return its result. At each `yield` of the generator the reactor can serve other requests
+        before the generator continues.
         """
         while True:
             try:
@@ -248,8 +250,8 @@ class Dashboard:
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """Run a function in a worker thread and return its result; the function sends requests to ZooKeeper. Raises
-        AccountSpent while too many pages wait for ZooKeeper. Without this limit, the pages could occupy all threads
-        that sync messages if ZooKeeper does not answer.
+        AccountSpent if too many pages wait for ZooKeeper already: if ZooKeeper does not answer, an unlimited number of
+        pages would occupy all worker threads, which must also sync messages.
         """
         pages = self.broker.account.pages
         pages.check(NOBODY)
@@ -296,8 +298,8 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Make and write a page, if the gate admits the request. Only a limited number of pages is made and written at
-        the same time.
+        """Make a page and send it, if the gate admits the request. If too many pages are being made or sent already,
+        the request is refused.
         """
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
@@ -399,7 +401,9 @@ class _PartitionProgress(NamedTuple):
 
 
 class _PartitionOwned(CoordinationError):
-    """A consumer of the group owns the partition now, so the group's offset must not be changed."""
+    """The error if an operator wants to change a consumer group's offset in a partition that a consumer of the group
+    owns now.
+    """
 
 
 def _live_brokers(session: ZkSession) -> list[tuple[int, str, str]]:

@@ -61,7 +61,9 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve an HTTP request now, or later, when the client address that has sent it gets its next turn."""
+        """Serve an HTTP request: at once, or, if other work comes first, in the next turn of the client address that
+        has sent the request.
+        """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
@@ -137,8 +139,8 @@ def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
 
 
 def _failed(failure: Failure) -> Bytes:
-    """Return the answer to a request whose handling has failed because of a bug. The whole error is logged; the client
-    gets only the name of the error's type.
+    """Make the answer to a request whose handling has failed because of a bug, and return it. The log gets the whole
+    error, the client only the name of the error's type.
     """
     error = failure.value
     _log.error("a request by HTTP failed", exc_info=cast(Any, error))

@@ -1,5 +1,5 @@
-"""The page `/metrics`: the broker's figures in Prometheus's text format. The figures are gathered while the page is
-written.
+"""The page `/metrics`: the broker's counters and gauges in Prometheus's text format. Each value is read at the moment
+when its part of the page is written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TopicTotals:
 
 
 def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTotals]]:
-    """Return the TopicTotals of each topic, by topic. Other requests may be served at each `yield`."""
+    """Return the TopicTotals of each topic, by topic. The broker can serve other requests at each `yield`."""
     totals: defaultdict[str, TopicTotals] = defaultdict(TopicTotals)
     for number, log in enumerate(list(broker.store.logs()), 1):
         total = totals[log.topic]
@@ -58,7 +58,7 @@ def topic_totals(broker: Broker) -> Generator[None, None, Mapping[str, TopicTota
 
 
 def exposition(broker: Broker) -> Pieces:
-    """Yield the text of all metrics. Each metric has the values of the moment when it is gathered. Used only on the
+    """Yield the text of all metrics. Each metric has the values of the moment when it is yielded. Used only on the
     reactor thread. The run time is proportional to the number of partitions and groups.
     """
     for metric in _metrics(broker):
@@ -205,8 +205,8 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics of moves of partitions: the moves that this broker drives, and the moves that have made this
-    broker close its own partitions.
+    """Yield the metrics about moves of partitions. These are the moves to this broker, which this broker drives, and
+    the moves from this broker for which it has already closed its partitions.
     """
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")

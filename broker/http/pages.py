@@ -19,8 +19,8 @@ __all__ = ["Button", "Cell", "Page", "Pieces", "Table", "Text", "to_html", "to_j
 Cell: TypeAlias = str | int | float | bool | None
 
 Pieces: TypeAlias = Iterator[str | None]
-"""Yields a text in pieces, which are made while the text is written. None is yielded where other requests may be
-served.
+"""Yields the pieces of a text; each piece is made only when the piece before it was written. The iterator also yields
+None at points where the broker can serve other requests.
 """
 
 _STYLE = """
@@ -63,9 +63,10 @@ def _as_it_is(row: Any) -> Sequence[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table whose cells are made row by row while the page is written. cells: returns the cells of a row. links: maps
-    the name of a column to the prefix of its links, if the column's cells are links. action: returns the button of a
-    row, or None if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has all rows.
+    """A table; the cells of a row are made only when the page is written up to this row. cells: returns the cells of a
+    row. links: maps the name of a column to the prefix of its links, if the column's cells are links. action: returns
+    the button of a row, or None if the row has no button. An HTML page shows PAGE_ROWS of the rows at a time; JSON has
+    all rows.
     """
 
     columns: Sequence[str]
@@ -78,8 +79,8 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A plain text on a page. lines: the lines including their line ends. The lines are made while the page is written,
-    and an item may be None as in Pieces.
+    """A plain text on a page. lines: yields the lines including their line ends, each at the moment when it is written;
+    also yields None, with the same meaning as in Pieces.
     """
 
     lines: Iterable[str | None]
@@ -88,8 +89,8 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The page for one URL. status: the HTTP status. query: the parameters of the URL's query; links to other rows of a
-    table keep these parameters.
+    """The page for one URL. status: the HTTP status. query: the parameters of the URL's query; the links to the
+    previous and next rows of a table have the same parameters.
     """
 
     title: str
@@ -101,8 +102,8 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Yield the page as one JSON object. Each key is the title of a part of the page; for a part without a title the
-    key is the title of the page. A table becomes a list of objects, and a text becomes a string.
+    """Yield the page as one JSON object. The page's tables and texts are the values of the object; the key of each is
+    its title, or the title of the page if it has none. A table becomes a list of objects, and a text becomes a string.
     """
     yield "{"
     between = ""

@@ -1,5 +1,5 @@
 """The HTTP ports of one broker: one for the dashboard and one for the gateway. Each port is opened only if it is
-configured. The size and number of requests are limited.
+configured. The size of requests and the number of requests at the same time are limited.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ IDLE_SECONDS = 60
 """A connection is closed if its client sends nothing, or receives nothing of an answer, for this many seconds."""
 
 _LENGTH_DIGITS = 19
-"""The most digits of a Content-Length. A request with more digits is refused. Python raises an error when it parses a
-number of thousands of digits, and Twisted does not expect this error.
+"""The most digits of a Content-Length. A request with more digits is refused. A limit is needed because Python raises
+an error when it parses a number with thousands of digits, and Twisted does not handle this error.
 """
 
 _TOLD_FRAMES = 4
@@ -54,15 +54,15 @@ _TOLD_CHARACTERS = 200
 
 
 class _Services(Protocol):
-    """The services of the broker that the connections of both ports use."""
+    """The attributes of the broker that the connections of the dashboard's port and of the gateway's port use."""
 
     account: Account
     closed_lines: FewLines
 
 
 class _Channel(HTTPChannel):
-    """An HTTP connection. The broker's account counts the connection and the body of its request. The connection is
-    closed if its client does not receive its answers.
+    """An HTTP connection. The broker's account counts the connection, and the bytes of the request body that it has
+    received. The broker closes the connection if the client does not receive its answers for IDLE_SECONDS.
     """
 
     address: str
@@ -80,8 +80,8 @@ class _Channel(HTTPChannel):
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle received data. Exceptions that are raised meanwhile are handled, too, so that no client can fill
-        Twisted's log with tracebacks.
+        """Handle received data. If this raises an exception, log one line and close the connection; otherwise Twisted
+        would log a traceback for each such request, and a client could fill the log.
         """
         try:
             super().dataReceived(data)
@@ -93,8 +93,8 @@ class _Channel(HTTPChannel):
                 self._respondToBadRequestAndDisconnect()
 
     def failed(self, error: BaseException) -> None:
-        """Log a bug in one line without a traceback, because a client can send the request that causes it again and
-        again.
+        """Log an exception, which is a bug, in one line. No traceback is logged, because a client could fill the log by
+        repeating the request that causes the exception.
         """
         frames = reversed(traceback.extract_tb(error.__traceback__)[-_TOLD_FRAMES:])
         places = ", ".join(f"{os.path.basename(each.filename)}:{each.lineno} {each.name}" for each in frames)
@@ -118,8 +118,8 @@ class _Channel(HTTPChannel):
         super().connectionLost(reason)
 
     def holds(self, body_bytes: int) -> None:
-        """Tell the account how many bytes of the request's body were received; these bytes count among the unfinished
-        requests. body_bytes: 0 when the request is done.
+        """Tell the account how many bytes of the request's body were received, because the account limits the bytes of
+        unfinished requests. body_bytes: this number; 0 when the request is done.
         """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
@@ -137,7 +137,9 @@ class _Channel(HTTPChannel):
             self.transport.resumeProducing()
 
     def timeoutConnection(self) -> None:  # noqa: N802
-        """Close an idle connection, unless the broker itself has stopped reading from it."""
+        """Twisted calls this when the connection was idle for IDLE_SECONDS. Close the connection, unless it is idle
+        only because the broker has stopped reading from it.
+        """
         if self._crowded:
             self.setTimeout(IDLE_SECONDS)
         else:
@@ -169,7 +171,9 @@ class _Channel(HTTPChannel):
         super().writeSequence(data)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Stop writing for now, because the client is not receiving its answer."""
+        """Twisted calls this when the transport's buffer is full, because the client does not receive its answer fast
+        enough. Stop writing for now.
+        """
         self._wait()
         super().pauseProducing()
 
@@ -225,15 +229,15 @@ class GuardedSite(Site):
 
 
 class _GuardedRequest(Request):
-    """A request whose body has at most MAX_BODY_BYTES. For a larger body the connection is closed before the body is
-    stored.
+    """A request whose body has at most MAX_BODY_BYTES. If a client announces a larger body, the broker closes the
+    connection before it receives the body.
     """
 
     _refused = False
 
     def gotLength(self, length: int | None) -> None:  # noqa: N802
-        """Prepare to keep the request's body in memory, where the account limits the size of the body. Twisted would
-        store a large body in a file, and nothing would count the file's descriptor.
+        """Prepare to keep the request's body in memory, where the account limits the size of the body. (Twisted would
+        store a large body in a file; then the broker's limit of open files would not include this file.)
         """
         self.content = BytesIO()
         self._check(length or 0)
@@ -247,9 +251,10 @@ class _GuardedRequest(Request):
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:  # noqa: N802
         """Handle a received request, and take its parameters only from the URL. Twisted would also parse a body with
-        the content type of a form, which many programs send by default. Parsing would take seconds for 8 MiB, and the
-        content of a message could change the message's destination. Twisted parses the body only if the position in the
-        body's file object is at the end, so the position is set to 0.
+        the content type of a form, which many programs send by default. Parsing 8 MiB would take seconds, and
+        parameters in the body, which is the content of a message, could override the message's destination in the URL.
+        Twisted parses the body only if the body's file object is positioned at its end; so this method sets the
+        position to 0 to prevent the parsing.
         """
         cast(Any, self.content).seek(0)
         super().requestReceived(command, path, version)
@@ -297,11 +302,11 @@ def _listen_http(site: Site, option: str, port: int, reactor: Any, interface: st
 class HttpPorts:
     """The open HTTP ports of a broker. Used only on the reactor thread.
 
-    If another program uses the dashboard's port, only one line is logged, because the broker must serve messages even
-    without the dashboard. The gateway itself serves messages, so a ConfigError is raised if another program uses its
-    port. An operator can change the broker in the dashboard, so the dashboard listens on the interface that admin
-    requests may come from. Clients send and read messages at the gateway as at the broker's own port, so the gateway
-    listens on the interface of this port.
+    If another program uses the dashboard's port, the broker only logs a line and starts without the dashboard, because
+    it can serve messages without it. If another program uses the gateway's port, a ConfigError is raised, because the
+    gateway serves messages. The dashboard can change the broker, so it listens on the interface from which admin
+    requests may come. The gateway serves clients as the broker's own port does, so it listens on the same interface as
+    that port.
     """
 
     def __init__(
@@ -356,7 +361,9 @@ class HttpPorts:
         _log.info("%s at %s://%s:%d/", name, scheme, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
-        """Stop listening on the HTTP ports. Open connections still finish their present answers."""
+        """Stop listening on the HTTP ports. On open connections, the answers that are being sent are sent to their
+        ends.
+        """
         logging.getLogger().removeHandler(self._recent)
         ports, self._ports = self._ports, []
         return gatherResults([port.stopListening() for port in ports])

@@ -1,4 +1,6 @@
-"""Write an HTTP page in turns of the reactor, not faster than its reader receives the page."""
+"""Write an HTTP page piece by piece, so that the reactor can serve other requests between the pieces, and not faster
+than the client receives the page.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'self'"
 
 
 class Sheet(NamedTuple):
-    """A page that is ready to be written to the connection. status: the HTTP status."""
+    """A page as it is sent to the client: status, headers and pieces of text. status: the HTTP status."""
 
     content_type: str
     pieces: Pieces
@@ -31,10 +33,10 @@ class Sheet(NamedTuple):
 def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
-    """Write a sheet in turns, and finish the request. The account of the client address that asked for the page is
-    charged for these turns. failed: returns the sheet that is written instead, if a piece of the page cannot be made
-    and nothing has been written yet. If making a later piece fails, the connection is closed, so that the reader does
-    not take a part for the whole page. Used only on the reactor thread.
+    """Write a sheet in turns, and finish the request. The time of these turns counts for `address`, the client address
+    that asked for the page. failed: if a piece of the page cannot be made before anything was written, the sheet that
+    `failed` returns is written in place of the page. If a later piece cannot be made, the connection is closed, so that
+    the client notices that the page is incomplete. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 
@@ -82,8 +84,8 @@ class _Writer:
         self._write(text, more)
 
     def _some(self) -> tuple[bytes, bool]:
-        """Make the part of the page for one turn of the reactor. Return its bytes, and whether the page has more
-        bytes.
+        """Make as many pieces of the page as one turn may write. Return their bytes, and whether the page has more
+        pieces.
         """
         seconds = self._turns.seconds
         until = seconds() + tuning.TURN_SECONDS
@@ -124,7 +126,7 @@ class _Writer:
             self._plan()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Stop writing, because the reader has closed the connection."""
+        """Twisted calls this when the client has closed the connection. Stop writing."""
         self._ended = True
         self._sheet = self._sheet._replace(pieces=iter(()))
 

@@ -1,5 +1,5 @@
-"""Inspect a whole data directory: partitions, journal, transaction log, lock, and possible problems for a Java
-broker.
+"""Inspect a whole data directory: partitions, journal, transaction log and lock. Also find what would be a problem for
+a Java broker that uses the directory later.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """All results of an inspection. in_use: whether a metaq broker holds the directory's lock (None: unknown)."""
+    """All results of the inspection of a data directory. in_use: whether a metaq broker holds the directory's lock, so
+    that it uses the directory now (None: unknown).
+    """
 
     path: str
     in_use: bool | None
@@ -63,7 +65,7 @@ class DirectoryReport:
 
     @property
     def all_findings(self) -> list[Finding]:
-        """All findings, worst first."""
+        """All findings about the directory and its partitions, journal and transactions, worst first."""
         own = [*self.findings, *(each for partition in self.partitions for each in partition.findings)]
         own += self.journal.findings
         if self.transactions is not None:
@@ -122,7 +124,7 @@ def inspect_directory(
 
 
 def is_data_directory(path: Path) -> bool:
-    """Return whether a broker has ever used `path` as its dataPath."""
+    """Return whether a broker has used `path` as its dataPath at any time before."""
     return (path / LOCK_NAME).exists() or any(path.glob(f"*-*/*{DATA_SUFFIX}"))
 
 
@@ -132,17 +134,17 @@ def data_directories_near(path: Path) -> list[Path]:
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """Return for each topic in the data directory `path` the highest partition number plus one. Raises the errors that
-    a broker's start would raise.
+    """Return for each topic that has partitions in the data directory `path` the highest partition number plus one.
+    Raises the errors that a broker's start would raise for the names of the partitions.
     """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
 
 class StoredNode(NamedTuple):
-    """The information in a data directory about the broker set's node that has used the directory. instance: identifies
-    the node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a copy of a
-    node's directory. If it is, `instance` is a new random identifier, because the stored identifier stands only for the
-    data in the original directory.
+    """What the files in a data directory say about the broker set's node that has used the directory. instance: the
+    identifier of the node's data. epoch: the highest epoch that the node has seen. copied: whether the directory is a
+    copy of a node's directory. If the directory is a copy, `instance` is a new random identifier, because the stored
+    identifier belongs only to the data in the original directory.
     """
 
     instance: str
@@ -151,8 +153,8 @@ class StoredNode(NamedTuple):
 
 
 def stored_node(path: Path) -> StoredNode | None:
-    """Return the node that has used `path`; None if no broker set's node has used it. Raises StoreError for a damaged
-    file.
+    """Return what `path` says about the broker set's node that has used it; None if no such node has used it. Raises
+    StoreError for a damaged file.
     """
     file = NodeFile(REAL_FILES, str(path))
     file.read()
@@ -235,8 +237,9 @@ def _inspect_set(files: Files, path: Path) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class JournalReport:
-    """The content of the journal. files: number of the journal's files. returning: for each partition, the number of
-    bytes that the broker's next start copies from the journal to the end of the partition, after its last good record.
+    """The result of the inspection of the journal. files: number of the journal's files. returning: for each partition,
+    the number of bytes that the broker's next start will copy from the journal to the partition, after the partition's
+    last good record.
     """
 
     path: str
@@ -249,8 +252,8 @@ class JournalReport:
 def _inspect_journal(
     files: Files, data_path: Path, logs: Mapping[str, Sequence[SegmentFile]], *, in_use: bool
 ) -> JournalReport:
-    """Compare the journal with the files of the partitions. logs: the segments of each partition in order, by partition
-    name.
+    """Compare the journal with the files of the partitions. logs: for each partition name, the partition's segments in
+    order of their offsets.
     """
     report = JournalReport(os.path.join(data_path, JOURNAL_DIRECTORY))
     try:

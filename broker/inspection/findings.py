@@ -9,13 +9,13 @@ __all__ = ["Finding", "Level"]
 
 
 class Level(StrEnum):
-    """The severity levels, worst first."""
+    """How severe a finding is; the levels are listed worst first."""
 
     DAMAGE = "damage"
     """Messages are lost or cannot be read, or a broker would not start."""
     WARNING = "warning"
-    """The next start of a broker changes data; for example, it cuts off the end of a partition or writes messages
-    again.
+    """No acknowledged message is lost, but the next start of a broker will change data; for example, it will cut off
+    the end of a partition or write messages again.
     """
     NOTE = "note"
     """No action is needed, but the fact is useful to know, especially before a Java broker uses the directory again."""

@@ -1,4 +1,6 @@
-"""Check whether a broker could read the internal logs in a data directory."""
+"""Check the internal logs in a data directory: whether a broker could read them to build its memories (delayed messages
+and so on).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ __all__ = ["KeptLog", "inspect_kept", "kept_logs"]
 
 
 class KeptLog(NamedTuple):
-    """An internal log in a data directory. name: `<topic>-<number>`."""
+    """An internal log in a data directory. name: `<topic>-<number>`, where `topic` is the internal topic."""
 
     name: str
     path: str

@@ -23,15 +23,15 @@ _QUARANTINE = f"{DATA_SUFFIX}.damaged-"
 
 @dataclass(frozen=True, slots=True)
 class SegmentList:
-    """The files of one partition directory, with their sizes at the time of listing."""
+    """The files of one partition directory, with the sizes that they had when the directory was listed."""
 
     name: str
     """The partition's name `<topic>-<partition>`."""
     path: str
     segments: tuple[SegmentFile, ...]
     unsafe: int
-    """The index in `segments` of the first segment that the next start of a broker checks and may cut; 0 if there are
-    no segments.
+    """The index in `segments` of the first segment that the next start of a broker will check, because its records may
+    not be synced. At bad bytes from this segment on, the start cuts the partition. 0 if there are no segments.
     """
     archives: int
     quarantined: tuple[str, ...]
@@ -44,8 +44,8 @@ class SegmentList:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """The result of the inspection of one partition. Offsets and sizes are in bytes. `records` is None if the records
-    were not counted.
+    """The result of the inspection of one partition. Offsets and sizes are in bytes. records: the number of records;
+    None if they were not counted.
     """
 
     name: str
@@ -58,9 +58,9 @@ class PartitionReport:
     checked_bytes: int = 0
     bad: list[BadRange] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
-    """The number of segments by the state of their index."""
+    """For each IndexState (its value), the number of segments whose index has this state."""
     keys: dict[str, int] = field(default_factory=dict)
-    """The number of segments by the state of their key file."""
+    """For each KeysState (its value), the number of segments whose key file has this state."""
     largest_record: int = 0
     archives: int = 0
     quarantined: int = 0
@@ -68,7 +68,9 @@ class PartitionReport:
 
 
 def list_partition(files: Files, name: str, path: str) -> SegmentList:
-    """List a partition directory. Unusable files become findings. Raises OSError if it cannot be listed."""
+    """List a partition directory. The result has a finding for each file that a broker cannot use. Raises OSError if
+    the directory cannot be listed.
+    """
     segments: list[SegmentFile] = []
     findings: list[Finding] = []
     names = sorted(files.list_directory(path))
@@ -139,7 +141,7 @@ def inspect_partition(
     files: Files, listed: SegmentList, *, fast: bool, limit: int, in_use: bool, advance: Callable[[int], None]
 ) -> PartitionReport:
     """Read the segments of a listed partition with inspect_segment. The arguments `files`, `fast`, `limit` and
-    `advance` are passed to inspect_segment. A file that cannot be read becomes a finding.
+    `advance` are passed to inspect_segment. For each file that cannot be read, the report gets a finding.
     """
     segments = listed.segments
     report = PartitionReport(
@@ -178,8 +180,9 @@ def inspect_partition(
 
 
 def _add(report: PartitionReport, found: SegmentReport, last: bool, unsafe: bool, in_use: bool) -> None:
-    """Add the report about a segment to the report about its partition. unsafe: whether the next start of a broker
-    checks this segment, and may cut the partition at bad bytes in it.
+    """Add the report about a segment to the report about its partition. last: whether the segment is the partition's
+    last one. unsafe: whether the next start of a broker will check this segment, and cut the partition at bad bytes in
+    it.
     """
     counted = report.records is not None and found.records is not None
     report.records = (report.records or 0) + (found.records or 0) if counted else None
@@ -216,9 +219,9 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 
 
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
-    """Return the finding for bad bytes. last: whether the bytes are in the partition's last segment. judged: whether a
-    broker's start checks the bytes, and cuts the partition where they begin. promised: whether the index says that
-    synced records were where the bad bytes are now.
+    """Return the finding for bad bytes. last: whether the bytes are in the partition's last segment. judged: whether
+    the next start of a broker will check these bytes, and cut the partition where they begin. promised: whether,
+    according to the index, synced records were once where the bad bytes are now.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

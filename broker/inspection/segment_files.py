@@ -1,5 +1,6 @@
-"""Inspect one segment, its index and its key file. The records are checked one by one. Bad bytes are skipped. The
-report about bad bytes says how a broker's recovery would judge these bytes.
+"""Inspect one segment, its index and its key file. The records are checked one by one. Where bytes belong to no good
+record ("bad bytes"), the check continues at the next good record, and the report gets the range and the kind of the bad
+bytes.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Bad(Enum):
     """The kinds of bytes in a segment that do not belong to a good record."""
 
     DAMAGED = "damaged"
-    """Good records follow these bytes in the segment."""
+    """After these bytes the segment has good records again."""
     ZEROS = "zeros"
     UNFINISHED = "unfinished"
-    """No good record follows these bytes in the segment."""
+    """These bytes reach to the end of the segment, and they are not all zero."""
 
 
 class BadRange(NamedTuple):
-    """A range of bad bytes: [start, end) of the partition."""
+    """A range of bad bytes, as byte offsets [start, end) in the partition."""
 
     start: int
     end: int
@@ -43,21 +44,21 @@ class BadRange(NamedTuple):
 
 
 class IndexState(Enum):
-    """The state of a segment's index. An index is derived from the records, so a metaq broker makes an index again
-    unless its state is OK or MISLEADING.
+    """The state of a segment's index. A metaq broker makes an index again from the records, unless the index is OK or
+    MISLEADING (a broker does not notice that an index is misleading).
     """
 
     OK = "ok"
     BEHIND = "behind"
-    """The index covers only a part of the segment, has no checkpoint yet, or was written by a version without
-    checksums.
+    """The index has units for only a part of the segment's records, has no checkpoint yet, or was written by a version
+    of the broker that wrote no checksums.
     """
     MISSING = "missing"
     WRONG = "wrong"
-    """The header or the end of the index does not describe this segment."""
+    """The header or the last unit of the index does not fit this segment."""
     MISLEADING = "misleading"
-    """The units of the index match their checksums. But they do not point to the good records, or their message ids
-    differ from the ids in the records.
+    """The units of the index match their checksums, but not the records: they have other offsets or sizes than the good
+    records, or other message ids.
     """
     DAMAGED = "damaged"
     """A block of units in the index does not match its checksum."""
@@ -77,18 +78,18 @@ class SegmentReport:
     """The number of records; None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
     largest: int = 0
-    """The size of the largest record that was read, including the header."""
+    """The size of the largest record that was read, including its header."""
     oversized: int = 0
     """The number of records that are larger than the `limit` of `inspect_segment`."""
     trusted_end: int = 0
-    """A byte offset in the partition. A broker's start trusts the segment's records before this offset without reading
-    them.
+    """A byte offset in the partition. A broker's start does not read the segment's records before this offset, because
+    the index has a checkpoint there.
     """
     misplaced: bool = False
     """Whether a MISLEADING index has wrong offsets or sizes, and not only wrong message ids."""
     promised_end: int = 0
-    """The end offset of the records that were synced to the disk according to the index. This offset is set even if a
-    broker's start does not trust the index.
+    """The offset in the partition up to which the records were synced to the disk, according to the index. This offset
+    is taken from the index even if a broker's start would not trust the index.
     """
 
 
@@ -101,11 +102,11 @@ def inspect_segment(
     limit: int,
     advance: Callable[[int], None] = lambda count: None,
 ) -> SegmentReport:
-    """Read and check a segment and its index; change neither of them. Raises OSError.
+    """Read a segment and its index, and check both. The files are not changed. Raises OSError.
 
     last: whether the segment is the partition's last one. fast: read only the last segment, and in it only the records
-    after the index's checkpoint. limit: records with more bytes are counted as oversized. advance: called repeatedly
-    with the number of bytes that were read since the last call.
+    after the index's checkpoint. limit: records with more bytes are counted in `SegmentReport.oversized`. advance:
+    called repeatedly with the number of bytes that were read since the last call.
     """
     known = trusted_checkpoint(files, file)
     report = SegmentReport(file, 0, _index_state(files, file, known))
@@ -167,8 +168,9 @@ def _read(
 
 
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint of the index. The checkpoint tells up to where the index can be compared with the records.
-    Return None if no part can be compared, or if a block of the index is damaged. Damage is entered into `report`.
+    """Check the blocks of the index, and return its checkpoint, up to which the index can be compared with the records.
+    Return None if the index has no checkpoint with checksums, so that nothing can be compared, or if a block is
+    damaged. In the second case, describe the damage in `report`.
     """
     file = report.file
     if known is None or known.crc is None:
@@ -194,9 +196,8 @@ def _judge(files: Files, fd: int, file: SegmentFile, start: int, end: int) -> Ba
 
 
 class _IndexComparison:
-    """Compares each trusted unit of an index with the good record at the unit's offset. Some trusted units have an
-    offset between two good records, where there is no good record. These units belong to records that were damaged
-    after the index was written; they are not compared.
+    """Compares the units of an index, up to its checkpoint, with the good records at the units' offsets. Units whose
+    offset lies in bad bytes are not compared: they belong to records that were damaged after the index was written.
     """
 
     def __init__(self, files: Files, file: SegmentFile, known: Checkpoint) -> None:
@@ -204,11 +205,11 @@ class _IndexComparison:
         self._file = file
         self._known = known
         self.misplaced = False
-        """Whether some units of the index have other offsets or sizes than the records."""
+        """Whether a unit of the index was found whose offset or size differs from its record."""
 
     def agrees(self, units: UnitArray) -> bool:
-        """Return whether the index agrees with some good records that are adjacent to each other. units: the units that
-        the index should have for these records. Raises OSError.
+        """Return whether the index agrees with a sequence of adjacent good records. units: the units that the index
+        should have for these records. Raises OSError.
         """
         units = units[units["offset"] < self._known.end]
         if not len(units):
@@ -229,14 +230,13 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """The state of a segment's key file. A key file is derived from the records, like an index. A metaq broker repairs
-    a key file in every state.
+    """The state of a segment's key file. A key file is derived from the records, like an index; so a metaq broker can
+    make it again from the records.
     """
 
     OK = "ok"
     BEHIND = "behind"
-    """Blocks are missing at the end of the key file, or its last block is incomplete. A broker writes these blocks
-    again.
+    """Blocks are missing at the end of the key file, or its last block is incomplete. A broker adds the missing blocks.
     """
     MISSING = "missing"
     WRONG = "wrong"
@@ -247,8 +247,8 @@ def inspect_keys(files: Files, file: SegmentFile, *, last: bool, fast: bool) -> 
     """Check a segment's key file and, unless `fast`, compare it with the keys of the records. Changes nothing. Raises
     OSError.
 
-    last: whether it is the partition's last segment, whose key file is not complete yet. Records that the index does
-    not cover are not compared.
+    last: whether the segment is the partition's last one; the key file of the last segment may be missing, because it
+    is not complete yet. Records that the index does not cover are not compared.
     """
     try:
         size = files.status(file.keys_path).size

@@ -34,9 +34,9 @@ class DataDirectory:
     """A data directory (dataPath), as a context manager. While the context is open, no metaq broker can use the
     directory.
 
-    A Java broker takes no lock, so its operator must have stopped it. With lock=False the directory is not locked;
-    entering the context only checks whether a broker holds the lock. Entering the context raises DirectoryInUse if a
-    broker holds the lock.
+    A Java broker takes no lock. So if a Java broker has used the directory, the operator must have stopped it. With
+    lock=False the directory is not locked; entering the context only checks whether a broker holds the lock. Entering
+    the context raises DirectoryInUse if a broker holds the lock.
     """
 
     def __init__(self, path: Path, *, lock: bool) -> None:
@@ -58,8 +58,9 @@ class DataDirectory:
             REAL_FILES.close(self._descriptor)
 
     def existing(self, topic: str, partitions: Sequence[int]) -> list[Path]:
-        """Return the directories of these partitions. Raises StoreError if one of them does not exist, or if the
-        journal has data of one of them.
+        """Return the directories of these partitions. Raises StoreError if one of the directories does not exist, or if
+        the journal has messages of one of the partitions, because the next start of a broker would write these messages
+        again.
         """
         journaled = read_journal(REAL_FILES, str(self.path)).entries
         for name in (f"{topic}-{partition}" for partition in partitions):
@@ -75,10 +76,11 @@ class DataDirectory:
         return paths
 
     def plan_move(self, topic: str, partitions: Sequence[int], offset: int) -> list[RenamedDirectory]:
-        """Return the renames of directories that add `offset` to the partition numbers. The order of the renames is
-        such that no rename overwrites a directory that a later rename needs.
+        """Plan to add `offset` to the numbers of these partitions: return the renames of their directories. The order
+        of the renames is such that no rename overwrites a directory that a later rename needs.
 
-        Raises ConfigError for partition numbers out of range, StoreError for a missing source or an existing target.
+        Raises ConfigError for partition numbers out of range, StoreError if a directory to rename is missing or a new
+        name is in use already.
         """
         if not offset:
             raise ConfigError("--offset", offset, "moves nothing: choose a number other than 0")
@@ -93,8 +95,9 @@ class DataDirectory:
         return moves if offset < 0 else moves[::-1]
 
     def replayed(self, topic: str, partitions: Sequence[int]) -> list[str]:
-        """Return the names of the given partitions that have commits in the transaction log. The next start of a broker
-        would write the messages of these commits again.
+        """Return the names of the given partitions that have commits in the transaction log. If such a partition were
+        deleted or renamed, the next start of a broker would write the messages of these commits to a partition with
+        this name again.
         """
         log = self.path / DIRECTORY
         if not log.is_dir():
@@ -116,8 +119,8 @@ def delete_directory(path: Path) -> None:
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """A broker set's node stores the end offsets of its partitions in a file. Remove these partitions from this file,
-    so that the node's next start does not report a loss. Raises StoreError.
+    """A broker set's node stores the end offsets of its partitions in a file. Remove these partitions from this file;
+    otherwise the node's next start would report that it has lost their messages. Raises StoreError.
     """
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()

@@ -22,13 +22,13 @@ from .findings import Finding, Level
 __all__ = ["PendingTransaction", "RedoReport", "RedoSummary", "inspect_redo"]
 
 SegmentsByLog = Mapping[str, Sequence[SegmentFile]]
-"""The segments of each partition or internal log, by its name `<topic>-<partition>`."""
+"""For the name `<topic>-<partition>` of each partition or internal log, its segments."""
 
 
 @dataclass(slots=True)
 class RedoSummary:
-    """A summary of one file redo.<n> of the transaction log. Sizes are in bytes. tail_bytes: size of the part after the
-    last good record.
+    """A summary of one file redo.<n> of the transaction log. Sizes are in bytes. entries: number of good records.
+    tail_bytes: number of bytes after the last good record.
     """
 
     path: str
@@ -39,8 +39,8 @@ class RedoSummary:
 
 @dataclass(slots=True)
 class PendingTransaction:
-    """A transaction that was neither committed nor rolled back. first: file number and byte offset of its first record.
-    bytes: total size of its messages' bodies.
+    """A transaction that was neither committed nor rolled back. first: the file number and the byte offset of its first
+    record. bytes: the total size of the bodies of its messages.
     """
 
     key: str
@@ -72,7 +72,7 @@ class RedoReport:
 
 
 def inspect_redo(files: Files, directory: Path, logs: SegmentsByLog, *, in_use: bool) -> RedoReport:
-    """Read all files redo.<n> of the transaction log. Parts that cannot be read become findings."""
+    """Read all files redo.<n> of the transaction log. For each part that cannot be read, the report gets a finding."""
     report = RedoReport(str(directory))
     try:
         _Inspection(files, logs, report, in_use=in_use).run()
@@ -127,8 +127,8 @@ class _Inspection:
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:
-        """Return whether this position lies before the place where the next start of a metaq broker begins to replay
-        the log, so that no later start will read the position either.
+        """Return whether the next start of a metaq broker will begin to replay the log after this position. If so, no
+        start will read the position any more, because later starts never begin earlier.
         """
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1
@@ -189,9 +189,9 @@ class _Inspection:
                 self._replayed[block.store] += 1
 
     def _incomplete(self, number: int, ended: Ended) -> None:
-        """Report a commit that has damaged entries in the transaction log. Its messages are also missing in the
-        partitions at the offsets that the log names. A broker's start would also look for each of these messages
-        elsewhere in the partitions.
+        """Add a finding about a commit whose messages are damaged in the transaction log and are not in the partitions
+        at the offsets that the log names. The finding does not say that the messages are lost, because a broker's start
+        also looks for them elsewhere in the partitions.
         """
         key, at = ended.operation.tx_key, ended.entry.offset
         text = f"messages of {key}, committed at byte {at}, are damaged"
@@ -213,8 +213,8 @@ class _Inspection:
             self._report.add(Level.DAMAGE, self._paths[number], f"{text}; {where}")
 
     def _is_written(self, location: Location) -> bool:
-        """Return whether the partition has the messages that the transaction log names, at this location. Messages that
-        retention has removed count as written.
+        """Return whether the partition has, at this location, the messages that the transaction log names. The result
+        is also True for messages that retention has removed.
         """
         segments = self._logs.get(location.store, ())
         if segments and location.offset < segments[0].first_offset:

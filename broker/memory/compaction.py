@@ -1,5 +1,5 @@
-"""Keep the internal logs of one kind of message short: append the records that are still needed to the log's end once
-more, and then drop the segments before them.
+"""Keep the internal logs of one kind of message short: append those old records of a log that are still needed to its
+end again, and then drop the old segments.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """A memory whose logs are compacted. This protocol has the methods of the memory that the compaction calls."""
+    """A memory whose logs are compacted, as the compaction uses it."""
 
     @property
     def topic(self) -> str:
         """The internal topic of the logs."""
 
     def most_bytes(self, log: PartitionLog) -> int:
-        """Return the log's maximum length in bytes."""
+        """Return the length in bytes above which the log is compacted."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing in the log is needed. Segments before this offset can be dropped
-        without a rewrite.
+        """Return the byte offset before which no record in the log is needed. Segments before this offset can be
+        dropped at once.
         """
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append the still needed content of the log's first part again, with pauses for other work. Return a byte
-        offset. When the appended records are on the disk, nothing before this offset is needed any more. Raises
-        OSError, MetaqError.
+        """Append the needed content of the log's oldest part to its end again, with pauses in which the reactor can do
+        other work. Return a byte offset: as soon as the appended records are on the disk, no record before this offset
+        is needed any more. Raises OSError, MetaqError.
         """
 
 
 class Compaction:
     """Compacts the logs of one internal topic while this node leads. Used only on the reactor thread.
 
-    Segments without any needed records are dropped. If a log is still too long, the needed content of its first part is
-    rewritten at its end; only one log is rewritten at a time. The segments before the rewritten records are dropped
-    when these records are on the disk.
+    Segments without any needed records are dropped. If a log is too long even without these segments, the needed
+    content of its oldest part is appended to its end again (rewritten); only one log is rewritten at a time. As soon as
+    the rewritten records are on the disk, the segments in which they were before are dropped.
     """
 
     def __init__(self, store: Store, kept: Kept, reactor: ReactorTime) -> None:
@@ -59,13 +59,15 @@ class Compaction:
         self._reactor = reactor
         self._job: Deferred[None] | None = None
         self._written: dict[PartitionLog, tuple[int, int]] = {}
-        """For each log with rewritten records that may not be on the disk yet: the byte offset that `write_anew` has
-        returned, and the log's end after the rewrite.
+        """For each log that was rewritten and whose new records may not be on the disk yet: the byte offset that
+        `write_anew` has returned, and the log's end after the rewrite.
         """
         self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """Drop segments without any needed records, or begin to rewrite a log that is too long."""
+        """For each log, drop a beginning that is not needed, or, if there is none, begin to rewrite the log if it is
+        too long.
+        """
         for log in self._store.internal_logs(self._kept.topic):
             if self._job is not None or log.read_only is not None:
                 continue
@@ -93,7 +95,9 @@ class Compaction:
         return self._job is not None
 
     async def pause(self) -> None:
-        """Let other work run if the time of the present slice of `write_anew` is over."""
+        """To be called by `write_anew` between two records: if the time of the present slice is over, let the reactor
+        do other work before the next slice.
+        """
         if self._reactor.seconds() >= self._slice_ends:
             await deferLater(cast(Any, self._reactor), 0)
             self._slice_ends = self._reactor.seconds() + tuning.WORK_SLICE_SECONDS

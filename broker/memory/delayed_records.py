@@ -10,17 +10,19 @@ alone tell which messages were stored, when each message is due, and which parti
     a group          bytes u16 | topic | partition u32 | base i64 | first id i64 | count u32 | count × id i64 |
                      count × size u32                                                                   all big-endian
 
-"Written anew" denotes a rewritten record. The id in the header of a waiting message's record is its pending id
-(protocol/delays.py). taken: the ordinary message id that the message got when it arrived; this id includes the time of
-arrival. flag, checksum and body have the values that the producer has sent.
+"Written anew" denotes a record that was appended again, so that an older segment could be removed. The id in the header
+of a waiting message's record is its pending id (protocol/delays.py). taken: the ordinary message id that the message
+got when it arrived; this id includes the time of arrival. flag, checksum and body have the values that the producer has
+sent.
 
-A group of a `/delivered` mark says that the messages in the group were appended to the partition from byte `base` on.
-The group has the messages' sizes; the first message got the id `first id`. The group is written before the messages, so
-the group counts only for messages that are really in the partition. A group of `/cancelled` says that the messages will
-not be delivered. A group of `/returned` says that an earlier delivery of the messages did not happen, so that they wait
-again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages:
-`size` tells how often producers were asked for the outcome of each message, and `base` is the time of the last question
-(Unix ms). settled: a byte offset in the log; the deliveries of all marks before it have happened.
+A group in a `/delivered` record says that the messages in the group are delivered: that they were appended to their
+partition, from byte `base` on. The group has the messages' sizes; the first message got the id `first id`. Because the
+group is written before the messages are appended, it may be wrong after a crash; so it is ignored for messages that are
+not in the partition. A group of `/cancelled` says that the messages will not be delivered. A group of `/returned` says
+that the messages were not delivered although an earlier `/delivered` mark names them, so that they wait again. In
+groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages: `size`
+tells how often producers were asked for the outcome of each message, and `base` is the time of the last question (Unix
+ms). settled: a byte offset in the internal log; all deliveries whose marks lie before this offset have really happened.
 """
 
 from __future__ import annotations
@@ -89,8 +91,9 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of marks, by the tag hash in the index units of their records. By chance, the name of a partition may have
-the same tag hash as a kind of mark. Then only the record itself tells whether it contains marks.
+"""The kinds of marks, by the tag hash that the index units of their records have. By chance, the name of a partition
+can have the same tag hash as a kind of mark. So if a unit has such a tag hash, only the record itself tells whether it
+contains marks or a message for this partition.
 """
 
 
@@ -112,8 +115,8 @@ class Pending(NamedTuple):
 
 @lru_cache(1 << 14)
 def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
-    """Return the bytes between a record's header and its field `taken`, the CRC-32 of these bytes, and the hash of the
-    record's attribute.
+    """Return three values for the record of a message that waits for this partition: the bytes between the header and
+    the field `taken`, the CRC-32 of these bytes, and the hash of the record's attribute.
     """
     name = f"{_ANEW if anew else ''}{place[0]}-{place[1]}"
     encoded = name.encode("utf-8")
@@ -122,13 +125,13 @@ def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
 
 
 def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
-    """Return the tag hash in the index units of messages that wait for this partition."""
+    """Return the tag hash that the index units of messages that wait for this partition have."""
     return _front(place, anew)[2]
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """Return the partition of a waiting message, and whether the message's record is a rewritten one. record: the
-    record, or only its first bytes. Raises StoreError.
+    """Return the partition for which a waiting message is, and whether the message's record is a rewritten one. record:
+    the record, or only its first bytes. Raises StoreError.
     """
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -141,7 +144,7 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """Return by how many bytes the record of a message for this partition is larger in the internal log than in the
+    """Return how many bytes more the record of a message for this partition has in the internal log than in the
     partition.
     """
     return len(_front(place)[0]) + _HEAD.size
@@ -193,14 +196,16 @@ def decode_pending(record: bytes) -> Pending | None:
 
 @lru_cache(1 << 14)
 def _place_named(name: bytes) -> DelayTarget:
-    """Return the partition with this name. Raises ValueError."""
+    """Return the topic and the number of the partition with this name. Raises ValueError if it is not the name of a
+    partition.
+    """
     topic, _, partition = name.decode("utf-8").removeprefix(_ANEW).rpartition("-")
     return topic, int(partition)
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""A number of bytes. The first FRONT_BYTES bytes of a record always include the field `taken`, because a partition's
-name is not longer than the name of a directory may be.
+"""How many bytes of a record to read to get its field `taken`. The partition's name comes before this field; the name
+has at most 255 bytes, because it is the name of a directory.
 """
 
 
@@ -220,7 +225,7 @@ def taken_at(record: Buffer) -> int | None:
 
 
 class Group(NamedTuple):
-    """Pending messages of one partition, as a mark names them. sizes: the sizes of the messages' records in the
+    """Waiting messages for one partition, as a mark names them. sizes: the sizes of the messages' records in the
     partition, including the header.
     """
 
@@ -237,7 +242,7 @@ class Group(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """The content of a record with marks. All groups in one record belong to the same kind of mark."""
+    """The content of a record with marks. All groups in one record have the same kind."""
 
     kind: MarkKind
     settled: int

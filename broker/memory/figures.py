@@ -1,4 +1,4 @@
-"""The types of the figures that the broker shows about itself: lines of `stats`, and metrics for Prometheus."""
+"""The types in which the broker reports its counters and states: lines of `stats`, and metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["Lines", "Metric", "Metrics", "counter", "gauge", "gauges"]
 
 Lines: TypeAlias = Iterator[str | None]
-"""Yields lines of `stats`, and None where other requests may be served."""
+"""Yields lines of `stats`, and None at points where the broker can serve other requests."""
 
 
 class Metric(NamedTuple):
@@ -24,7 +24,7 @@ class Metric(NamedTuple):
 
 
 Metrics: TypeAlias = Generator[Metric | None, None, None]
-"""Yields metrics, and None where other requests may be served."""
+"""Yields metrics, and None at points where the broker can serve other requests."""
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -1,9 +1,9 @@
 """A broker's memory of one kind of message, such as delayed messages. A memory consists of tables that are built from
 the kind's internal logs.
 
-`assembly/kinds.py` has one row for each kind. The broker, its node of a broker set, `stats`, `/metrics`, moves of
-partitions and `metaq check` iterate over these rows and contain no code for any single kind. CONTRIBUTING.md says how
-to add a kind.
+The table in `assembly/kinds.py` lists all kinds. The code of the broker, of broker sets, of `stats` and `/metrics`, of
+moves of partitions and of `metaq check` iterates over this table, and contains nothing about any single kind.
+CONTRIBUTING.md says how to add a kind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Memory(ABC, Generic[R]):
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
         """store: an open store. clock: returns seconds since 1970."""
         self.enabled = False
-        """Whether this node leads. The memory serves requests and writes to its logs only while this is True."""
+        """Whether this broker leads (a single broker always leads). Only while this is True, the memory serves requests
+        and writes to its logs.
+        """
         self.store = store
         self._clock = clock
         self._logs: dict[PartitionLog, R] = {}
@@ -53,7 +55,7 @@ class Memory(ABC, Generic[R]):
 
     @abstractmethod
     def _reader(self, log: PartitionLog) -> R:
-        """Return a new, empty table for one internal log."""
+        """Create an empty table for one internal log, and return it."""
 
     @staticmethod
     @abstractmethod
@@ -86,7 +88,7 @@ class Memory(ABC, Generic[R]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
-        """Read the internal logs to their ends before this node leads, so that `lead` has less to read. Raises
+        """Read the internal logs to their present ends. To be called before `lead`, which then has less to read. Raises
         StoreError.
         """
         for log in self.store.internal_logs(self.topic):
@@ -100,8 +102,8 @@ class Memory(ABC, Generic[R]):
         self.enabled = True
 
     def follow(self) -> None:
-        """Stop serving requests and writing, because another node leads. From now on, read the records that the leader
-        writes to the internal logs.
+        """Stop serving requests and writing records, because another node leads. From now on, `tick` reads the records
+        that the leader has written to the internal logs.
         """
         if self.enabled:
             self.enabled = False
@@ -109,7 +111,7 @@ class Memory(ABC, Generic[R]):
             self._stop()
 
     def _stop(self) -> None:
-        """Drop the state that only a leader has."""
+        """Drop what only a leader needs to know."""
 
     def tick(self) -> None:
         """As a leader, keep the internal logs short; as a follower, read the records that the leader has written.
@@ -125,18 +127,18 @@ class Memory(ABC, Generic[R]):
 
     @abstractmethod
     def most_bytes(self, log: PartitionLog) -> int:
-        """Return the log's maximum length in bytes."""
+        """Return the length in bytes above which the log is compacted."""
 
     def needed_from(self, log: PartitionLog) -> int:
-        """Return the byte offset before which nothing in the log is needed. Segments before this offset can be dropped
-        without a rewrite.
+        """Return the byte offset before which no record in the log is needed. Segments before this offset can be
+        dropped at once.
         """
         return log.first_offset
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append the still needed content of the log's first part again, with pauses for other work. Return a byte
-        offset. When the appended records are on the disk, nothing before this offset is needed any more. Raises
-        OSError, StoreError.
+        """Append the needed content of the log's oldest part (here: of the whole log) to its end again, with pauses in
+        which the reactor can do other work. Return a byte offset: as soon as the appended records are on the disk, no
+        record before this offset is needed any more. Raises OSError, StoreError.
         """
         log.roll()
         start = log.end_offset
@@ -146,8 +148,9 @@ class Memory(ABC, Generic[R]):
         return start
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        """Yield the bodies of records that together contain the whole present state. Other requests may be served and
-        may write between two bodies, so each body must have the state of the moment when it is yielded.
+        """Yield the bodies of records that together contain everything that this memory knows from the log. Between two
+        bodies, other requests can be served and can change the memory; so each body must be made only when it is
+        yielded.
         """
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
 
@@ -162,8 +165,9 @@ class Memory(ABC, Generic[R]):
         yield from ()
 
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
-        """Return why these partitions cannot move to another broker yet; None if they can. While this memory has state
-        about a partition, the partition cannot move, because the state would stay on this broker. When this method is
-        called, clients can no longer begin anything new for these partitions (Partitions.is_leaving).
+        """Return why these partitions cannot be moved to another broker yet; None if they can. While this memory has
+        entries about a partition (for example delayed messages), the partition cannot be moved, because the entries
+        would stay on this broker. Before this method is called, the broker has stopped accepting new messages of this
+        kind for these partitions (Partitions.is_leaving), so the entries become fewer.
         """
         return None

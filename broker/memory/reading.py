@@ -1,4 +1,6 @@
-"""Base class for reading an internal log while it grows."""
+"""The base class of the tables that are built from an internal log and are updated when records are added to the
+log.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,10 @@ __all__ = ["LogReader"]
 
 
 class LogReader(ABC):
-    """A state that is built by reading one internal log. Used only on the reactor thread.
+    """A table that is built by reading an internal log, and is updated when records are added to the log. Used only on
+    the reactor thread. The table is built again from the log's beginning in two cases:
 
-    The log is read again from its beginning if its end was cut off, or if parts of the log were removed before they
-    were read.
+    the log's end was cut off, or a part of the log was removed before it was read.
     """
 
     def __init__(self, log: PartitionLog) -> None:
@@ -28,7 +30,7 @@ class LogReader(ABC):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log has to be read again."""
+        """Whether the whole log has to be read again, for one of the reasons that the class names."""
         return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
 
     def read_on(self, most: int | None = None) -> None:
@@ -40,7 +42,7 @@ class LogReader(ABC):
         self._read(most)
 
     def forget(self) -> None:
-        """Drop the state, so that the next `read_on` reads the whole log."""
+        """Drop everything that was read, so that the next `read_on` reads the whole log."""
         self._renewals, self._read_to = self.log.renewals, self.log.first_offset
         self._clear()
 

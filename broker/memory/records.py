@@ -35,8 +35,8 @@ def read_cut(
     snapshot: Snapshot, first_offset: int, most_bytes: int | None = None
 ) -> Iterator[tuple[int, bytes, Sequence[tuple[int, int]]]]:
     """Read an internal log in pieces that contain several records, and yield the pieces in order. Each item has the
-    piece's byte offset, the piece's bytes, and where in these bytes the body of each record begins and ends. The
-    iteration stops after about `most_bytes` bytes, at the end of a record. Raises StoreError.
+    piece's byte offset in the log, the piece's bytes, and for each record in the piece the indexes [start, end) of its
+    body in these bytes. The iteration stops after about `most_bytes` bytes, at the end of a record. Raises StoreError.
     """
     last = None if most_bytes is None else first_offset + most_bytes
     size = _READ_BYTES if most_bytes is None else min(_READ_BYTES, most_bytes)

@@ -1,24 +1,24 @@
-"""The stored state of numbered writes, which are writes with a producer's sequence number. The state consists of rows
-in internal logs (store/internal_logs.py).
+"""What the broker stores about numbered writes, which are writes with a producer's sequence number: rows in internal
+logs (store/internal_logs.py), one row for each write.
 
-If the answer to a send was lost, the producer repeats the send with the same sequence number. Then the broker must know
-whether it has stored the first send (broker/writing/sequences.py). So before the broker appends numbered writes to
-partitions, it appends one record with rows to an internal log. There is one internal log for partitions with group
+If the answer to a send was lost, the producer repeats the send with the same sequence number. The broker must then know
+whether it has already stored the first send (broker/writing/sequences.py). So before the broker appends numbered writes
+to partitions, it appends one record with rows to an internal log. There is one internal log for partitions with group
 commit, and one for other partitions.
 
     a record's body    version u16 | topics u16 | topics × (bytes u16 | UTF-8) | rows
     a row              producer u64 | sequence u64 | base i64 | end i64 | first id i64 | records u32 | partition u32 |
                        number of the topic u32                                                       all big-endian
 
-[base, end): the byte offsets in the partition that the records get if their append succeeds. The partition shows
-whether the append has succeeded: a row counts only if the message at `base` has the row's first id. If `records` is 0,
-the row cancels earlier rows of the same producer and partition. A row of producer 0 is not about a single producer. The
-first id in a row of producer 0 contains a time. The broker may have forgotten rows that were stored before this time,
-because there were too many producers.
+[base, end): the byte offsets in the partition that the records get if their append succeeds. A row is written before
+the append, so it is ignored if the append did not happen: if the partition's message at `base` does not have the row's
+`first id`. If `records` is 0, the row cancels earlier rows of the same producer and partition. A row with producer 0 is
+not about a write. Its `first id` contains a time: because there were too many producers, the broker may have forgotten
+rows that were stored before this time.
 
 The high bits of `records` mark a row about delayed or half messages. In a row about delayed or half messages, `base`
-and `end` are byte offsets in an internal log of such messages (delayed_records.py). The first id is the field `taken`
-of the record at `base` in this internal log.
+and `end` are byte offsets in an internal log of such messages (delayed_records.py). The `first id` of such a row is the
+field `taken` of the record at `base` in this internal log.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ _COLUMNS = np.dtype(
 ROW_BYTES = _ROW.size
 
 FORGOTTEN = 0
-"""The producer number of a row that contains a time; rows that were stored before this time may have been forgotten.
-Older versions of the broker ignore such rows.
+"""The producer number of a row that contains a time in place of a write; the broker may have forgotten rows that were
+stored before this time. Older versions of the broker, which do not know such rows, ignore them.
 """
 
 DELAYED_ROW = 1 << 31
@@ -117,7 +117,7 @@ class SequenceRow(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """When the row was written, in Unix milliseconds."""
+        """The time when the row was written, in Unix milliseconds."""
         return (self.first_id >> TIME_SHIFT) + EPOCH_MS
 
 
@@ -129,14 +129,15 @@ def encode_head(topics: tuple[str, ...]) -> bytes:
 
 
 encode_row = _ROW.pack
-"""encode_row(fields) returns an encoded row. The arguments are the fields of SequenceRow, but in place of the topic
-they have its index in the topics of `encode_head`.
+"""encode_row(fields) returns an encoded row. The arguments are the fields of SequenceRow in order; but in place of the
+topic's name, the topic's index in the `topics` of `encode_head` is passed.
 """
 
 
 def row_bits(topic: str, group_commit: bool) -> int:
-    """Return the high bits of `records` for messages in an internal log of delayed or half messages. topic: the
-    internal topic; group_commit: whether the internal log is the one for partitions with group commit.
+    """Return the high bits for the field `records` of a row whose messages are in an internal log of delayed or half
+    messages. topic: the internal topic; group_commit: whether the internal log is the one for partitions with group
+    commit.
     """
     return DELAYED_ROW | WAITING_ROW * group_commit | HALF_ROW * (topic == HALVES_TOPIC)
 
@@ -149,14 +150,15 @@ def pending_log(records: int) -> tuple[str, bool]:
 
 
 def first_bytes(records: int) -> int:
-    """Return how many bytes to read from the beginning of a row's first record in order to get its first id. records:
-    the field `records` of the row.
+    """A row describes one or more records; return how many bytes of the first of these records must be read to get its
+    id. records: the field `records` of the row.
     """
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """Return the first id of a row, read from the first record that the row describes; None if `begun` is too short.
+    """Return the id of the first record that a row describes, to compare it with the row's `first_id`; None if `begun`
+    is too short.
     begun: the beginning of this first record. records: the field `records` of the row.
     """
     if records & DELAYED_ROW:
@@ -189,9 +191,10 @@ def _rows(body: bytes, head: bytes, topics: Sequence[str]) -> Iterator[SequenceR
 
 
 class RowTable(NamedTuple):
-    """The rows of many records, in order. end: byte offset where the last record ends. rows: a numpy array with the
-    fields of SequenceRow, but `topic` is a number, the topic's index in the list of topics of the row's record. topics:
-    for each row, the index of the row's topic in `names`. names: the names of all topics of the table.
+    """The rows of many records, in order. end: the byte offset in the internal log where the last record ends. rows: a
+    numpy array with the fields of SequenceRow, in which the field `topic` is an index in the list of topics of the
+    row's own record. topics: for each row, the index of its topic in `names`. names: the names of all topics of the
+    table.
     """
 
     end: int
@@ -205,8 +208,8 @@ class RowTable(NamedTuple):
 
 
 def read_tables(snapshot: Snapshot, first_offset: int, most_bytes: int | None = None) -> Iterator[RowTable]:
-    """Like read_rows, but yield tables of rows, which is three times as fast. This function is for callers that need
-    not look at each row. Stops after about `most_bytes` bytes, at the end of a record.
+    """Like read_rows, but yield tables of rows, which is three times as fast. To be used by callers that handle the
+    rows of a table with numpy and not one by one. Stops after about `most_bytes` bytes, at the end of a record.
     """
     heads: dict[bytes, tuple[int, int]] = {}  # by head: where its names begin in `names`, and their number
     names: list[str] = []
@@ -241,12 +244,12 @@ def _table(end: int, pieces: list[bytes], places: list[tuple[int, int]], names: 
 def cut_torn_writes(
     files: Files, snapshot: Snapshot, first_offset: int, directories: Mapping[str, PartitionDirectory]
 ) -> None:
-    """At the end of each partition, cut off an incomplete write that the broker process has left there by dying during
-    the write.
+    """Cut off each partition's end if a numbered write there is incomplete, because the broker process died during the
+    write.
 
-    The incomplete write was never acknowledged, and its producer will repeat all of it. (When a process is killed, a
-    large write can end between two pages.) directories: the directories of all partitions, by `<topic>-<partition>`,
-    before their recovery. Raises StoreError.
+    The incomplete write was never acknowledged, and its producer will repeat all of it. (If a process is killed during
+    a large write, the kernel may have written only some pages of it.) directories: the directories of all partitions,
+    by `<topic>-<partition>`, before their recovery. Raises StoreError.
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:

@@ -1,1 +1,1 @@
-"""Move partitions to another broker while clients use them (docs/moving.md)."""
+"""Move partitions from one broker to another while clients continue to use the partitions (docs/moving.md)."""

@@ -1,4 +1,4 @@
-"""Protocols that describe the attributes and methods of a broker that the moving of partitions uses."""
+"""Protocols for the broker and its objects; they have the attributes and methods that the package moving/ uses."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ class Leadership(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the node is handing its leadership over, so that it takes no messages."""
+        """Whether the node is handing its leadership over to another node, and so accepts no messages now."""
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node of the set has been elected as the leader until now."""
+        """Whether it is certain that this node is the leader at this moment, because no other node can have been
+        elected.
+        """
 
     def replicate(self, entries: tuple[()], lane: Lane, done: Callable[[MetaqError | None], None], /) -> None:
         """Call `done` when the in-sync nodes have all data that this node appended before the call of `replicate`."""
@@ -40,7 +42,9 @@ class SetPart(Protocol):
         """The Leadership object while this node leads; otherwise None."""
 
     def refusal(self) -> NotLeader | None:
-        """If the node now refuses clients' requests, return the error that it gives them; otherwise return None."""
+        """If the node refuses clients' requests now, return the error with which it refuses them; otherwise return
+        None.
+        """
 
 
 class MovingHost(CopyHost, Protocol):
@@ -56,4 +60,4 @@ class MovingHost(CopyHost, Protocol):
     def transactions(self) -> Transactions: ...
     @property
     def member(self) -> SetPart | None:
-        """This broker's node in its broker set; None for a single broker."""
+        """The object that makes this broker a node of a broker set; None for a single broker."""

@@ -1,5 +1,5 @@
-"""Copy the partitions of a move from the leader of the source broker, with a limit of bytes per second. The code runs
-on the reactor thread.
+"""Copy the partitions of a move from the source broker (if it is a broker set, from its leader) to this broker, with a
+limit of bytes per second. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from .host import Leadership, MovingHost
 __all__ = ["MoveCopy"]
 
 GROUP = "metaq-move"
-"""The consumer group that the pulls name, for the source's statistics."""
+"""The name of the consumer group in the pulls of a copy; the source broker counts the copied messages under this name
+in its statistics.
+"""
 
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
-"""The lower limit for the number of bytes to fetch at once. The number of bytes is smaller for a move with a lower
-rate, so that the fetches do not load the source's disk and network in bursts. Because of the lower limit, even a slow
-copy need not fetch each message separately.
+"""The least number of bytes to fetch at once. A move with a low rate fetches few bytes at once, so that it does not
+load the source's disk and network in bursts; but with even fewer bytes it would fetch each message separately.
 """
 
 _PAUSE_SECONDS = 0.02
@@ -40,7 +41,7 @@ _DISK_SECONDS = 0.05
 
 
 class MoveCopy:
-    """Copies the partitions of one move. The object exists as long as this broker drives the move."""
+    """Copies the partitions of one move whose target is this broker."""
 
     def __init__(self, broker: MovingHost, move: Move) -> None:
         self._broker = broker
@@ -63,7 +64,7 @@ class MoveCopy:
 
     @property
     def left(self) -> int | None:
-        """The number of bytes that the source has and this broker has not; None while unknown."""
+        """The number of bytes that are still to be copied; None while unknown."""
         lags = [each.status.lag_bytes for each in self._copies]
         return None if None in lags else sum(each for each in lags if each is not None)
 
@@ -74,8 +75,8 @@ class MoveCopy:
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy the partitions one after the other. Each partition is copied up to the end that it now has on the source
-        broker. Stop when `goes_on` returns false. Raises MetaqError.
+        """Copy the partitions one after the other, each of them up to the end that it now has on the source broker.
+        Stop earlier if `goes_on` returns false. Raises MetaqError.
         """
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
         begun = [copy for copy in self._copies if await copy.begin(source)]
@@ -91,7 +92,9 @@ class MoveCopy:
                 await self.committed()
 
     async def _has_turn(self, goes_on: Callable[[], bool]) -> bool:
-        """Wait until the move's rate allows the next fetch. Return whether copying should go on."""
+        """Wait until the move's rate allows the next fetch, or until `goes_on` returns false. Return what `goes_on` has
+        returned last.
+        """
         self._free_at = max(self._free_at, self._reactor.seconds() - _TURN_SECONDS)  # unused time does not count later
         while goes_on() and (pause := self._free_at - self._reactor.seconds()) > 0:
             await deferLater(self._reactor, min(pause, _TURN_SECONDS))
@@ -114,8 +117,8 @@ class MoveCopy:
                 )
 
     async def finish(self, peer: Peer, ends: Sequence[int], goes_on: Callable[[], bool]) -> None:
-        """Copy each partition up to exactly its end offset in `ends`. Wait until all data are on this broker's disk and
-        committed in its broker set. Raises MetaqError.
+        """Copy each partition up to its end offset in `ends`, at which it must then end exactly. Wait until all data
+        are on this broker's disk and, in a broker set, on the disks of all in-sync nodes. Raises MetaqError.
         """
         await self.go_through(peer, goes_on)
         for partition, end in zip(self._partitions, ends, strict=True):
@@ -138,8 +141,8 @@ class MoveCopy:
         await self.committed(Lane.DISK)
 
     async def committed(self, lane: Lane = Lane.MEMORY) -> None:
-        """Wait until every in-sync node of this broker's set has all data that were appended so far. Raises
-        NotLeader.
+        """Wait until every in-sync node of this broker's set has all data that this node has appended so far; on a
+        single broker do not wait. Raises NotLeader.
         """
         leader = self._check()
         if leader is not None:
@@ -148,8 +151,9 @@ class MoveCopy:
             await deferred
 
     def _check(self) -> Leadership | None:
-        """Return the Leadership of this broker set's node; None for a single broker. Raises MetaqError if this broker
-        may append no data now.
+        """Return the Leadership object of this node if this broker is a node of a broker set; None for a single broker.
+        Raises MetaqError if this broker must not append data now, because it does not lead its set or is handing the
+        leadership over.
         """
         member = self._broker.member
         if member is None:

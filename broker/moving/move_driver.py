@@ -1,8 +1,8 @@
-"""Drive one move of partitions: the target broker changes the move's state in ZooKeeper step by step, until the move is
-done. The code runs on the reactor thread.
+"""Drive one move of partitions. The target broker does this: it does what each state of the move requires, and then
+sets the next state in ZooKeeper, until the move is done. The code runs on the reactor thread.
 
-Every step can be repeated. So if another node of the target's broker set becomes the leader, this node can continue the
-move from the state in ZooKeeper.
+Every step can be repeated. So if another node of the target's broker set becomes the leader, the new leader can
+continue the move from the state that it finds in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _log = logging.getLogger(__name__)
 
 _LITTLE_BYTES = 1 << 20
 _LITTLE_SECONDS = 0.5
-"""The move copies the source's partitions in passes. When a pass has copied only few bytes, the source closes the
-partitions. Few means at most _LITTLE_BYTES, and at most as many bytes as the move's rate allows in _LITTLE_SECONDS.
+"""The move copies the source's partitions in passes. The source continues to accept messages meanwhile. When a pass has
+copied only few bytes, the source closes the partitions, so that the last bytes can be copied. Few means at most
+_LITTLE_BYTES, and at most as many bytes as the move's rate allows in _LITTLE_SECONDS.
 """
 
 _LOOK_SECONDS = 0.1
@@ -51,19 +52,19 @@ _PAUSE_SECONDS = 1.0
 _ASK_SECONDS = 20.0
 
 _STALE_SECONDS = 1.0
-"""For this many seconds after the move is done, this broker keeps the owner znodes of the source's partitions, which it
-has created for each consumer group. So a member that does not know of the move yet cannot become the owner of such a
-partition.
+"""At the end of a move this broker creates, for each consumer group, the owner znodes of the partitions under their old
+names. It keeps these znodes for this many seconds after the move is done, so that a group's member that does not know
+of the move yet cannot become the owner of a partition under its old name.
 """
 
 _PATIENCE_SECONDS = 10.0
-"""Members of consumer groups may take this many seconds to release partitions. After that time, a log line names the
-members that still own some; status() names them from the beginning.
+"""If members of consumer groups still own moved partitions after this many seconds, a log line names these members.
+status() names them from the beginning.
 """
 
 
 class MovesHere(Protocol):
-    """The methods and attributes of BrokerMoves (moves.py) that a driver uses."""
+    """The class BrokerMoves (moves.py), as a driver uses it."""
 
     broker: MovingHost
     session: ZkSession
@@ -111,7 +112,9 @@ class MoveDriver:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since bytes arrived or the state changed; if neither has happened, since this object was created."""
+        """The seconds since bytes last arrived or the move's state last changed; if neither has happened, the seconds
+        since this object was created.
+        """
         progressed = self._went_on_at if self._copy is None else max(self._went_on_at, self._copy.progressed_at)
         seconds: float = self._reactor.seconds() - progressed
         return seconds
@@ -122,7 +125,7 @@ class MoveDriver:
         )
 
     def stop(self) -> None:
-        """Stop driving the move. Another node may continue from the state in ZooKeeper."""
+        """Stop driving the move. Another node can continue the move from the state in ZooKeeper."""
         self.active = False
         self._hang_up()
 
@@ -169,7 +172,9 @@ class MoveDriver:
             self.waits_for = text
 
     async def _look(self) -> None:
-        """Read the move's present state from ZooKeeper. If ZooKeeper does not answer, keep the known state."""
+        """Read the move's present state from ZooKeeper. If ZooKeeper does not answer, continue with the state that was
+        last read.
+        """
         try:
             found = await self._here.in_thread(partial(self._here.moves.read, self.move.topic, self.move.name))
         except CoordinationError as error:
@@ -190,8 +195,8 @@ class MoveDriver:
             self._here.learn(found)
 
     async def _change(self, **fields: Any) -> None:
-        """Change these fields of the move in ZooKeeper, and continue from the state that ZooKeeper then has. Raises
-        CoordinationError if the outcome is unknown.
+        """Change these fields of the move in ZooKeeper, then read the move from ZooKeeper again and continue from the
+        state that was read. Raises CoordinationError if the outcome is unknown.
         """
         before, new = self.found, replace(self.move, **fields)
         await self._here.in_thread(partial(self._here.moves.change, before, new))
@@ -203,8 +208,8 @@ class MoveDriver:
     # --- asked --------------------------------------------------------------------------------------------------------
 
     async def _accept(self) -> None:
-        """Choose the numbers that the partitions get on this broker, and let copying begin. If the move is not
-        possible, cancel it with the reason.
+        """Choose the numbers that the partitions get on this broker, and set the move's state to `copying`. If this
+        broker cannot take the partitions, cancel the move, and store the reason in ZooKeeper.
         """
         await self._here.look_at_all()
         self._copy = None  # it may belong to an earlier move of the same name, with another rate
@@ -354,7 +359,7 @@ class MoveDriver:
     # --- the source ---------------------------------------------------------------------------------------------------
 
     async def _source(self) -> Peer:
-        """Return a connection to the broker process that leads the source. Raises MetaqError."""
+        """Return a connection to the source broker; if the source is a broker set, to its leader. Raises MetaqError."""
         if self._peer is not None and self._peer.lost is None:
             return self._peer
         view = ClusterView(self._here.session)
@@ -376,8 +381,8 @@ class MoveDriver:
             peer.close()
 
     async def _ask(self, peer: Peer) -> dict[str, Any]:
-        """Send MOVE to the source broker, so that the source reads the move's state. Return the source's answer. Raises
-        MetaqError.
+        """Send a MOVE request to the source broker, which then reads the move's state from ZooKeeper and acts on it.
+        Return the source's answer. Raises MetaqError.
         """
         request = MoveRequest(self.move.topic, self.move.source, self.move.first)
         frame = await peer.frame(RequestCode.MOVE, request.to_ext(), _ASK_SECONDS)
@@ -387,7 +392,9 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Tell the source broker to act as `state` requires. Raises MetaqError if the source does not do so yet."""
+        """Send a MOVE request to the source broker, so that it acts as `state` requires. Raises MetaqError if the
+        source does not act so yet.
+        """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):
             raise MetaqError(str(waits_for))

@@ -1,9 +1,9 @@
-"""A broker's part in moves of partitions. The broker shows clients the right partitions, answers MOVE, and drives the
-moves whose target it is.
+"""What a broker does for moves of partitions: it offers clients only the partitions that it may serve, answers MOVE
+requests, and drives the moves whose target it is.
 
 The code runs on the reactor thread; requests to ZooKeeper are made in other threads. The states of moves are stored
-only in ZooKeeper. A broker reads all states before it serves clients, and reads the state of a move again whenever a
-MOVE request names this move.
+only in ZooKeeper. A broker reads the states of all moves before it serves clients, and reads the state of one move
+again whenever a MOVE request names this move.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _Key = tuple[str, str]
 
 
 class MoveFigures(NamedTuple):
-    """The figures of an active move, for metrics. state_seconds: seconds since the move's state changed, measured with
-    the clocks of ZooKeeper (then) and of this broker (now). The following figures are known only to the broker that
-    drives the move. idle_seconds: seconds since the move last made progress. copied: number of bytes copied. left:
-    number of bytes left to copy.
+    """Numbers about an active move, for metrics. state_seconds: seconds since the move's state last changed, computed
+    from ZooKeeper's time of this change and the present time of this broker's clock. The other numbers are known only
+    to the broker that drives the move; on other brokers they are None. idle_seconds: seconds since the move last made
+    progress. copied: number of bytes copied. left: number of bytes left to copy.
     """
 
     move: Move
@@ -71,8 +71,9 @@ class BrokerMoves:
     # --- knowing ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read all moves from ZooKeeper before any partition is served. Try again until ZooKeeper answers, and also
-        while the entry of a move is damaged, because it is then unknown which partitions the broker may serve.
+        """Read all moves from ZooKeeper; to be called before any partition is served. Try again and again while
+        ZooKeeper does not answer or the entry of a move is damaged: without the states of all moves it is unknown which
+        partitions the broker may serve.
         """
         pauses = Backoff(0.05, 2.0)
         told = ""
@@ -98,8 +99,8 @@ class BrokerMoves:
         self._use()
 
     async def clean_up(self, found: FoundMove) -> None:
-        """Delete a cancelled move to this broker from ZooKeeper, if the directories with the copied partitions were
-        deleted.
+        """If this move to this broker is cancelled, and an operator has deleted the directories of the partitions that
+        were copied, delete the move from ZooKeeper.
         """
         move = found.move
         if move.state is not MoveState.CANCELLED or move.target != self.broker.config.broker_id:
@@ -117,8 +118,8 @@ class BrokerMoves:
             _log.warning("the cancelled move of %s is not forgotten now: %s", move, error)
 
     def learn(self, found: FoundMove) -> None:
-        """From now on act as the state `found` of a move requires, unless this broker knows a newer state of the
-        move.
+        """Remember the state `found` of a move, and serve partitions as this state requires, unless this broker already
+        knows a newer state of the move.
         """
         key = found.move.topic, found.move.name
         known = self._found.get(key)
@@ -140,7 +141,9 @@ class BrokerMoves:
         return [each for each in self._found.values() if each.move.topic == move.topic and each.move.name != move.name]
 
     async def offer(self, topic: str) -> None:
-        """Register a topic's present partitions in ZooKeeper for clients. Raises CoordinationError."""
+        """Register in ZooKeeper the partitions of a topic that this broker serves now, so that clients find them.
+        Raises CoordinationError.
+        """
         served = self.broker.partitions.served_topics()
         if topic in served:
             await self._registration.offer(topic, served[topic])
@@ -176,12 +179,13 @@ class BrokerMoves:
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:
-        """If ZooKeeper has lost moves of this broker, or has older states of them than this broker, write the known
-        states again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError; after this error
-        the method may be called again.
+        """ZooKeeper may have lost data, for example if it was restored from a backup. If it has lost moves of this
+        broker, or has older states of them than this broker knows, write the known states again. For all other moves,
+        use the state that ZooKeeper has. Raises CoordinationError if ZooKeeper does not answer; the caller then calls
+        the method again.
 
-        From the state `copying` on, only the target changes a move, so the target knows the newest state. A finished
-        move never changes.
+        The target may write a move again, because from the state `copying` on only the target changes it and so knows
+        its newest state. The source may write a finished move again, because a finished move never changes.
         """
         set_backs, known = self.session.set_backs, dict(self._found)
         now = await self._all()
@@ -212,7 +216,7 @@ class BrokerMoves:
     # --- driving ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to drive the moves whose target is this broker. Called when the broker serves clients."""
+        """Begin to drive the moves whose target is this broker. Called as soon as the broker serves clients."""
         self._driving = True
         self._set_backs = self.session.set_backs
         self.session.on_session(self._session_changed)
@@ -241,8 +245,8 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return the figures of the moves that this broker drives. Also return the figures of the known moves whose
-        source this broker is, if it has closed the moving partitions and so refuses messages for them.
+        """Return the MoveFigures of the moves that this broker drives, and of the moves from this broker for which it
+        has closed the partitions, so that it refuses messages for them.
         """
         if not self._driving:
             return []
@@ -259,8 +263,8 @@ class BrokerMoves:
     # --- MOVE ---------------------------------------------------------------------------------------------------------
 
     async def asked(self, request: MoveRequest) -> dict[str, Any]:
-        """Answer MOVE: read the move's state in ZooKeeper, do this broker's work in this state, and return the move's
-        progress. Raises CoordinationError, NotLeader.
+        """Answer a MOVE request: read the move's state from ZooKeeper, do what the state requires of this broker as the
+        move's source or target, and return the move's progress. Raises CoordinationError, NotLeader.
         """
         key = request.topic, f"{request.broker}-{request.partition}"
         found: FoundMove | None = await self.in_thread(lambda: self.moves.read(*key))
@@ -292,11 +296,13 @@ class BrokerMoves:
         return answer
 
     def _ends(self, move: Move) -> dict[str, Any]:
-        """Return the final end offsets of the move's partitions, or the reason why these offsets are not known yet.
+        """As the source of a move, return the final end offsets of the move's partitions, or the reason why these
+        offsets are not known yet.
 
-        Before this method is called, the broker has read the move's state and has begun to act on it. If this node of a
-        broker set still leads now, no other node of the set can have led since then. A later leader reads the states of
-        moves after its election, so it will also know this state.
+        Before this method is called, the broker has read the move's state and has begun to act on it. So this node
+        accepts no more messages for these partitions. In a broker set, no other node can have accepted messages either:
+        if this node leads now, no other node has led since it read the state; and a later leader reads the states of
+        moves after its election.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
@@ -318,7 +324,7 @@ class BrokerMoves:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
-        """Run a function that asks ZooKeeper in a separate thread. The threads of the pool are not used, because
-        ZooKeeper may answer slowly, and the disk needs these threads.
+        """Run a function that asks ZooKeeper in a separate thread. It does not use the threads of the pool: ZooKeeper
+        can answer slowly, and the pool's threads must be free for reads and syncs of files.
         """
         return in_own_thread(self._reactor, "moves", function)

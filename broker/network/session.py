@@ -1,21 +1,24 @@
-"""One connection of a client. A session receives requests and sends answers within memory limits. The session does not
-decide how a request is served (see requests/gate.py), and does not handle the listening port (see server.py).
+"""One connection of a client. A session receives requests and sends answers within memory limits. How a request is
+served is decided in requests/gate.py; new connections are accepted in server.py.
 
 - All requests of one read are served together, and their answers are sent in one write.
 - Answers to text commands are sent in the order of the commands, even if an earlier answer must wait for the disk.
   Answers to frames contain the request's opaque, so they are sent as soon as they are ready.
-- A connection works in turns. When the requests of a turn together have taken a few milliseconds, the remaining
-  requests wait for a later turn of the connection. A single long request is handled in slices, and later requests of
-  the connection wait until it is done. If one read has very many requests, a turn decodes only a limited number of
-  them. In each iteration of the reactor, the turns of all connections together get a limited time (runtime/turns.py).
-- A client that closes its sending half (`nc -N`, or a full close, which looks the same) gets its pending answers; then
-  the connection is closed. A parked pull of this client is answered as if its waiting time were over. The client may
-  still read the answer, and without it the connection would stay open until the end of the pull's waiting time.
-- Memory is limited. While the transport's buffer is above its limit, or too many bytes of this connection wait for the
-  disk, nothing is read and no further request is served. Requests that the session has already read wait in `_queue`;
-  these are at most the requests of one read. The requests in `_queue` count as unfinished requests (account.py). While
-  too many bytes of all connections together wait for the disk, a session that gets a put also reads nothing and serves
-  no further request (pending_puts.py).
+- The requests of a connection are served in turns, between which other connections are served. When a turn has taken a
+  few milliseconds, the remaining requests wait for a later turn of the connection. A single long request is handled in
+  slices, and later requests of the connection wait until it is done. If one read has very many requests, a turn decodes
+  only a limited number of them. In each iteration of the reactor, the turns of all connections together get a limited
+  time (runtime/turns.py).
+- If a client closes its sending half (`nc -N`) or the whole connection (which looks the same to the broker), the broker
+  sends the pending answers and then closes the connection. If the client has a parked pull, the pull is answered at
+  once, as if its waiting time were over. The client can possibly still read this answer; without the answer the
+  connection would stay open until the end of the pull's waiting time.
+- The memory that a connection uses is limited. While the transport's buffer has more bytes than its limit, or too many
+  bytes of this connection wait for the disk, the session reads nothing from the connection and serves no further
+  request. Requests that the session has already read wait in `_queue`; these are at most the requests of one read. The
+  requests in `_queue` count as unfinished requests (account.py). While the puts of all connections that wait for the
+  disk have too many bytes together, a session whose next request is a put also reads nothing and serves no further
+  request (pending_puts.py).
 """
 
 from __future__ import annotations
@@ -60,8 +63,9 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""A connection is not read while more than this many bytes of its requests are pending. Pending bytes are puts that
-wait for a sync, and data that are being read from the disk.
+"""The broker does not read from a connection while more than this many bytes of its requests are pending. Pending are
+the bytes of puts that wait for a sync, of data that are being read from the disk, and of answers that wait for earlier
+answers.
 """
 
 MAX_PARKED_PULLS = 16_384
@@ -70,7 +74,7 @@ MAX_PARKED_PULLS = 16_384
 
 
 class SessionServices(Interface):
-    """The services of the broker that all connections share."""
+    """The attributes of the broker that all sessions use."""
 
     reactor: ReactorTime
     turns: ConnectionTurns
@@ -81,18 +85,18 @@ class SessionServices(Interface):
 
 
 class Successor(Interface):
-    """A protocol that takes over a connection."""
+    """A Twisted protocol that takes over a connection from a session (`Session.become`)."""
 
     on_gone: Callable[[], None] | None
-    """The protocol calls this when the connection is closed."""
+    """The session sets this function, and the protocol calls it when the connection is closed."""
 
     def makeConnection(self, transport: Any) -> object: ...  # noqa: N802
 
 
 class _Slot:
-    """The place of an answer in the order of a connection's answers. answer: None until the answer is known. held: the
-    number of bytes that count as pending until the answer is known. put: how many of these bytes also count among the
-    broker's pending puts.
+    """An answer that is not sent yet; a queue of such objects keeps the answers of a connection in the order of their
+    requests. answer: None until the answer is known. held: the number of bytes that count as pending until the answer
+    is known. put: how many of these bytes also count among the broker's pending puts.
     """
 
     __slots__ = ("answer", "held", "put")
@@ -114,7 +118,7 @@ def _memory(request: WireRequest) -> int:
 
 @final
 class _Admitted(NamedTuple):
-    """A waiting request that has already passed the gate, so that it is not checked again."""
+    """A request in `_queue` that has already passed the gate; when it is served, the gate does not check it again."""
 
     verb: Verb
     request: WireRequest
@@ -123,8 +127,8 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""The kinds of requests that do not pass the gate: requests under way, which were admitted before, and `quit`, which
-only ends its own connection.
+"""The classes of requests that do not pass the gate when they are served: Pull and Acquire, which are requests under
+way that have passed the gate before, and `quit`, which only ends its own connection.
 """
 
 P = ParamSpec("P")
@@ -147,8 +151,8 @@ def _or_close(step: Callable[Concatenate[Session, P], None]) -> Callable[Concate
 
 @implementer(IHalfCloseableProtocol)
 class Session(Protocol):
-    """The Twisted protocol of one connection. The session is also the producer (in Twisted's sense) of the connection's
-    output.
+    """The Twisted protocol of one connection. The session is also the connection's producer in Twisted's sense: Twisted
+    tells it to pause while the client does not receive its answers.
     """
 
     def __init__(
@@ -165,7 +169,7 @@ class Session(Protocol):
         self._pending_puts = shared.pending_puts
         self._account = shared.account
         self.address = "?"
-        """The client address to which the account attributes everything that this connection uses."""
+        """The client address for which the account counts what this connection uses."""
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -225,22 +229,22 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether the next bytes are the rest of a large frame. If so, the transport receives them into the buffer that
-        `space` returns.
+        """Whether a large frame was received in part, so that the next bytes are its rest. If so, the transport
+        receives them directly into the buffer that `space` returns.
         """
         return self._reader.large is not None
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer into which the transport may receive the next bytes (requests.py), or None. The transport then
-        calls `received`.
+        """The buffer into which the transport may receive the next bytes (requests.py); None if there is no such
+        buffer. After the transport has filled (a part of) the buffer, it calls `received`.
         """
         space = None if self._closing else self._reader.space
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Return whether the transport must not fill `space` now, because this iteration of the reactor has enough
-        work. If the method returns True, this connection reads in its next turn.
+        """Return whether the transport must not receive into `space` now, because this iteration of the reactor has
+        enough work already. If the result is True, this connection will receive in its next turn.
         """
         if self._yielding or not self._turns.defers(self._busy):
             return False
@@ -279,8 +283,8 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Record that these requests were decoded from the data of one read. If the data contain more requests, a later
-        turn of this connection decodes them, after the turns of other connections.
+        """Record that these requests were decoded from received data. If the data contain more requests, make a later
+        turn of this connection decode them, so that other connections are served before.
         """
         if self._reader.more and not self._yielding:
             self._yield_turn()
@@ -317,8 +321,9 @@ class Session(Protocol):
             unfinished.wait(self, self.address, self._let_in)
 
     def _cut(self, why: str) -> bool:
-        """Abort the connection and return True. If the connection's unserved bytes wait for this broker and not for the
-        client, do nothing and return False.
+        """The account calls this if too much memory is in use by unserved requests. If the connection waits for its
+        client to send the rest of a request, abort it and return True. If the requests wait for this broker, do nothing
+        and return False.
         """
         slow = self._reading and self._work is None and not self._lost
         if slow:
@@ -387,7 +392,7 @@ class Session(Protocol):
         return self._full or self._held_back or self._pending_bytes > MAX_PENDING_BYTES
 
     def _serve(self, requests: Iterable[_Queued]) -> None:
-        """Serve requests in order. Requests that may not be served now are put into `_queue`."""
+        """Serve requests in order, until a request must wait; put this request and the following ones into `_queue`."""
         self._serving = True
         try:
             self._account.asker = self.address
@@ -462,7 +467,9 @@ class Session(Protocol):
         self._queue.extend(following)
 
     def _hold_back(self, verb: Verb, request: WireRequest | Parkable, following: Iterator[_Queued]) -> None:
-        """Serve none of these requests, and read nothing, until fewer puts of all connections wait for the disk."""
+        """Put these requests into `_queue`, and read nothing from the connection, until fewer bytes of puts (of all
+        connections) wait for the disk.
+        """
         self._put_off(verb, request, following)
         self._wait_for_room()
 
@@ -476,7 +483,7 @@ class Session(Protocol):
         self._resume()
 
     def _yield_turn(self) -> None:
-        """Leave the remaining requests for a later turn, because there is more work than this turn may do."""
+        """End this turn, because its time is over, and ask for a later turn for the remaining requests."""
         self._busy = tuning.BUSY_READS
         self._wait_turn()
 
@@ -486,7 +493,7 @@ class Session(Protocol):
 
     @_or_close
     def _go_on(self) -> None:
-        """Continue the work of this connection in its next turn. The turns of other connections have come before."""
+        """Do the next turn of this connection: continue the requests that wait."""
         self._yielding = False
         since = self.seconds()
         if self._reads_later:
@@ -528,8 +535,8 @@ class Session(Protocol):
         self._yield_turn()
 
     def _has_gone(self) -> bool:
-        """Return whether the connection is lost. A connection with a request under way is not read, so its socket is
-        asked.
+        """Return whether the connection is lost. While a request is under way, nothing is read from the connection, so
+        its end would not be noticed; therefore ask the socket.
         """
         if not self._lost and self._transport.is_reset():
             self._end("reset by the client")
@@ -602,7 +609,9 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """Continue a parked pull, because it was woken or its deadline has come."""
+        """Called when a parked pull is resumed, because there are new data or its deadline has come: continue to serve
+        it.
+        """
         if pull in self._parked:
             self._waits_no_more(pull)
         if self._closing:
@@ -665,8 +674,9 @@ class Session(Protocol):
         self._resume()
 
     def _broken(self, error: BaseException) -> None:
-        """End the connection after a bug in the handling of a request. The right answer is unknown, and the request may
-        or may not have been done. Twisted, too, ends a connection when the handling of its data raises an exception.
+        """End the connection after a bug in the handling of a request. There is no right answer, because it is unknown
+        whether the request has had its effect. Twisted, too, ends a connection when the handling of its data raises an
+        exception.
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
@@ -706,7 +716,9 @@ class Session(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """The number of bytes of buffered answers that the socket has taken (as in Receiver)."""
+        """How many bytes of answers that had to wait in the transport's buffer were sent (as in the protocol
+        Receiver).
+        """
         return self._transport.sent_bytes
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -781,9 +793,9 @@ class Session(Protocol):
             self._transport.loseConnection()
 
     def become(self, protocol: Successor) -> None:
-        """Hand the connection over to another Twisted protocol. The session calls this method for a request that has no
-        answer, on a connection without other requests. The account still counts the connection among the connections of
-        its address.
+        """Hand the connection over to another Twisted protocol. Called for a request that is not answered by the
+        session, on a connection that has no other requests. The account continues to count the connection among those
+        of its client address until the new protocol calls `on_gone`.
         """
         self._closing = self._closed = True
         self._queue.clear()

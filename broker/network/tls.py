@@ -38,15 +38,17 @@ __all__ = ["HANDSHAKE_SECONDS", "CertificateState", "Certificates"]
 _log = logging.getLogger(__name__)
 
 HANDSHAKE_SECONDS = 10.0
-"""A connection whose handshake takes longer than this many seconds from the first byte on is closed."""
+"""If a TLS handshake is not complete this many seconds after the client's first byte, the broker closes the
+connection.
+"""
 
 
 class CertificateState(NamedTuple):
-    """The certificate that new connections get."""
+    """Facts about the certificate that the broker shows on new connections."""
 
     path: str
     name: str
-    """The common name of the certificate's subject; empty if the subject has no common name or the certificate has
+    """The common name of the certificate's subject; "" if the subject has no common name or the certificate has
     expired.
     """
     serial: str
@@ -56,8 +58,9 @@ class CertificateState(NamedTuple):
 
 
 class Certificates:
-    """The SSL contexts for new TLS connections, from clients and to other brokers. The next call of `look` notices a
-    change of the certificate files; open connections keep their context.
+    """The SSL contexts for new TLS connections, both for connections from clients and for connections to other brokers.
+    If the certificate files have changed, the next call of `look` makes new contexts; connections that are open
+    continue with the old ones.
     """
 
     def __init__(self, security: Security) -> None:
@@ -68,7 +71,9 @@ class Certificates:
         self.state = self._state()
         self._refused: FewLines | None = None
         self.failure: MetaqError | None = None
-        """The reason why the present certificate files cannot be used; None if they are in use."""
+        """The reason why the certificate files, as they are on the disk now, cannot be used; None if they are in
+        use.
+        """
 
     @property
     def plain(self) -> Plain:
@@ -99,8 +104,9 @@ class Certificates:
         return type(kind.__name__, (kind,), {"certificates": self, "refused": self._refused})
 
     def look(self) -> None:
-        """Read the certificate files again if they have changed. This method never raises an exception. If the files
-        cannot be used, the method logs the reason, and the broker continues to use the former certificate.
+        """If the certificate files have changed since they were last read, read them again, and use the new certificate
+        for new connections. This method never raises an exception. If the files cannot be used, the method logs the
+        reason, and the broker continues to use the former certificate.
         """
         stamps = self._stamps()
         if stamps == self._seen:
@@ -168,7 +174,7 @@ class Certificates:
 
 
 def may_be_plain(plain: Plain, host: str) -> bool:
-    """Return whether a connection without TLS from this numeric address may be served."""
+    """Return whether the setting `plain` allows a connection without TLS from this numeric address."""
     if plain != "loopback":
         return plain == "everywhere"
     address = numeric_address(host)

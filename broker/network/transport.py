@@ -1,19 +1,21 @@
 """The transport of a connection. This transport is Twisted's transport with the three changes that speed up a
 request-reply protocol most.
 
-- `write` passes the data to the socket at once when nothing is buffered. Twisted's own write waits for the next turn of
-  the reactor, which costs a blocking sender two epoll_ctl calls and one more epoll_wait for each message.
-- Buffered data are sent without a copy. Twisted joins all buffered data each time it writes.
-- The size of the read buffer depends on the traffic. Single requests are read into a small buffer, because allocating a
-  large buffer would take longer than handling the request. While many requests arrive together, a larger buffer is
-  used. The rest of a large frame is received directly into the frame's buffer.
+- `write` passes the data to the socket at once when nothing is buffered. Twisted's own `write` only buffers the data
+  until the next iteration of the reactor. If a client waits for each answer before it sends the next message, this
+  costs two epoll_ctl calls and one more epoll_wait for each message.
+- Buffered data are sent without being copied; Twisted copies all buffered data into one buffer each time it sends.
+- The size of the buffer into which data are received depends on how much arrives at once. If requests arrive singly,
+  the buffer is small, because allocating a large buffer would take longer than handling the request. While many
+  requests arrive together, a larger buffer is used. The rest of a large frame is received directly into the frame's
+  buffer.
 
 The benchmark for all three changes is `python -m bench --system ours --scenario blocking-1 --scenario batch --scenario
 consume`.
 
-This module uses private parts of Twisted; no other module does. FastConnection was tested with some versions of
-Twisted. For these versions `connection_class` returns FastConnection; for any other version it returns a class that
-uses Twisted's own transport.
+No module except this one uses private attributes of Twisted. FastConnection was tested with some versions of Twisted.
+For these versions `connection_class` returns FastConnection; for any other version it returns a class that uses
+Twisted's own transport.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _MAX_BUFFERS = 512  # below Linux's IOV_MAX
 
 
 def connection_class(version: str = twisted_version) -> type[tcp.Server]:
-    """Return the transport class for this version of Twisted."""
+    """Return the class for accepted connections that works with this version of Twisted."""
     year, month = map(int, version.split(".")[:2])
     if TESTED[0] <= (year, month) <= TESTED[1]:
         return FastConnection
@@ -62,7 +64,9 @@ def connection_class(version: str = twisted_version) -> type[tcp.Server]:
 
 
 class PlainConnection(tcp.Server):
-    """An accepted connection that uses only Twisted's public interface."""
+    """An accepted connection that works with every version of Twisted, because it uses only Twisted's public
+    interface.
+    """
 
     def __init__(self, sock: socket.socket, *others: Any) -> None:
         """Accepts the arguments that Twisted passes to a connection."""
@@ -77,11 +81,13 @@ class PlainConnection(tcp.Server):
     """The hosts that the client's verified certificate names; without TLS there are none."""
 
     sent_bytes = 0
-    """The number of bytes that were sent from the buffer; bytes that the socket takes at once do not count."""
+    """How many bytes that had to wait in the transport's buffer were sent. Bytes that `write` passed to the socket at
+    once do not count.
+    """
 
     def is_reset(self) -> bool:
-        """Return whether the client has reset the connection since the last call. This also works while the connection
-        is not read.
+        """Return whether the client has reset the connection since the last call. This also works while the broker does
+        not read from the connection.
         """
         return self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
@@ -106,19 +112,21 @@ class FastConnection(PlainConnection):
 
     bufferSize = 64 * 1024  # buffered bytes that pause the session  # noqa: N815
     large_buffers: ClassVar[set[FastConnection]] = set()
-    """The connections with a receive buffer of RECEIVE_BYTES."""
+    """The connections whose socket has a receive buffer of RECEIVE_BYTES in the kernel; their number is limited."""
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Receive data once and pass them to the session, or leave this to the connection's next turn."""
+        """Twisted calls this when data can be received. Receive data once and pass them to the session; but if the
+        session says so (`reads_later`), leave this to the connection's next turn.
+        """
         session: Session = self.protocol  # `cast` is a call, and shows in bench blocking-1
         if session.large and session.reads_later():
             return None
         return self.read_once()
 
     def read_once(self) -> ConnectionLost | ConnectionDone | None:
-        """Receive data once now, and pass them to the session. If the connection has already ended, return the reason
-        of its end again.
+        """Receive data once now, and pass them to the session. Return None, or, if the connection has ended, the reason
+        of its end.
         """
         session: Session = self.protocol
         space = session.space if session.large else None
@@ -144,8 +152,8 @@ class FastConnection(PlainConnection):
         return None
 
     def _fit_reads(self, count: int) -> None:
-        """Choose the size of the next read, and of the socket's receive buffer. count: number of bytes that the present
-        read has received.
+        """Choose how many bytes the next read may receive, and the size of the socket's receive buffer. count: number
+        of bytes that the present read has received.
         """
         self._read_bytes = tuning.LARGE_READ_BYTES if count >= tuning.SMALL_READ_BYTES else tuning.SMALL_READ_BYTES
         large = FastConnection.large_buffers
@@ -156,12 +164,12 @@ class FastConnection(PlainConnection):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        """Give the receive buffer back. Twisted calls this when the connection has ended."""
+        """Twisted calls this when the connection has ended. Let another connection have the large receive buffer."""
         FastConnection.large_buffers.discard(self)
         super().connectionLost(reason)
 
     def write(self, data: Buffer) -> None:
-        """Write data to the connection. The bytes that the socket takes now are sent; the remaining bytes are
+        """Write data to the connection. Bytes that the socket accepts now are sent at once; the remaining bytes are
         buffered.
         """
         if self._nothing_buffered:
@@ -222,8 +230,8 @@ class FastConnection(PlainConnection):
 
 @cache
 def _may_receive() -> bool:
-    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If not, the size of the
-    buffer is left to the kernel, which may choose a larger one than this limit.
+    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If it does not, the
+    broker does not set the size, because the kernel itself can make the buffer larger than this limit.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)

@@ -1,4 +1,6 @@
-"""The counters that `stats` shows (wire.md §4). The counters count the same things as in metaq 1.x."""
+"""The counters that `stats` shows (wire.md §4). Each counter counts the same events as the counter with this name in
+metaq 1.x.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ other counter grows by 1 for each message or request.
 """
 
 OTHERS = "*"
-"""The name under which all groups or topics without separate figures are counted together. No real name contains this
-character.
+"""The name under which the counts of all groups or topics that are not listed by name are added up. No real name
+contains this character.
 """
 
 RESET_SECONDS = 30 * 60
-"""Realtime counters start again at 0 after this many seconds, as in 1.x."""
+"""Realtime counters are set to 0 every time this many seconds have passed, as in 1.x."""
 
 
 def format_number(value: float) -> str:
@@ -26,7 +28,7 @@ def format_number(value: float) -> str:
 
 
 class Counter:
-    """A counter: the number of counted values, and their sum."""
+    """Counts values: it has the number of the values, and their sum."""
 
     __slots__ = ("count", "value")
 
@@ -45,7 +47,7 @@ class Counter:
 
 
 class Metrics:
-    """The counters of one broker. Lives on the reactor thread.
+    """The counters of one broker. Used only on the reactor thread.
 
     The totals (`cmd_…`) never decrease. Realtime counters exist for topics with stat=true; they start again at 0 on
     `reset` and every RESET_SECONDS. `has_stat` must be fast, because it is called for each batch.
@@ -115,7 +117,7 @@ class Metrics:
             self._count("offset", topic, 1, 1)
 
     def reset(self) -> None:
-        """Set the realtime counters to 0. All topics that were counted before stay listed."""
+        """Set the realtime counters to 0. Topics that were counted before are still listed, with 0."""
         self._reset_at = self._seconds()
         for topics in self._realtime.values():
             for counter in topics.values():

@@ -1,10 +1,11 @@
-"""Compute what the moves of partitions in a cluster mean for one broker: how many partitions the broker offers to
-clients, and which of these partitions take no messages. This module does no I/O.
+"""Compute, from the moves of partitions in a cluster, how many partitions one broker offers to clients, and which of
+these partitions accept no messages. This module does no I/O.
 
-As in metaq 1.x, a broker registers only its number of partitions. So only the partitions with the highest numbers can
-leave the source broker, and arriving partitions get the next free numbers on the target broker. Producers see the
-target's partitions before they stop seeing the source's partitions. Consumers first stop seeing the source's
-partitions, then their offsets are moved, and then they see the target's partitions.
+As in metaq 1.x, a broker registers in ZooKeeper only the number of its partitions of a topic, and not which ones. So
+the numbers must have no gaps: only the partitions with the highest numbers can be moved away, and on the target broker
+they get the next free numbers. Producers see the target's partitions before they stop seeing the source's partitions.
+Consumers first stop seeing the source's partitions; then the groups' offsets are copied to the new partitions; then
+consumers see the target's partitions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Counts(NamedTuple):
 
 
 class MoveTable:
-    """All moves that have one broker as source or target. The table is immutable."""
+    """All moves from or to one broker. The table is immutable."""
 
     def __init__(self, broker_id: int, moves: Iterable[Move] = (), *, known: bool = True) -> None:
         """known: whether the moves were read from ZooKeeper. While it is False, no partition may take messages."""
@@ -50,8 +51,8 @@ class MoveTable:
         return topic in self._out or topic in self._in
 
     def counts(self, topic: str, natural: int) -> Counts:
-        """Return how many partitions of a topic to offer to producers and to consumers. natural: the number of
-        partitions that the topic would have without moves, according to settings and data directories.
+        """Return how many partitions of a topic the broker must offer to producers and to consumers now. natural: the
+        number of partitions that the topic would have without moves, according to settings and data directories.
         """
         least, most_published, most_subscribed = 0, 1 << 30, 1 << 30
         for move in self._out.get(topic, ()):
@@ -72,8 +73,8 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """A producer may leave the choice of the partition to the broker. Return among how many partitions the broker
-        may then choose.
+        """Return among how many partitions the broker may choose for a put that does not name a partition. published:
+        the number of partitions that producers see.
         """
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
@@ -86,13 +87,15 @@ class MoveTable:
         )
 
     def is_leaving(self, topic: str, partition: int) -> bool:
-        """Return whether the partition will move or has moved to another broker. If so, no delayed or half message for
-        this partition may begin to wait on this broker.
+        """Return whether the partition will move or has moved to another broker. If so, this broker accepts no more
+        delayed and half messages for this partition.
         """
         return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
 
     def is_incoming(self, topic: str, partition: int) -> bool:
-        """Return whether this broker's data of the partition are only a copy, which may still be discarded."""
+        """Return whether the partition is being moved to this broker. Its data on this broker are then only a copy,
+        which will be useless if the move is cancelled.
+        """
         return any(
             move.target_first <= partition < move.target_first + move.count
             and not _is_at_least(move, MoveState.PUBLISHING)
@@ -100,7 +103,8 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, offset) for each partition that has moved to this broker and that producers may see.
+        """Yield (topic, partition, offset) for each partition that has been moved to this broker so far that producers
+        see it here.
         offset: if the partition has no log yet, its new log begins at this offset.
         """
         for topic, moves in self._in.items():

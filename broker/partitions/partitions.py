@@ -32,17 +32,18 @@ from .move_table import NO_MOVES, MoveTable
 __all__ = ["ANY", "Partitions"]
 
 ANY = -1
-"""The partition number of a put that leaves the choice to the broker."""
+"""The partition number in a put for which the broker must choose the partition."""
 
 
 class Partitions:
-    """The partitions that the configured topics have in the store. Lives on the reactor thread.
+    """The partitions of all topics of the broker. Used only on the reactor thread.
 
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
-    (protocol/own_topics.py). A node of a broker set also accepts each topic that has data, because another node, with
-    another server.ini, has acknowledged these data. A topic always has at least as many partitions as the data
-    directories contain, even if fewer are configured. So consumers see the messages of all these partitions; in 1.x
-    they do not. The list of closed partitions is stored only in memory (storage.md §6).
+    (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data: another node, whose
+    server.ini may name other topics, has acknowledged these messages. A topic always has at least as many partitions as
+    the data directories contain, even if fewer are configured. So consumers see the messages of all stored partitions
+    (in 1.x, they do not see partitions above the configured number). The list of closed partitions is stored only in
+    memory (storage.md §6).
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Partitions:
         account: Account | None = None,
     ) -> None:
         """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
-        limits the number of topics without a section in server.ini; None: no limit.
+        limits how many topics without a section in server.ini each client address may create; None: no limit.
         """
         self._account = account
         self._config = config
@@ -101,8 +102,9 @@ class Partitions:
         return sorted(self._stored)
 
     def settings(self, topic: str) -> TopicConfig:
-        """Return the settings of a topic that has a log. A topic that is only on the disk has the settings of [system].
-        A call takes some microseconds, so callers with thousands of topics work in slices.
+        """Return the settings of a topic that has a log. If neither a section nor a pattern of server.ini accepts the
+        topic, it has the settings of [system]. A call takes some microseconds, so a caller that needs the settings of
+        thousands of topics must do its work in slices.
         """
         return self._settings(topic)
 
@@ -122,8 +124,9 @@ class Partitions:
         ]
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
-        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be created. A topic
-        that has a log may keep any name. A topic that only a pattern accepts is checked when it is created.
+        """Raise ConfigError if a section of `config`, read from `file`, names a topic that cannot be created. The name
+        of a topic that has a log already is not checked. The name of a topic that only a pattern accepts is checked
+        when the topic is created.
         """
         for name in sorted(config.topics.keys() - self._stored.keys()):
             try:
@@ -147,7 +150,9 @@ class Partitions:
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def takes_compressed(self, topic: str) -> bool:
-        """Return whether the topic accepts messages with compressed payloads, so that its readers may get some."""
+        """Return whether the topic accepts messages with compressed payloads, so that a reader of the topic must expect
+        such messages.
+        """
         if not self._any_compressed:
             return False  # the usual case; each `get` asks
         taken = self._compressed.get(topic)
@@ -168,7 +173,7 @@ class Partitions:
         return stat
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """Use another configuration with other topics, numbers of partitions and `stat`."""
+        """Use a new configuration, which may have other topics, numbers of partitions and values of `stat`."""
         self._config = config
         self._writable.clear()
         self._stat.clear()
@@ -178,16 +183,16 @@ class Partitions:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def choose(self, topic: str) -> int:
-        """Return the number of a random partition of the topic, for a put with the partition number ANY."""
+        """Choose a random partition of the topic for a put with the partition number ANY, and return its number."""
         count = self._moves.open_count(topic, self._settings(topic).partitions)
         return self._rng.randrange(count) if count else 0  # partition 0 is then refused
 
     def for_put(self, topic: str, partition: int, *, chosen: bool = False) -> PartitionLog:
-        """Return the log that takes a put for this partition. The log is created on its first use.
+        """Return the log to which a put for this partition is to be appended. The log is created on its first use.
 
-        chosen: whether the broker chose the partition; then a closed partition is not refused, as in 1.x. Raises
-        PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition, NotMaster, BrokerStarting, AccountSpent,
-        DiskFull, StoreError.
+        chosen: whether the broker has chosen the partition (`choose`); if so, the put is accepted even if an operator
+        has closed the partition, as in 1.x. Raises PartitionClosed, TopicNotAccepted, InvalidName, WrongPartition,
+        NotMaster, BrokerStarting, AccountSpent, DiskFull, StoreError.
         """
         log = self._writable.get((topic, partition))
         if log is None:
@@ -197,8 +202,8 @@ class Partitions:
         return log
 
     def for_puts(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return the result of `for_put` for each topic and partition. Return None if that would create more new logs
-        than one turn of the reactor may create. Raises the error of the first refused put.
+        """Return the result of `for_put` for each topic and partition. If more logs are missing than one turn may
+        create, return None and create none. Raises the error of the first refused put.
         """
         if not self._store.space.full:
             places = list(zip(topics, partitions, strict=True))
@@ -210,8 +215,8 @@ class Partitions:
         return list(map(self.for_put, topics, partitions))
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
-        """Return a partition's log; create it if there is none. The configuration is ignored, because committed
-        messages must be stored.
+        """Return a partition's log; create it if there is none. The topic need not be configured, because the messages
+        of a committed transaction must be stored in any case.
 
         Raises InvalidName, StoreError.
         """
@@ -221,8 +226,8 @@ class Partitions:
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition that will get delayed or half messages; None if the partition's topic is no
-        longer accepted. A missing log is created. The log may be missing because nodes do not copy a partition before
-        it has a message, or because a power failure has removed an empty log.
+        longer accepted. A missing log is created. A log can be missing for two reasons: nodes of a broker set do not
+        copy a partition before it has a message, and a power failure can remove an empty log.
 
         Raises StoreError.
         """
@@ -236,7 +241,7 @@ class Partitions:
 
     def for_read(self, topic: str, partition: int) -> PartitionLog:
         """Return the log that a get of this partition reads. Raises PartitionClosed, PartitionNotFound (also for a
-        partition without data), and WrongPartition for the copy of a moving partition that may still be discarded.
+        partition without data), and WrongPartition for a partition whose move to this broker is not complete.
         """
         if partition in self._closed.get(topic, ()):
             raise PartitionClosed(self.broker_id, partition)
@@ -265,7 +270,7 @@ class Partitions:
             raise WrongPartition(partition)
 
     def for_replica(self, topic: str, partition: int, first_offset: int) -> PartitionLog:
-        """Return the log that gets a slave's copy of its master's partition. A missing log is created and begins at
+        """Return the log into which a slave copies a partition of its master. A missing log is created and begins at
         `first_offset`.
 
         The slave's own configuration of the topic is ignored. Raises InvalidName, StoreError.
@@ -318,8 +323,9 @@ class Partitions:
     # --- moving -------------------------------------------------------------------------------------------------------
 
     def use_moves(self, moves: MoveTable) -> None:
-        """Use these moves from now on. They decide which partitions are offered to clients, and which partitions take
-        messages. Raises StoreError if the log of an arrived partition is missing and cannot be created.
+        """Use these moves from now on. The moves decide which partitions the broker offers to clients, and which
+        partitions accept messages. Raises StoreError if the log of an arrived partition is missing and cannot be
+        created.
         """
         self._moves = moves
         self._writable.clear()
@@ -332,7 +338,9 @@ class Partitions:
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:
-        """Return the highest number of a partition that has a log, plus one; 0 if no partition has a log."""
+        """Return the highest number of a partition of the topic that has a log, plus one; 0 if no partition of the
+        topic has a log.
+        """
         return self._stored.get(topic, 0)
 
     def serves(self, topic: str) -> bool:

@@ -1,9 +1,9 @@
-"""The broker's registration in ZooKeeper. The broker registers after its port listens, adds a topic when the topic gets
-its first message, and unregisters before the port is closed.
+"""The broker's registration in ZooKeeper. The broker registers as soon as it listens on its port, registers a further
+topic when the topic gets its first message, and unregisters before it closes the port.
 
 Calls of kazoo wait for the network, so they are never made on the reactor thread. They are made in daemon threads, so
-that a broker can stop without waiting for ZooKeeper if ZooKeeper cannot be reached. The broker's znodes then disappear
-with its session.
+that the broker's process can end even if a call still waits because ZooKeeper cannot be reached. In this case ZooKeeper
+removes the broker's znodes when their session expires.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _described(topics: Mapping[str, TopicConfig]) -> list[TopicRegistration]:
 
 
 def _can_be_registered(topic: str) -> bool:
-    """Return whether the topic's name can be the name of a znode. Earlier versions of the broker also stored topics
-    whose names cannot be names of znodes; the broker still serves these topics.
+    """Return whether the topic's name can be the name of a znode. Earlier versions of the broker accepted topics with
+    other names, too; the broker serves such a topic without registering it.
     """
     try:
         check_znode("topic", topic)
@@ -95,12 +95,16 @@ class Registration:
 
     @property
     def session(self) -> ZkSession:
-        """The ZooKeeper session. Other parts of the broker also use it in worker threads to read from ZooKeeper."""
+        """The ZooKeeper session. The dashboard and the moves of partitions use it, too; they call it in worker
+        threads.
+        """
         return self._session
 
     @property
     def registered(self) -> bool:
-        """Whether clients can find the broker in ZooKeeper, as far as this process knows."""
+        """Whether the broker's znodes exist, so that clients find it. It is possible that ZooKeeper has removed the
+        znodes and this process does not know it yet.
+        """
         return self._registration is not None and self._registration.registered
 
     def connect(self) -> Deferred[None]:
@@ -115,8 +119,8 @@ class Registration:
         return self._queue(self._new_registration(port, topics))
 
     def withdraw(self) -> Deferred[None]:
-        """Remove the broker's znodes until `come_back` is called. The Deferred fires when the znodes are removed, or
-        when it is certain that the end of the session will remove them.
+        """Remove the broker's znodes; `come_back` creates them again. The Deferred fires when the znodes are removed,
+        or when it is certain that the end of the session will remove them.
         """
         registration, self._registration = self._registration, None
         return succeed(None) if registration is None else self._queue(registration.unregister)
@@ -138,8 +142,8 @@ class Registration:
         return partial(self._register, partial(registration.register, _described(topics)))
 
     def _register(self, register: Callable[[], None]) -> None:
-        """Register the broker in ZooKeeper. If ZooKeeper has become unavailable since the first connection, for example
-        during its leader election, try again for some time.
+        """Register the broker in ZooKeeper. If ZooKeeper is unavailable although the session was connected before (for
+        example because the ZooKeeper servers elect a leader), try again until the connection timeout has passed.
         """
         give_up = time.monotonic() + self._connect_seconds
         pauses = Backoff()
@@ -159,8 +163,8 @@ class Registration:
         return deferred
 
     def add_topic(self, name: str, topic: TopicConfig) -> None:
-        """Register a topic that has appeared with its first put. A failure is logged; the topic is then registered when
-        the next ZooKeeper session begins.
+        """Register a topic that has got its first message. If this fails, a line is logged, and the topic is registered
+        when the next ZooKeeper session begins.
         """
         registration = self._registration
         if registration is None or not _can_be_registered(name):
@@ -194,7 +198,8 @@ class Registration:
         """Publish a new checksum of server.ini, then register `topics` again. The Deferred fires with a list of
         warnings.
 
-        If ZooKeeper cannot be updated now, it is updated later in the background, or by `come_back` after `withdraw`.
+        If ZooKeeper cannot be updated now, it is updated later in the background; if the broker was withdrawn,
+        `come_back` publishes the new values.
         """
         self._checksum = checksum
         registration = self._registration

@@ -42,14 +42,16 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Bytes: TypeAlias = bytes | list[Buffer]
-"""A whole answer, in one buffer or in several (large data are not joined to their header)."""
+"""The bytes of a whole answer, in one buffer, or in a list of buffers, so that large data need not be copied behind
+their header.
+"""
 
 Answer: TypeAlias = Bytes | Deferred[Bytes] | None
-"""The answer's bytes, a Deferred of them, or None for no answer."""
+"""The answer's bytes, a Deferred of these bytes, or None for a request that gets no answer."""
 
 Work: TypeAlias = Generator[None, None, Answer]
-"""The work on a long request, as a generator that returns the answer. The work runs for a few milliseconds between one
-`yield` and the next; at each `yield`, other requests may be served.
+"""The work on a long request, as a generator that returns the answer. Between one `yield` and the next the generator
+runs for a few milliseconds; at each `yield` the broker can serve other requests.
 """
 
 
@@ -123,8 +125,8 @@ def error_result(opaque: int, error: MetaqError) -> bytes:
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """Return the text that metaq 1.x puts into the answer to a failed put. A get gets the same text if the filter of
-    its consumer group fails.
+    """Return the text that metaq 1.x puts into the answer to a failed put. A get is answered with the same text if the
+    filter of its consumer group is unavailable.
 
     capital: whether the text about a closed partition begins with a capital letter, as in the answers of 1.x's slave.
     """
@@ -133,8 +135,8 @@ def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capi
 
 
 def _with_capital(error: MetaqError) -> str:
-    """Return an error's text. The text about a closed partition begins with a capital letter, as in answers of 1.x that
-    consist of this text alone.
+    """Return the text of an error. If the error is about a closed partition, the text begins with a capital letter, as
+    in those answers of 1.x that consist only of this text.
     """
     text = str(error)
     return text[:1].upper() + text[1:] if isinstance(error, PartitionClosed) else text

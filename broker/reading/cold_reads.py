@@ -1,5 +1,5 @@
-"""Reads that may wait for the disk (cold reads). Cold reads run in separate threads, so they do not slow down other
-work. The consumer groups take turns in using these threads.
+"""Reads that may wait for the disk (cold reads). Cold reads run in worker threads of their own, so that other work does
+not wait for them. If several consumer groups need cold reads, these threads serve the groups in turn.
 
 Data in the page cache are read at once, on the reactor thread. When a consumer needs data that are not in the page
 cache, worker threads read the partition sequentially for this consumer (store/sequential.py), until the consumer has
@@ -50,7 +50,7 @@ class _Reader:
 
 
 class ColdReads:
-    """Performs the cold reads of a broker. Lives on the reactor thread."""
+    """Performs the cold reads of a broker. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class ColdReads:
         self._readers: OrderedDict[tuple[PartitionLog, str], _Reader] = OrderedDict()
 
     def read(self, log: PartitionLog, group: str, offset: int, max_bytes: int) -> Buffer | Deferred[bytes]:
-        """Return the result of `Segments.read`: the data themselves if they are in the page cache, otherwise a
-        Deferred. Raises or fails with the errors of `Segments.read`.
+        """Read data of the log as `Segments.read` does. If the data are in the page cache, return them; otherwise
+        return a Deferred of them. Raises or fails with the errors of `Segments.read`.
         """
         known = self._readers.get((log, group)) if self._readers else None
         if known is None or not known.continues(offset) or log.visible_end - offset <= store_tuning.HOT_TAIL_BYTES:
@@ -100,8 +100,8 @@ class ColdReads:
     def run(
         self, group: str, function: Callable[[], T], before: Callable[[T | BaseException], None] = lambda result: None
     ) -> Deferred[T]:
-        """Run a function that reads cold data in a worker thread when it is the group's turn. The Deferred gets the
-        function's result.
+        """Run a function, which reads cold data, in a worker thread, as soon as a thread is free and the group's turn
+        has come. The Deferred gets the function's result.
 
         before: called with the result or the error just before the Deferred fires.
         """
@@ -119,11 +119,11 @@ class ColdReads:
         return deferred
 
     def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:
-        """Return the result of a function that reads index files: directly if these are in the page cache, otherwise a
-        Deferred.
+        """Return the result of the function `question`, which reads index files: directly if the index files are in the
+        page cache, otherwise as a Deferred.
 
-        The function is called again each time a missing piece of the index files was loaded, so it must not change
-        anything.
+        If a piece of the index files is not in the page cache, a worker thread loads it, and `question` is called again
+        from its beginning; so `question` must have no side effects.
         """
         loaded: dict[tuple[str, int], int] = {}
 
@@ -148,9 +148,11 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """If a reader finds no record at an offset, this object finds out why. Worker threads examine each offset once.
+    """Finds out what is at an offset of a partition at which a reader has found no record. Worker threads examine the
+    bytes there; if several readers ask about the same offset at the same time, it is examined once.
 
-    Lives on the reactor thread. The log stores and reports the damage that is found (`Segments.report_damage`).
+    Used only on the reactor thread. Damage that is found is passed to the log, which remembers and reports it
+    (`Segments.report_damage`).
     """
 
     def __init__(self, cold_reads: ColdReads) -> None:
@@ -160,9 +162,10 @@ class Examinations:
     def examine(
         self, log: PartitionLog, group: str, offset: int, question: Callable[[], Soundness] | None = None
     ) -> Deferred[Soundness | BaseException]:
-        """Find out what is at a readable `offset`. The Deferred gets the result. If an error prevents a result, the
-        Deferred gets the error as its value and does not fail. If the same offset is already being examined, the caller
-        gets the result of this examination.
+        """Find out what is at `offset`, which is before the visible end: the beginning of a record, a byte inside a
+        record, or damage. The Deferred gets the result. If an error prevents the examination, the Deferred does not
+        fail, but gets the error as its value. If the same offset is already being examined, the caller gets the result
+        of this examination.
 
         question: the result of log.lookup.examination(offset), if the caller already has it.
         """

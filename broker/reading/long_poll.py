@@ -1,5 +1,5 @@
-"""Pulls that wait for data. A pull is woken when its partition shows more data, at its deadline, or when its connection
-ends.
+"""Long polling: pulls that wait for data. A pull is resumed when readers can see more data of its partition, at its
+deadline, or when its connection ends.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""When no request is parked any more, the list of deadlines is emptied at once, but only if it has at most this many
-entries. Dropping so many entries takes less than a millisecond.
+"""Entries of requests that are no longer parked stay in the list of deadlines until their deadlines. When no request is
+parked any more, the list is emptied at once if it has at most this many entries; this takes less than a millisecond.
 """
 
 
 class ParkedRequest(Protocol):
-    """A request that can be parked. `key` names what the request waits for: (topic, partition) for a pull, (group,
-    topic, partition) for a shared group. `deadline` is a time in seconds of the reactor's clock.
+    """A request that can be parked. `key` says what the request waits for: (topic, partition) for a pull, (group,
+    topic, partition) for a request of a member of a shared group. `deadline` is a time in seconds of the reactor's
+    clock.
     """
 
     key: Hashable
@@ -50,12 +51,13 @@ def _is_current(entry: _Deadline) -> bool:
 
 
 class ParkedPulls:
-    """All parked requests of a broker, by key. Lives on the reactor thread.
+    """All parked requests of a broker, by key. Used only on the reactor thread.
 
-    Pulls are woken in the reactor's next turn. So one answer contains all data that were appended in a turn, and puts
-    are answered before the pulls that they wake. Very many pulls are woken in several turns. All deadlines share one
-    timer of the reactor, for two reasons. If each deadline had a timer of its own, the reactor would run all due timers
-    in one turn. Also, the reactor would look at all these timers whenever half of them are cancelled.
+    When readers can see new data, the waiting pulls are resumed in the reactor's next iteration. So one answer contains
+    all data that were appended in the present iteration, and a put is answered before the pulls that wait for its
+    message. If very many pulls are to be resumed, this takes several iterations. One timer of the reactor is used for
+    all deadlines. A timer for each deadline would have two disadvantages: the reactor would handle all due timers in
+    one iteration, however many they are; and it would go through all timers whenever half of them are cancelled.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -75,8 +77,8 @@ class ParkedPulls:
         return self._count
 
     def park(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
-        """Park a request. `resume` is called once: when the partition shows more data, or when the deadline has
-        come.
+        """Park a request. `resume` is called once: when readers can see more data of the partition, or when the
+        deadline has come.
         """
         parked = _Parked(waiter, resume)
         self._parked.setdefault(waiter.key, {})[waiter] = parked
@@ -95,7 +97,9 @@ class ParkedPulls:
         self.wake(ended)
 
     def wake_all(self) -> None:
-        """Resume all parked requests soon, because their answers may have changed."""
+        """Resume all parked requests soon, because a change in the broker (for example of its role) may have changed
+        their answers.
+        """
         self._ready |= dict.fromkeys(self._parked)
         if self._ready:
             self._wake_soon()
@@ -129,7 +133,7 @@ class ParkedPulls:
         return ()
 
     def watch(self, log: PartitionLog) -> None:
-        """Make `log` report when it shows more data."""
+        """Make `log` tell this object whenever readers can see more of its data."""
         log.on_visible = self._became_visible
 
     def _became_visible(self, log: PartitionLog) -> None:
@@ -160,8 +164,9 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """Yield the parked requests that are to be resumed, until there are none left. A yielded request may no longer
-        wait. If a request that was to be woken is no longer parked, yield None in its place.
+        """Yield the parked requests that are to be resumed, until there are none left. Some of them may have been
+        resumed already, for example at their deadline; `_resume` ignores these. For a request passed to `wake` that is
+        no longer parked, yield None.
         """
         while True:
             if self._woken:

@@ -1,8 +1,8 @@
-"""A request that is served by calls of its method `step` until it has an answer. The request may have to wait for data
-that do not exist yet.
+"""A request that is served by calls of its method `step` until it has an answer. Such a request can have to wait for
+data that do not exist yet.
 
-The result of `step` decides when `step` is called again. After WAIT the session parks the request. After AGAIN the
-session first does other work, and then continues the request.
+If `step` returns no answer, its result decides when the session calls it again: after WAIT, the session parks the
+request; after AGAIN, the session first does other work.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """The step needs data that are not in memory or that must be searched for. The step must be repeated when `done`
-    fires; `done` never fails.
+    """A result of `step`: it needs data that a worker thread must first load or search for. The caller must call `step`
+    again when `done` fires; `done` never fails.
     """
 
     done: Deferred[None]
 
 
 class Parkable:
-    """A request that `step` advances, while it is being served. Lives on the reactor thread. The class is not an ABC,
+    """A request that is being served by calls of `step`. Used only on the reactor thread. The class is not an ABC,
     because `isinstance`, which is called for every answer, takes several times as long for an ABC as for another class.
 
-    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: when the
-    request's wait ends, in seconds of the reactor's clock. held_bytes: the bytes of memory that the request takes while
-    it waits.
+    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: how long
+    the request may wait at most, as a time in seconds of the reactor's clock. held_bytes: the bytes of memory that the
+    request takes while it waits.
     """
 
     __slots__ = ()
 
     repeatable = True
-    """Whether the client can repeat the request and get the same or newer data. If so, the broker may refuse to send a
-    large answer (as for Verb.repeatable).
+    """Whether the client, if it gets no answer, can repeat the request and gets the same or newer data. If so, the
+    broker may refuse to send a large answer when memory is scarce (like Verb.repeatable).
     """
 
     opaque: int
@@ -60,17 +60,17 @@ class Parkable:
     @property
     @abstractmethod
     def expired(self) -> bool:
-        """Whether the request's wait is over."""
+        """Whether the time for which the request may wait is over."""
 
     @property
     @abstractmethod
     def max_bytes(self) -> int:
-        """The most bytes of data that an answer may carry; a single record may be larger."""
+        """The most bytes of records in an answer; but an answer with a single record may have more."""
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """Topic, partition and byte offset of a pull that a follower of a broker set may answer; None: only the leader
-        may answer.
+        """If a follower of a broker set may answer this request: the topic, the partition and the byte offset from
+        which it reads. None: only the leader may answer.
         """
         return None
 
@@ -79,8 +79,9 @@ class Parkable:
         """Advance the request. Return the answer, or the reason why there is none yet. Raises MetaqError."""
 
     def put_aside(self) -> bool:
-        """Free the data that can be read again. Called when other requests of the connection are served first. Return
-        whether the request already has data for an answer; then the caller should answer with `nothing`.
+        """Called when other requests of the connection are served before this one. Free the memory of data that can be
+        read again. Return whether the request already has data for an answer; if so, the caller should end the request
+        by sending the answer that `nothing` returns.
         """
         return False
 

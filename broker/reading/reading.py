@@ -23,8 +23,8 @@ from .selecting import TurnTime
 __all__ = ["MAX_FILTER_CALLS", "Reading"]
 
 MAX_FILTER_CALLS = 256
-"""The most requests that may wait for users' filters. Further requests are refused, so that a hanging filter does not
-take more and more memory.
+"""The greatest number of requests that wait for users' filters. Further requests are refused; otherwise, if a filter
+never returns, more and more waiting requests would take memory.
 """
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ InThread = Callable[[Callable[[], Any]], Deferred[Any]]
 
 
 class Reading:
-    """The objects that all readers of a broker share. Lives on the reactor thread."""
+    """The objects that all `get` and PULL requests of a broker share. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Reading:
         self.cold_reads = cold_reads
         self.examinations = Examinations(cold_reads)
         self.filters = filters
-        """The table of filters. A new table replaces it when the configuration is read again."""
+        """The table of users' filters; a reload of the configuration sets a new table."""
         self.places = RememberedPlaces()
         self.metrics = metrics
         self.where_time = TurnTime(reactor)
@@ -61,7 +61,9 @@ class Reading:
         self.max_transfer_bytes = config.max_transfer_size
         """The most bytes of data in one answer, according to the configuration."""
         self.moves_past_end = config.move_consumers_past_end
-        """Whether a `get` beyond the end of a partition is answered with the partition's end offset."""
+        """Whether a `get` beyond the end of a partition is answered with the partition's end offset; otherwise it is
+        answered with status 404.
+        """
         self.url = url
         self._account = account
         self._in_filter_thread = in_filter_thread
@@ -69,16 +71,14 @@ class Reading:
 
     @property
     def max_answer_bytes(self) -> int:
-        """The most bytes of data in one answer now. The number is smaller while consumers at the client address of the
-        present request receive their answers too slowly.
+        """The most bytes of data in an answer to the present request. The number is smaller than `max_transfer_bytes`
+        while clients at the same address receive their answers too slowly.
         """
         return self._answer_bytes(self.max_transfer_bytes)
 
     @property
     def max_pull_bytes(self) -> int:
-        """The most bytes of data in one answer to a PULL now. The number is larger than for `get`, because consumers
-        that read much data at once may ask for more.
-        """
+        """Like `max_answer_bytes`, but for an answer to a PULL, which may have more data than an answer to `get`."""
         return self._answer_bytes(max(self.max_transfer_bytes, MAX_PULL_BYTES))
 
     def _answer_bytes(self, limit: int) -> int:

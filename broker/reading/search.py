@@ -1,7 +1,7 @@
 """VIEW_MESSAGE_BY_ID and QUERY_MESSAGE: find messages by their id or by a key, in one or all partitions of a topic.
 
-Searches run in worker threads, each in several steps. At most MAX_RUNNING_SEARCHES searches run at the same time, and
-the other searches wait. The client addresses that ask for searches take turns.
+Searches run in worker threads, each in several steps. At most MAX_RUNNING_SEARCHES searches run at the same time;
+further searches wait, and the client addresses that have asked for them are served in turn.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _MOST_BYTES = MAX_FRAME_BYTES - MAX_FRAME_HEADER_BYTES - MAX_FOUND_MESSAGES * FO
 """The most bytes of records in one answer, even if the configured maxTransferSize is larger."""
 
 _SAME_ID = 8
-"""The maximum number of messages that are returned for one id. Message ids from brokers of this project are unique;
-several messages from Java brokers may have the same id.
+"""The maximum number of messages that a search by id returns. A metaq broker never uses an id twice, but several
+messages from Java brokers can have the same id.
 """
 
 Search = Callable[[Files, Sequence[LogView], Budget], FoundMatches]
 
 
 class SearchResult(NamedTuple):
-    """The matches and their records. unsearched: number of bytes that were not searched. more: whether there are
-    further matches.
+    """The result of a search: the matches with their records. unsearched: number of bytes of the searched partitions
+    that were not examined. more: whether there are matches that the answer leaves out.
     """
 
     records: list[tuple[Match, bytes]]
@@ -67,7 +67,7 @@ class SearchResult(NamedTuple):
 
 
 class Searches:
-    """All searches of one broker. Lives on the reactor thread."""
+    """Runs the searches of one broker. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class Searches:
         return logs
 
     def _readable(self, logs: Sequence[PartitionLog]) -> tuple[list[PartitionLog], int]:
-        """Return the readable ones of these logs, and the number of bytes in logs of closed partitions. Logs of deleted
-        partitions are not returned, and their bytes are not counted.
+        """Return those of these logs that clients may read, and the total number of bytes in the logs of closed
+        partitions, which clients may not read. Logs of deleted partitions are left out of both.
         """
         found, closed_bytes = [], 0
         for log in logs:
@@ -172,7 +172,9 @@ class Searches:
 
 
 class _Choice:
-    """Collects matches, and keeps the first `limit` of them."""
+    """Collects the matches of one search, and keeps the first `limit` of them in the order that the request asks
+    for.
+    """
 
     def __init__(self, limit: int, oldest_first: bool, unique: bool) -> None:
         self.matches: list[Match] = []
@@ -182,7 +184,9 @@ class _Choice:
         self._unique = unique
 
     def add(self, found: FoundMatches) -> bool:
-        """Add matches. Return True if a search of further logs cannot find better matches."""
+        """Add matches. Return True if no further log needs to be searched, because the message with a unique id was
+        found.
+        """
         matches = sorted([*self.matches, *found.matches], key=_order, reverse=not self._oldest_first)
         self.more |= found.more or len(matches) > self._limit
         self.matches = matches[: self._limit]

@@ -1,8 +1,8 @@
-"""Apply filters by content (docs/filters.md), step by step, to the records that a pull looks at.
+"""Apply the filter by content (docs/filters.md) of a pull to records, step by step.
 
-Each step reads a limited range of records, which is called a stretch. Then the step applies the filter to the stretch
-in slices, until the step's time is over. Chosen records are kept until there are enough of them for an answer. So with
-a filter that rejects most records, the client does not need a separate request for each stretch.
+Each step reads a limited number of records, which are called a stretch. Then the step applies the filter to the stretch
+in slices, until the step's time is over. The records that the filter chooses are kept until there are enough of them
+for an answer. So if a filter rejects most records, one request of the client is enough for many stretches.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class ByteSpan(NamedTuple):
 
 
 class TurnTime:
-    """Limits the time that the filters by content of all readers together use in one turn of the reactor. Lives on the
-    reactor thread.
+    """Limits the total time that all readers together spend on filters by content in one iteration of the reactor. Used
+    only on the reactor thread.
 
-    When the time is over, readers wait for a later turn. The reader that has asked first continues first. So with any
-    number of readers, a turn exceeds its time limit by at most one slice, and each reader makes progress.
+    When the time is over, readers wait for a later iteration, in which the reader that has waited longest continues
+    first. So with any number of readers, an iteration exceeds its time limit by at most one slice, and each reader
+    makes progress.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -60,7 +61,9 @@ class TurnTime:
 
     @property
     def is_over(self) -> bool:
-        """Whether a reader that wants to apply its filter to records has to wait."""
+        """Whether a reader that wants to apply its filter to records now has to wait, because the time is over or other
+        readers wait already.
+        """
         return self._left <= 0 or (bool(self._waiting) and not self._is_handing_out)
 
     def turn(self) -> Deferred[None] | None:
@@ -74,7 +77,7 @@ class TurnTime:
         return waiting
 
     def deadline(self) -> float:
-        """Return the time until which the caller may judge records. It is a time of the clock that `seconds` reads."""
+        """Return the time until which the caller may judge records, on the clock of `seconds`."""
         if not self._is_used:
             self._is_used = True
             self._reactor.callLater(0, self._next_turn)
@@ -85,8 +88,8 @@ class TurnTime:
         return self._reactor.seconds()
 
     def used_until(self, deadline: float) -> None:
-        """Record that the caller has finished judging. Other readers may use the time that is left before `deadline` in
-        this turn.
+        """Record that the caller has finished judging now. The time from now to `deadline` is left for other readers in
+        this iteration.
         """
         self._left = max(0.0, deadline - self._reactor.seconds())
 
@@ -107,15 +110,15 @@ class TurnTime:
 
 
 class Slice(NamedTuple):
-    """The most records and bytes that a filter judges at once. A filter always judges at least one record."""
+    """The most records and the most bytes that a filter judges at once; a single record may have more bytes."""
 
     records: int
     size: int
 
 
 def slice_of(where: Where) -> Slice:
-    """Return how much a filter judges at once (its Slice). The slice is smaller for a filter that takes more time for
-    each record or each byte.
+    """Return the Slice for a filter. It is smaller for a filter that takes more time for each record or each byte, so
+    that judging a slice takes about the same time for all filters.
     """
     conditions = max(1, where.conditions)
     return Slice(
@@ -125,8 +128,9 @@ def slice_of(where: Where) -> Slice:
 
 
 class Stretch(NamedTuple):
-    """Records to judge. starts: where each record begins in `data`. next_offset: the byte offset in the partition where
-    the pull continues. This offset lies after these records, and after following records that the pull's tags exclude.
+    """The records that one step judges. data: the bytes of the records, joined. starts: the index in `data` where each
+    record begins. next_offset: the byte offset in the partition where the pull continues. This offset lies after the
+    records of this stretch, and also after those following records that have none of the tags that the pull asks for.
     """
 
     units: UnitArray
@@ -143,8 +147,8 @@ class Stretch(NamedTuple):
 
 
 def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
-    """Return the spans of bytes that one step reads for the records in `found`, and the number of these records.
-    Records with small gaps between them are read together.
+    """Return the spans of bytes that one step must read to get the first records of `found`, and the number of these
+    records. If there are only few other bytes between two records, one span covers both records.
     """
     starts, sizes = found["offset"].astype(np.int64), found["size"].astype(np.int64)
     ends = starts + sizes
@@ -158,7 +162,9 @@ def reads_of(found: UnitArray) -> tuple[list[ByteSpan], int]:
 
 
 def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], next_offset: int) -> Stretch:
-    """Return the stretch of the records that were read. parts: the bytes of each span."""
+    """Make a Stretch from records that were read. units: the index units of these records. parts: the bytes of each
+    span in `spans`.
+    """
     offsets = units["offset"].astype(np.int64)
     if len(parts) == 1:
         return Stretch(units, parts[0], offsets - spans[0].start, next_offset)
@@ -170,7 +176,9 @@ def stretch_of(units: UnitArray, spans: list[ByteSpan], parts: list[Buffer], nex
 
 
 class ChosenRecords:
-    """The chosen records for the answer to a pull: the spans of adjacent records, and their bytes."""
+    """The records that were chosen for the answer to a pull. runs: the spans of adjacent records in the partition.
+    parts: the bytes of the records.
+    """
 
     def __init__(self) -> None:
         self.runs: list[ByteSpan] = []
@@ -189,7 +197,9 @@ class ChosenRecords:
 
 
 class Selection:
-    """The filter of one pull, and the records that it has chosen. Lives on the reactor thread."""
+    """The filter by content of one pull, and the records that this filter has chosen. Used only on the reactor
+    thread.
+    """
 
     def __init__(self, where: str, time: TurnTime) -> None:
         """where: the text of the filter. Raises InvalidWhere if it is invalid."""
@@ -201,7 +211,8 @@ class Selection:
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
         """Apply the filter to the records of a stretch: to at least one slice, and then to more slices until this
-        turn's time is over or `max_bytes` of records are chosen. Return the offset where the next call continues.
+        turn's time is over or `max_bytes` of records are chosen. Return the offset of the first record that was not
+        judged, at which the next call must continue.
         """
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)
@@ -252,7 +263,9 @@ class Selection:
         return count
 
     def is_worth_an_answer(self, max_bytes: int) -> bool:
-        """Return whether to answer now with the chosen records instead of looking at more records."""
+        """Return whether the pull should be answered now with the records chosen so far: because they are many, or
+        because the first of them was chosen some time ago.
+        """
         if self._give_by is None:
             return False
         full = self.chosen.size >= max_bytes // 2 or len(self.chosen.runs) >= tuning.PULL_MAX_RUNS
@@ -262,9 +275,9 @@ class Selection:
 def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return which records to choose. Chosen are the records that match the filter, the records that would take too
-    long to judge, and damaged records. Damaged records are chosen because only the reader's check reports damage, and
-    no reader may miss a message because of damage.
+    """Return which records to choose: the records that match the filter, the records that would take too long to judge,
+    and damaged records. Damaged records are sent to the reader because only the reader checks and reports damage;
+    without them it would miss a message unnoticed.
     """
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)

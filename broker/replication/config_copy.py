@@ -27,8 +27,8 @@ _DATA_PATH = re.compile(rb"^[ \t]*dataPath[ \t]*[=:].*(?:\r?\n|\Z)", re.MULTILIN
 
 
 def with_topics_of(master: bytes, own: bytes) -> bytes:
-    """Return the slave's file with the master's topic sections instead of its own. The keys dataPath of these sections
-    are left out, because they name directories of the master.
+    """Return the slave's file with its topic sections replaced by the topic sections of the master's file. The keys
+    dataPath of these sections are left out, because they name directories of the master.
 
     Both arguments are the bytes of a server.ini.
     """
@@ -58,8 +58,8 @@ class ConfigCopy:
         self._reload = reload
 
     async def update(self, master: bytes) -> None:
-        """Copy the master's topics into the slave's file, and reload it, if topics or their numbers of partitions
-        differ. Raises ConfigError if the file cannot be used or written.
+        """If the topics or their numbers of partitions in the two files differ, copy the master's topics into the
+        slave's file, and make the broker reload this file. Raises ConfigError if the file cannot be used or written.
         """
         theirs = parse_config(master, "the master's server.ini")
         own = self._broker.config

@@ -1,4 +1,4 @@
-"""Protocols that describe the attributes and methods of a broker that replication uses."""
+"""Protocols for the broker; they have the attributes and methods that the package replication/ uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["CopyHost", "ReplicationHost", "ReplicationPart"]
 
 
 class ReplicationPart(Protocol):
-    """The methods of a broker's replication that operators use."""
+    """The object that does a broker's work in replication, with the methods that serve operators' requests."""
 
     def status(self) -> ReplicationStatus: ...
     def restart(self) -> None: ...
@@ -35,8 +35,8 @@ class CopyHost(Host, Protocol):
 
 
 class ReplicationHost(CopyHost, Protocol):
-    """A broker that takes part in 1.x's replication. replication: the object that does the broker's part of
-    replication; None for a plain master.
+    """A broker that takes part in 1.x's replication. replication: the object that copies messages to or from another
+    broker; None for a plain master, which does not copy.
     """
 
     replication: ReplicationPart | None

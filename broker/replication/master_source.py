@@ -20,7 +20,7 @@ __all__ = ["Fetched", "FrameSource", "MasterBounds", "MasterSource", "TextSource
 
 _TIMEOUT_SECONDS = 10.0
 _WAIT_SECONDS = 10.0
-"""A metaq master may delay an answer by this many seconds if it has no new data."""
+"""If a metaq master has no new data, it waits at most this many seconds for new data before it answers."""
 
 
 class MasterBounds(NamedTuple):
@@ -31,13 +31,14 @@ class MasterBounds(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """Bytes of the log from the requested offset on; b"" if the log has no such bytes now.
+    """The answer to `fetch`. data: bytes of the master's log from the requested offset on; b"" if the log ends at this
+    offset now.
 
-    moved_to: the offset at which to continue; set only if the master does not have the requested offset. end: the end
-    offset of the master's readable data. behind: the number of the master's messages after these bytes. `end` and
-    `behind` are None if the master's answer does not contain them. waited: whether the master delays its answers until
-    it has data; if so, the slave need not pause before its next request. damaged: a range [start, end) of the master's
-    bytes at the requested offset that contains no good record.
+    moved_to: the offset at which the master says to continue, because it does not have the requested offset (any more);
+    None if it has this offset. end: the end offset of the master's readable data. behind: the number of the master's
+    messages after these bytes. `end` and `behind` are None if the master's answer does not contain them. waited:
+    whether the master waits for new data before it answers; if so, the slave can send its next request without a pause.
+    damaged: a range [start, end) of the master's bytes at the requested offset that contains no good record.
     """
 
     data: bytes | memoryview = b""
@@ -52,18 +53,19 @@ class MasterSource(Protocol):
     """Reads from a master over one connection. Every method may raise PeerLost, PeerTimedOut, PeerRefused."""
 
     exact_end: bool
-    """Whether the end in `bounds` includes everything that `fetch` may return. A Java broker also returns unsynced
-    data, but its end does not include them.
+    """Whether the end in `bounds` includes all data that `fetch` can return. For a Java broker this is False: `fetch`
+    also returns data that are not synced yet, and its end does not include these data.
     """
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
         """Return the bounds of a partition; None if the master has no data of it."""
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
-        """Read bytes from `offset` on. A master that returns whole records may return a record larger than max_bytes.
+        """Read bytes from `offset` on. If the first record is larger than max_bytes, a metaq master returns the whole
+        record.
 
-        verify: whether the master should check its data at `offset`, if it supports this. Set it if data received from
-        this offset were damaged.
+        verify: whether the master should check its data at `offset`, if it supports this. To be set if damaged data
+        were received from this offset before.
         """
 
     async def server_ini(self) -> bytes:
@@ -72,7 +74,7 @@ class MasterSource(Protocol):
 
 def source_of(peer: Peer, group: str) -> MasterSource:
     """Return a MasterSource that reads from the master over the connection `peer`. group: the name of a consumer group
-    that the requests contain; the master uses the name for its statistics.
+    that the requests contain; the master shows these requests under this name in its statistics.
     """
     return FrameSource(peer, group) if peer.speaks_frames else TextSource(peer, group)
 

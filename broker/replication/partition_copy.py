@@ -1,5 +1,6 @@
-"""Copy one partition from a master. The copy has the same bytes at the same offsets as the master's partition. If this
-is impossible, copying stops, and the status shows the reason.
+"""Copy one partition from a master. The copy has the same bytes at the same offsets as the master's partition. If the
+copy cannot be kept identical, for example because the master has lost data, copying stops, and the status shows the
+reason.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ __all__ = ["PartitionCopy"]
 _log = logging.getLogger(__name__)
 
 FETCH_BYTES = 1 << 20
-"""The maximum number of bytes in one request to the master, as for a slave of 1.x. A larger record is requested as a
-whole.
+"""The maximum number of bytes in one request to the master, as for a slave of 1.x. If a record is larger, the next
+request asks for as many bytes as the record has.
 """
 
 MAX_RECORD_BYTES = 16 << 20
 
 _COMPARED_BYTES = (64 << 10, 1 << 20, MAX_RECORD_BYTES)
 """The number of bytes at the end of the slave's log that are compared with the master's log before copying continues.
-The next larger size is used only if a record is larger than the previous size.
+The first size is used; if no whole record fits into it, the next one is used, and so on.
 """
 
 AHEAD_SECONDS = 30.0
-"""The end offset of a Java master's partition may stay below the end offset of the slave's copy for this many seconds.
-The end offset that a Java master reports does not include unsynced data, and the unflushInterval in 1.x's sample file
-is 10 s.
+"""If the end offset that a Java master reports stays below the end offset of the slave's copy for more than this many
+seconds, the copy counts as diverged. The end offset that a Java master reports does not include unsynced data, and the
+unflushInterval in 1.x's sample file is 10 s.
 """
 
 _END_SECONDS = 1.0
@@ -56,8 +57,8 @@ _TROUBLE_SECONDS = (0.5, 5.0)
 
 
 class PartitionCopy:
-    """Copies one partition. `run` is called for each connection and copies as long as the connection exists. Used only
-    on the reactor thread.
+    """Copies one partition. `run` is called for each new connection to the master, and copies until this connection is
+    lost. Used only on the reactor thread.
     """
 
     def __init__(
@@ -70,8 +71,9 @@ class PartitionCopy:
         target: int | None = None,
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
-        """max_delay_seconds: the longest pause between two requests to a master that has no new data and cannot delay
-        its answers. target: the number of this broker's partition that gets the copy; None: the number `partition`.
+        """max_delay_seconds: the longest pause between two requests, if the master has no new data and cannot wait for
+        new data before it answers. target: the number of this broker's partition that gets the copy; None: the number
+        `partition`.
         fetch_bytes: the number of bytes to request at once.
         """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
@@ -86,13 +88,15 @@ class PartitionCopy:
         self._end_known_at = float("-inf")
         self._suspect = -1  # the offset at which received data were damaged, -1 if none
         self.active = True
-        """Setting this to False ends `run` soon."""
+        """If this is set to False, `run` ends as soon as its present request is done."""
         log = self._find()
         if log is not None:
             self.status.offset = log.end_offset
 
     async def run(self, source: MasterSource) -> None:
-        """Copy until the connection is lost, `active` is set to False, or the copy must stop. Never raises."""
+        """Copy until the connection is lost, `active` is set to False, or the copy must stop because it has diverged
+        from the master. Never raises.
+        """
         self._enter(CopyState.CONNECTING)
         begun = False
         while self.active:
@@ -118,7 +122,7 @@ class PartitionCopy:
 
     async def begin(self, source: MasterSource) -> bool:
         """Find the offset where the copying continues. Check that the slave's last records are the same as the master's
-        records at these offsets. Return False if there is nothing to copy yet.
+        records at these offsets. Return False if nothing can be copied yet.
 
         Raises MetaqError, including ReplicaDiverged."""
         bounds = await source.bounds(self._topic, self._partition)
@@ -243,8 +247,8 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Request more bytes next time, because the data contain no whole record. Raises MetaqError if a larger request
-        cannot help.
+        """Called if an answer contains no whole record: set the size of the next request so that it gets the whole
+        record. Raises MetaqError if a larger request would not help.
         """
         if self._damaged(data, 0):
             raise self._bad_record()
@@ -263,8 +267,8 @@ class PartitionCopy:
 
     @staticmethod
     def _check_sound(fetched: Fetched) -> None:
-        """Raise MetaqError if the master's data are damaged. A log has no gaps, so nothing after the damage can be
-        copied.
+        """Raise MetaqError if the master's data are damaged. The copying stops at the damage, because a log must not
+        have gaps.
         """
         if fetched.damaged is not None:
             start, end = fetched.damaged

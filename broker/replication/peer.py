@@ -45,7 +45,7 @@ PeerTimedOut.
 """
 
 CONNECT_SECONDS = 5.0
-"""Time limit in seconds for making a connection. The same limit applies again to the first answer on the connection."""
+"""The time limit in seconds for making a connection, and then again for the first answer on the connection."""
 
 _SWEEP_SECONDS = 0.1
 
@@ -56,8 +56,8 @@ class _Asked(NamedTuple):
 
 
 class Peer(Protocol):
-    """An open connection to another broker. The connection uses the text protocol until `agree` is called. The
-    connection is lost when the other broker is gone or sends malformed data.
+    """An open connection to another broker. The connection uses the text protocol until `agree` is called. It counts as
+    lost when the other broker has closed it, or has sent malformed data.
     """
 
     def __init__(self, reactor: Any, name: str) -> None:
@@ -91,8 +91,8 @@ class Peer(Protocol):
         return self._ask(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
 
     def heartbeat(self, timeout: float) -> Deferred[Answer]:
-        """Send a `version` command, to find out whether the other broker still answers. The connection must use the
-        text protocol. Fails with PeerLost, PeerTimedOut.
+        """Send a `version` command, to find out whether the other broker still answers. To be called only while the
+        connection uses the text protocol. Fails with PeerLost, PeerTimedOut.
         """
         return self.text(encode_version, timeout)
 
@@ -208,16 +208,16 @@ Serve = Callable[[Peer, Deferred[None]], Awaitable[None]]
 
 
 class KeptPeer:
-    """Keeps a connection to one other broker. When the connection is lost or refused, it is opened again, with growing
-    pauses and without a limit of attempts.
+    """Keeps a connection to one other broker open. When the connection is lost or an attempt to connect fails, it
+    connects again, with longer and longer pauses, as often as necessary.
     """
 
     def __init__(self, broker: Host, pauses: Backoff, complaint: str, *, frames: bool = True) -> None:
-        """complaint: text for the log; its only argument is the reason why there is no connection. frames: see
+        """complaint: the format of a log line; its only argument is the reason why there is no connection. frames: see
         `connect`.
         """
         self.peer: Peer | None = None
-        """The connection while there is one; otherwise None."""
+        """The open connection; None while there is no connection."""
         self.error = ""
         """The reason why there is no connection."""
         self.since_ms = 0
@@ -279,7 +279,7 @@ class KeptPeer:
             self.peer.close()
 
     def trouble(self, text: str) -> None:
-        """Log why there is no connection, if the reason has changed."""
+        """Log the reason why there is no connection, unless it is the reason that was logged last."""
         if text != self.error:
             self.error = text
             _log.warning(self._complaint, text)

@@ -21,8 +21,8 @@ DEFAULT_SEND_TIMEOUT_MS = 2000
 DEFAULT_FAILURE_THRESHOLD = 100
 DEFAULT_CHECK_INTERVAL_MS = 100
 SAMSA_KEYS_WITHOUT_EFFECT = ("callbackThreadCount", "recoverParallel", "recoverParallelHint")
-"""Keys for thread counts of the Java broker. The keys are accepted and have no effect, so that this broker and a Java
-broker can use the same file.
+"""Keys for thread counts of the Java broker. This broker accepts the keys and ignores their values, so that it can use
+the same file as a Java broker.
 """
 
 DEFAULT_GATEWAY_PORT = 8080
@@ -32,8 +32,8 @@ _SLAVE = re.compile(r"(?:\[([^\[\]\s]+)\]|([^:/\s\[\]]+)):([0-9]{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class MetaslavePlugin:
-    """The settings of the plugin metaslave, which makes the broker an asynchronous slave. group: the consumer group
-    that the slave names when it reads from its master.
+    """The settings of the plugin metaslave, which makes the broker an asynchronous slave. group: the name of the
+    consumer group that the slave sends with its requests to the master.
     """
 
     slave_id: int
@@ -53,8 +53,9 @@ class SamsaPlugin:
     host: str
     port: int
     recover_offset: bool = False
-    """recoverOffset: whether the broker converts the offsets of all groups to its own positions before it serves
-    clients. An operator sets this for a broker that was a slave before.
+    """recoverOffset: whether the broker, before it serves clients, converts the offsets of all consumer groups in
+    ZooKeeper from offsets in its former master's partitions to offsets in its own. An operator sets this for a broker
+    that was a synchronous slave before.
     """
     send_timeout_ms: int = DEFAULT_SEND_TIMEOUT_MS
     failure_threshold: int = DEFAULT_FAILURE_THRESHOLD
@@ -62,13 +63,15 @@ class SamsaPlugin:
     slave have got a bad answer or no answer in time.
     """
     check_interval_ms: int = DEFAULT_CHECK_INTERVAL_MS
-    """checkSlaveIntervalInMills: milliseconds between two probes of a failed slave."""
+    """checkSlaveIntervalInMills: milliseconds between two probe messages, with which the master finds out whether a
+    failed slave works again.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The plugins that were named when the broker was started. A broker without plugins is a plain master. gregor:
-    whether the broker is a synchronous slave.
+    """The settings of the plugins that the command that starts the broker has named. A broker without replication
+    plugins is a plain master. gregor: whether the broker is a synchronous slave.
 
     gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
     """
@@ -111,8 +114,8 @@ def _unknown_plugin(name: str, path: str) -> ConfigError:
 
 
 class _Values:
-    """Methods that read the values of one properties file with their types. A blank value counts as unset, as in
-    1.x.
+    """Methods that read the values of one properties file with their types. A key with a blank value counts as not set,
+    as in 1.x.
     """
 
     def __init__(self, plugin: str, path: str) -> None:
@@ -245,7 +248,8 @@ class Property(NamedTuple):
 
 
 def parse_properties(source: bytes) -> dict[str, Property]:
-    """Parse a properties file, which is read as ISO-8859-1 as in Java. The last value of a repeated key counts.
+    """Parse a properties file, which is read as ISO-8859-1 as in Java. If a key occurs several times, its last value is
+    used.
 
     java.util.Properties.load defines the format (comments, continued lines, escapes). Invalid \\u escapes, which Java
     refuses, are kept unchanged.

@@ -1,7 +1,9 @@
-"""recoverOffset: convert the groups' offsets after a synchronous slave has become the master (zookeeper.md §7).
+"""recoverOffset: convert the consumer groups' offsets when an operator has made a synchronous slave the new master
+(zookeeper.md §7).
 
-The messages have the same ids on the new master as on the former master, but other offsets. So each offset in ZooKeeper
-is changed to the end of the last message whose id is at most the id of the last processed message.
+The messages have the same ids on the new master as on the former master, but other offsets. ZooKeeper has, for each
+group and partition, the offset and the id of the last processed message. The offset is changed to the end, on the new
+master, of the last message whose id is at most this id.
 """
 
 from __future__ import annotations

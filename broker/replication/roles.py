@@ -1,5 +1,5 @@
-"""The role that a broker has according to its plugin options. The role decides which parts of replication the broker
-runs, and what it registers in ZooKeeper.
+"""The role that the plugin options give to a broker: plain master, asynchronous slave, synchronous master or
+synchronous slave. The role decides what the broker copies and what it registers in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["Roles", "check_roles", "config_for"]
 
 
 def check_roles(plugins: Plugins, config: BrokerConfig) -> None:
-    """Raise ConfigError if server.ini does not allow the plugins, or if they are combined with a node of a broker
-    set.
+    """Raise ConfigError if the settings in server.ini do not fit the plugins, or if a node of a broker set has plugins
+    for replication.
     """
     if config.node is not None:
         _check_node(config.node, plugins, config)
@@ -64,8 +64,8 @@ def _check_node(node: str, plugins: Plugins, config: BrokerConfig) -> None:
 
 
 def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
-    """Return the broker's configuration, adapted to its role. A synchronous slave has an additional topic, for its
-    master's probes.
+    """Return the broker's configuration, adapted to its role. The configuration of a synchronous slave gets an
+    additional topic, to which its master sends probe messages.
     """
     if not plugins.gregor:
         return config
@@ -74,8 +74,8 @@ def config_for(plugins: Plugins, config: BrokerConfig) -> BrokerConfig:
 
 
 class Roles:
-    """Runs the parts of replication that the broker's role needs. Used only on the reactor thread. The object is
-    created before the port listens, and is started when the broker is registered.
+    """Creates, starts and stops the objects that do the copying for the broker's role. Used only on the reactor thread.
+    The object is created before the port listens, and is started when the broker is registered.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class Roles:
             await self._sync_master.start()
 
     def start(self, registration: Registration | None) -> None:
-        """Start the role's parts; called when the broker serves and is registered. registration: None if the broker
-        registers nothing.
+        """Start copying, if this broker is an asynchronous slave. Called when the broker serves clients and is
+        registered. registration: the broker's registration in ZooKeeper; None if the broker registers nothing.
         """
         self._registration = registration
         plugin = self._plugins.metaslave
@@ -131,19 +131,21 @@ class Roles:
         self._slave.start(registration.session)
 
     def stop(self) -> Deferred[None]:
-        """Stop copying; the Deferred fires when copying has ended. A synchronous master continues as long as it serves;
-        `end` stops it.
+        """Stop an asynchronous slave's copying; the Deferred fires when it has ended. A synchronous master must copy as
+        long as it serves clients, so it is stopped later, by `end`.
         """
         return succeed(None) if self._slave is None else self._slave.stop()
 
     def end(self) -> None:
-        """Stop the synchronous master's replication, because the broker no longer serves anybody."""
+        """If this broker is a synchronous master, stop sending messages to its slave. Called when the broker no longer
+        serves clients.
+        """
         if self._sync_master is not None:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Register the master's topics with the master's numbers of partitions. The numbers of partitions in the
-        slave's own server.ini are ignored.
+        """Register the master's topics for this slave, with the numbers of partitions that the master has, whatever the
+        slave's own server.ini says.
         """
         assert self._registration is not None
         for name, partitions in topics.items():

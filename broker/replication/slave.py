@@ -28,15 +28,15 @@ __all__ = ["AsyncSlave"]
 _log = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.2, 5.0)
-"""The first and the longest pause after a refused connection."""
+"""The pauses in seconds after failed attempts to connect: the first pause, and the longest one."""
 
 OnTopics = Callable[[Mapping[str, int]], None]
 """on_topics(topics): called with the master's topics; `topics` has the number of partitions for each topic."""
 
 
 class AsyncSlave:
-    """The replication of an asynchronous slave. Used only on the reactor thread. `start` is called when the broker is
-    connected to ZooKeeper.
+    """Copies the partitions of an asynchronous slave's master. Used only on the reactor thread. `start` must be called
+    after the broker has connected to ZooKeeper.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AsyncSlave:
         self._checksum: str | None = None
 
     def start(self, session: ZkSession) -> None:
-        """Begin to follow the master, even if the master is not registered in ZooKeeper now."""
+        """Begin to watch for the master in ZooKeeper, and to copy from it as soon as it is registered there."""
         reactor: Any = self._broker.reactor
 
         def seen(view: MasterView) -> None:
@@ -83,8 +83,8 @@ class AsyncSlave:
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Make a new connection to the master, and check every partition again. This includes the partitions whose
-        copying has stopped.
+        """Make a new connection to the master, compare every partition with the master's again, and continue to copy.
+        This includes the partitions whose copying had stopped.
         """
         self._halt("restarted by an operator")
         if self._watch is not None:
@@ -92,7 +92,7 @@ class AsyncSlave:
         self._wake()
 
     def status(self) -> ReplicationStatus:
-        """Return the status of replication for operators. Its partitions are sorted by topic and number."""
+        """Return the status of replication for operators, with all partitions, sorted by topic and number."""
         partitions = [self._copies[key].status for key in sorted(self._copies)]
         address, peer = self._view.address, self._link.peer
         stopped = sum(each.state is CopyState.STOPPED for each in partitions)
@@ -138,7 +138,9 @@ class AsyncSlave:
     # --- the connection -----------------------------------------------------------------------------------------------
 
     async def _where(self) -> tuple[str, int] | None:
-        """Return the master's address. If ZooKeeper shows no master, wait for a change and return None."""
+        """Return the master's address. If no master is registered in ZooKeeper, wait until this changes, and then
+        return None.
+        """
         address = self._connecting_to = self._view.address
         if address is not None:
             return address.host, address.port

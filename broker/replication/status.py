@@ -1,4 +1,6 @@
-"""The status of replication for operators: as the text of `stats replication` and as the JSON of REPLICATION_STATUS."""
+"""The status of replication for operators. Its objects can be written as the text of `stats replication` and as the
+JSON of REPLICATION_STATUS.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,22 @@ class CopyState(Enum):
     """The state of the copy of one partition."""
 
     CONNECTING = "connecting"
-    """The slave has not requested data of the partition on this connection yet."""
+    """The slave has not requested data of this partition since it made its present connection to the master."""
     EMPTY = "empty"
     """The master has no data of the partition."""
     COPYING = "copying"
     CURRENT = "current"
     """At the slave's last request, the slave had all data of the partition that the master had."""
     TROUBLED = "troubled"
-    """The last attempt to copy has failed; the slave tries again."""
+    """The last attempt to copy has failed; the slave will try again by itself."""
     STOPPED = "stopped"
-    """The copy continues only after an operator has acted (docs/replication.md)."""
+    """The copying has stopped, and continues only when an operator has removed the cause (docs/replication.md)."""
 
 
 @dataclass(slots=True)
 class PartitionStatus:
-    """The status of one partition of a slave. Offsets are in bytes. since_ms: when the copy entered its present
-    `state`, in Unix milliseconds.
+    """The status of the copy of one partition on a slave. Offsets are in bytes. since_ms: the time since which the copy
+    has had its present `state`, in Unix milliseconds.
 
     master_end: the last known end offset of the master's partition. behind: number of messages not copied yet; None if
     the master does not tell this number.
@@ -67,11 +69,12 @@ class PartitionStatus:
 
 @dataclass(slots=True)
 class NodeStatus:
-    """The status of another node of a broker set, as the leader sees it. live: whether the leader sends the node each
-    new block of data at once.
+    """The status of another node of a broker set, as the leader sees it. live: whether the node has all older blocks of
+    data, so that the leader sends it each new block at once.
 
-    lag_bytes, lag_seconds: the size and age of the data that the node has not acknowledged; None (unknown) if the node
-    is not live. since_ms: when one of the flags `in_sync`, `connected` and `live` last changed, by the wall clock.
+    lag_bytes, lag_seconds: the size and the age of the data that the leader has and the node has not acknowledged yet;
+    None if the node is not live, because they are then unknown. since_ms: the time when one of the flags `in_sync`,
+    `connected` and `live` last changed, in Unix milliseconds.
     """
 
     name: str
@@ -108,10 +111,9 @@ class NodeStatus:
 
 @dataclass(slots=True)
 class ReplicationStatus:
-    """The status of a broker's replication. peer: the broker that this broker is connected to; "" if there is no
-    connection.
+    """The status of a broker's replication. peer: the address of the other broker; "" if it is unknown.
 
-    role: master, slave, sync-master or sync-slave. For the roles of a broker set's node see sets/status.py.
+    role: master, slave, sync-master or sync-slave. Nodes of a broker set have other roles, which sets/status.py names.
     """
 
     role: str
@@ -182,7 +184,9 @@ def _one_line(text: str) -> str:
 
 
 class SyncSlave:
-    """The replication of a synchronous slave. The slave opens no connection, because its master connects to it."""
+    """A synchronous slave's part in replication. It has nothing to do, because its master connects to it and sends it
+    the messages.
+    """
 
     def status(self) -> ReplicationStatus:
         return ReplicationStatus("sync-slave")

@@ -1,9 +1,10 @@
-"""A synchronous master (samsa) sends every message also to its slave, and answers the producer when both brokers have
-the message (semantics.md §5).
+"""The synchronous master (plugin samsa), which sends every message that it stores to its slave, too, and answers the
+producer when both brokers have the message (semantics.md §5).
 
-The master writes a message to its own log, and immediately sends the message to its slave. So both copies of the
-message become safe at about the same time. A message that the master cannot write is never sent to the slave. Requests
-are pipelined on one connection, so the slave gets the messages of each partition in order.
+The master writes a message to its own log, and immediately sends the message to its slave. The master does not wait for
+its own sync before it sends, so both copies of the message become safe at about the same time. A message that the
+master cannot write is never sent to the slave. All requests to the slave are sent on one connection without waiting for
+answers, so the slave gets the messages of each partition in order.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ __all__ = ["SyncMaster"]
 _log = logging.getLogger(__name__)
 
 _BACKOFF_SECONDS = (0.1, 2.0)
-"""The first and the longest pause after a refused connection."""
+"""The pauses in seconds after failed attempts to connect: the first pause, and the longest one."""
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two heartbeat requests, because a broker closes connections that are idle for 300 s."""
+"""Seconds between two requests that only keep the connection to the slave in use; without them, the slave would close a
+connection that is idle for 300 s.
+"""
 _PROBE = b"test"
 
 
 class SyncMaster:
-    """The replication of a synchronous master. Used only on the reactor thread."""
+    """Sends the messages of a synchronous master to its slave. Used only on the reactor thread."""
 
     def __init__(
         self,
@@ -70,8 +73,8 @@ class SyncMaster:
 
     def start(self) -> Deferred[None]:
         """Open a connection to the slave, and open it again whenever it is lost. The Deferred fires when the first
-        attempt to connect has ended. The broker waits for it, because it would otherwise refuse the first messages
-        although its slave is available.
+        attempt to connect has ended. The broker waits for this before it registers in ZooKeeper; otherwise it would
+        refuse the first messages, for lack of a connection, although its slave is available.
         """
         address = self._plugin.host, self._plugin.port
         ensureDeferred(self._link.keep(lambda: succeed(address), self._serve, lambda: _fire(self._first)))
@@ -86,8 +89,8 @@ class SyncMaster:
         self._link.restart()
 
     def status(self) -> ReplicationStatus:
-        """Return the status of replication for operators. The status lists no partitions, because the slave has its own
-        offsets, and the master does not know them.
+        """Return the status of replication for operators. The status does not list partitions, because messages have
+        other offsets at the slave, and the master does not know them.
         """
         return ReplicationStatus(
             "sync-master",
@@ -107,15 +110,15 @@ class SyncMaster:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise SlaveDisconnected if there is no connection to the slave. As in 1.x, the broker should store no message
-        while this connection is missing.
+        """Raise SlaveDisconnected if there is no connection to the slave. The broker calls this before it stores a
+        message: as in 1.x, it stores no message while this connection is missing.
         """
         if self._link.peer is None:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send whole records with their ids to the slave. `done` is called once, when the slave has answered for each
-        record or the time limit for its answer has passed.
+        """Send records that were appended to `log`, with their ids, to the slave. `done` is called once, when for each
+        record the slave has answered or the time limit for its answer has passed.
         """
         topic, partition = log.topic, log.partition
         data = memoryview(records)
@@ -174,8 +177,8 @@ class SyncMaster:
     # --- a slave that fails -------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
-        """Unregister the broker from ZooKeeper, and register it again when the slave stores a probe message of the
-        status topic.
+        """Called when the slave has failed several times: unregister the broker from ZooKeeper, send probe messages to
+        the slave, and register the broker again when the slave has stored one of them.
         """
         _log.error(
             "the slave %s has failed %d times in a row (%s): leaving ZooKeeper until it stores messages again",

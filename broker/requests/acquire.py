@@ -37,16 +37,17 @@ if TYPE_CHECKING:
 __all__ = ["Acquire", "answer_settle"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if the request asks for more. The rest of a frame is for the rows that
-describe the records.
+"""The most bytes of records in one answer, even if the request asks for more. This leaves a part of the frame for the
+rows that describe the records.
 """
 
 
 class Acquire(Parkable):
-    """An ACQUIRE request that the broker is serving. Lives on the reactor thread.
+    """An ACQUIRE request that the broker is serving. Used only on the reactor thread.
 
-    If the connection of the group's member has ended before the answer, the leased messages go to other members at
-    once. Without this rule, other members would get these messages only after the lease has expired, and as suspects.
+    If the connection of the group's member ends after messages were leased to it and before the answer is sent, the
+    messages are given to other members at once. Otherwise other members would get them only after the lease has ended,
+    and as suspects.
     """
 
     __slots__ = ("_caller", "_groups", "_reading", "_request", "deadline", "held_bytes", "key", "opaque")
@@ -90,8 +91,8 @@ class Acquire(Parkable):
 
     def _is_of_the_same(self, other: ParkedRequest) -> bool:
         """Return whether `other` is an ACQUIRE request of the same group member on the same connection as this request.
-        The member's name alone is not enough, because any client could send a request with this name and so end the
-        member's wait.
+        The connection is compared, too, because any client could otherwise send a request with the member's name and so
+        end the member's wait.
         """
         return (
             isinstance(other, Acquire)
@@ -125,7 +126,9 @@ class Acquire(Parkable):
 
 
 def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
-    """Answer SETTLE. Raises RemoteProtocolError, NotLeader, and the errors of Partitions.find."""
+    """Answer SETTLE, with which a member acknowledges or releases leased messages. Raises RemoteProtocolError,
+    NotLeader, and the errors of Partitions.find.
+    """
     request = SettleRequest.from_ext(frame.ext)
     slices = split_settlements(frame.body, request.records, tuning.SHARED_SETTLED)
     if len(slices) > 1:
@@ -135,9 +138,10 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 
 
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
-    """Settle the rows of a SETTLE request in slices of many rows; each row is the action on one leased message. If any
-    row cannot be decoded, no row is settled. If all rows can be decoded, each row is settled independently of the
-    others. If a slice is refused or its outcome is unknown, the answer is the error of this slice.
+    """Serve a SETTLE request with many rows in slices; each row says what to do with one leased message. All rows are
+    decoded first; if one of them cannot be decoded, nothing is done. After that, each row is handled independently of
+    the other rows. If a slice is refused or its outcome is unknown, the answer to the whole request is the error of
+    this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB
@@ -151,7 +155,9 @@ def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int,
 
 
 async def _joined(outcomes: Sequence[Deferred[bytes]], opaque: int) -> Bytes:
-    """Return the answer with all outcomes. Raises the error of the first slice that failed."""
+    """Wait until the outcomes of all slices are known, and return the answer that contains them. Raises the error of
+    the first slice that failed.
+    """
     found: list[bytes] = []
     for is_done, result in await DeferredList(outcomes, consumeErrors=True):
         if not is_done:

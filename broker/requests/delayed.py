@@ -35,7 +35,9 @@ _MOST_BYTES = 4 << 20
 
 
 class Slices:
-    """Makes a worker thread pause after a certain amount of work, so that other threads can run Python code."""
+    """Used in a worker thread that does long work in Python: makes the thread pause after a certain amount of work, so
+    that other threads can run Python code.
+    """
 
     def __init__(self, pause: Callable[[float], None]) -> None:
         """pause(seconds): sleeps in the worker thread."""
@@ -53,11 +55,11 @@ class Slices:
 
 
 class Listings:
-    """Makes the lists of a broker's waiting messages, one list at a time. The client addresses that ask for lists take
-    turns. Used only on the reactor thread.
+    """Makes the lists of waiting (delayed or half) messages that clients ask for, one list at a time. If several client
+    addresses ask for lists, they are served in turn. Used only on the reactor thread.
 
-    A worker thread does the costly part. If the broker made many lists at the same time, the worker threads would leave
-    the reactor thread little time to run Python code.
+    A worker thread reads and encodes the messages. Only one list is made at a time, because many such threads would
+    leave the reactor thread little time to run Python code.
     """
 
     def __init__(self, account: Account, reactor: ReactorTime, pause: Callable[[float], None]) -> None:
@@ -70,8 +72,9 @@ class Listings:
     def encoded(
         self, delays: Delays, begin: Callable[[Slices], Coroutine[Any, Any, dict[str, Any]]], items: str, limit: int
     ) -> Deferred[bytes]:
-        """Run the coroutine that `begin` returns; the Deferred gets the coroutine's result as JSON. A worker thread
-        encodes the result if it has items. items: the key of the list of items in the result. Raises AccountSpent.
+        """Run the coroutine that `begin` returns; the Deferred gets the coroutine's result as JSON. If the result
+        contains messages, a worker thread encodes it. items: the key in the result under which the list of messages is.
+        limit: the most messages in the list. Raises AccountSpent if too many lists are waiting or being made.
         """
         slices = Slices(self._pause)
 
@@ -101,7 +104,9 @@ class Listings:
 
 
 def _encode(answer: dict[str, Any], items: str, slices: Slices) -> bytes:
-    """Encode an answer as JSON. The `body` of an item is encoded as base64. Runs in a worker thread."""
+    """Encode an answer as JSON; the values of the key `body` in its items are bytes, and are encoded as base64. Runs in
+    a worker thread.
+    """
     others = {name: value for name, value in answer.items() if name != items}
     parts = [encode_json(others)[:-1], b", ", encode_json(items), b": ["]
     for number, item in enumerate(answer[items]):
@@ -170,8 +175,8 @@ async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> 
 
 
 def following(delays: Delays, after: int, most: int) -> tuple[list[Batch], list[int]]:
-    """Return the next message ids after the id `after`, at most `most` ids. The first result has them in batches with
-    the offsets of their records; the second result is one sorted list of all these ids.
+    """Find the waiting messages with the lowest ids above `after`, at most `most` messages. Return them in batches with
+    the offsets of their records, and, as the second result, their ids in one sorted list.
     """
     batches: list[Batch] = []
     for contents in delays.contents():
@@ -202,8 +207,8 @@ def _describe(batches: Sequence[Batch], slices: Slices) -> list[dict[str, Any]]:
 
 
 def read_pendings(batches: Sequence[Batch], slices: Slices) -> Iterator[Pending]:
-    """Yield the decoded messages of these batches. Records that were removed meanwhile are left out. Runs in a worker
-    thread.
+    """Yield the decoded messages of these batches. Messages whose records were removed from the log after the batch was
+    made are left out. Runs in a worker thread.
     """
     for snapshot, ids, offsets in batches:
         start = 0

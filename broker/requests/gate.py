@@ -1,10 +1,11 @@
 """The gate checks every request before the broker does anything for it. `Gate.admit` is called once for each request,
 and returns the verb that serves the request. A verb is a row of the table in verbs.py.
 
-The gate checks requests of both protocols, requests of the HTTP gateway, and requests for the dashboard's pages. A
-request that has to wait after the check keeps its verb (session.py). A parked pull that resumes does not pass
-`Gate.admit` again, because it was admitted when it arrived. The command `quit` is the only request that does not pass
-the gate, because it only ends its own connection. The methods that serve requests turn every error into an answer.
+The gate checks requests of both protocols, requests of the HTTP gateway, and requests for the dashboard's pages. If a
+request has to wait after the check, the session keeps the verb, and the request is not checked again (session.py). A
+parked pull does not pass `Gate.admit` again when it is resumed. The command `quit` is the only request that does not
+pass the gate, because it only ends its own connection. The gate's methods that serve requests catch every exception and
+make an error answer of it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _ADMIN_ONLY = "admin requests are accepted only from the broker's own machine, u
 
 class Caller(Protocol):
     """The sender of requests. All requests that arrive on one connection have the same Caller object. A local
-    transaction belongs to the caller that has begun it.
+    transaction can be used only by the Caller that has begun it.
     """
 
     @property
@@ -50,7 +51,7 @@ class Caller(Protocol):
 
     @property
     def address(self) -> str:
-        """The address that the account charges."""
+        """The address of the client, for whose limits the account counts the request."""
 
     @property
     def certified_hosts(self) -> frozenset[str]:
@@ -72,15 +73,15 @@ _UNDER_WAY = (Parkable, GeneratorType)
 
 
 class HttpPeer(NamedTuple):
-    """The sender of an HTTP request. HTTP requests share no state with each other, so a verb does not get this object
-    as its caller.
+    """The sender of an HTTP request, for the gate's checks. A verb that serves an HTTP request gets None as its caller
+    and not this object, because HTTP requests have no common state such as a local transaction.
     """
 
     host: str
 
     @property
     def address(self) -> str:
-        """The address that the account charges."""
+        """The address of the client, for whose limits the account counts the request."""
         return account_address(self.host)
 
     @property
@@ -90,7 +91,7 @@ class HttpPeer(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Always False, because an HTTP request is answered even if its client has left."""
+        """Always False, because an HTTP request is served and answered even if its client has closed the connection."""
         return False
 
 
@@ -103,7 +104,7 @@ class PageRequest(NamedTuple):
     """Whether the request is a POST."""
     topic: str | None
     show: Callable[[], Any]
-    """Returns the content of the page. For a POST it first does what the request asks for."""
+    """Returns the content of the page. If the request is a POST, the function first does what the request asks for."""
 
 
 def _named_topic(request: Any) -> tuple[str | None, ...]:
@@ -111,7 +112,7 @@ def _named_topic(request: Any) -> tuple[str | None, ...]:
 
 
 class Nodes(Enum):
-    """Which nodes of a broker set serve a request. A single broker serves all requests."""
+    """Which nodes of a broker set serve requests of one type. (A single broker serves requests of all types.)"""
 
     LEADER = 0
     READERS = 1
@@ -120,8 +121,8 @@ class Nodes(Enum):
 
 
 class Verb(NamedTuple):
-    """A row of the table of verbs. `serve` combines a decoder, an action and an encoder. The other fields tell the gate
-    how to treat the verb's requests.
+    """A type of request. `serve` combines a decoder, an action and an encoder. The other fields tell the gate and the
+    session how to treat requests of this type.
     """
 
     serve: Callable[[Any, Caller | None], Served]
@@ -132,16 +133,16 @@ class Verb(NamedTuple):
     held: Callable[[Any], int] = lambda request: 0
     """Returns how many bytes a request keeps in memory until it is answered."""
     stores: bool = False
-    """Whether the request stores messages. A request that stores messages is not served while too many messages wait
-    for the disk.
+    """Whether the request stores messages. If so, the session does not serve it while too many bytes of puts wait for
+    the disk.
     """
     gathers: bool = False
     """Whether the request may be served together with the requests before and after it, in a PutGroup."""
     lists: bool = False
     """Whether the request changes nothing and lists so much that its answer is made in slices."""
     repeatable: bool = False
-    """Whether the client can repeat the request and get the same or newer data. If so, the broker may refuse to send a
-    large answer.
+    """Whether the client, if it gets no answer, can repeat the request and gets the same or newer data. If so, the
+    broker may refuse to send a large answer when memory is scarce.
     """
     admin: bool = False
     """Whether the request is only for operators."""
@@ -151,21 +152,23 @@ class Verb(NamedTuple):
     """
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
-    """If a request has the key of a transaction, this other verb serves the request."""
+    """The verb that serves a request of this type in place of this verb, if the request has the key of a transaction;
+    None if such requests have no such key.
+    """
 
 
 Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
 """check(verb, request, topic, peer): raises MetaqError to refuse a request; the answer then has this error.
 
-`check` is called for each topic of a request (once with None if the request names no topic). If it refuses one topic,
-the whole request is refused. The puts of a PutRun are separate requests. For a PutRun, `check` is called once for each
-topic, and a refusal refuses only the puts of this topic.
+`check` is called for each topic of a request (once with None if the request names no topic). If it raises for one of
+the topics, the whole request is refused. But the puts of a PutRun are separate requests: if `check` raises for one
+topic of a PutRun, only the puts of this topic are refused.
 """
 
 
 class Gate:
-    """The gate of a broker. Its methods never raise, because every error becomes an answer. Lives on the reactor
-    thread.
+    """The gate of a broker. Its methods never raise exceptions; they return error answers instead. Used only on the
+    reactor thread.
     """
 
     def __init__(
@@ -180,8 +183,8 @@ class Gate:
     ) -> None:
         """texts: the verbs of text commands and of PageRequest, by the type of the request. frames: the verbs of
         frames, by request code. admits(host): whether operators' requests are accepted from the address `host`.
-        connection_lost: drops the state of a caller whose connection is lost. unsent: tells whether there is memory for
-        an answer.
+        connection_lost: called when a connection is lost; drops what the broker keeps for this caller, such as its
+        local transactions. unsent: tells whether there is memory for an answer.
         """
         self.texts = texts
         self.frames = frames
@@ -190,8 +193,8 @@ class Gate:
         self.check = check
         """The function that is called for every request and may refuse it; None: all requests are permitted."""
         self.check_pull: Callable[[Parkable], None] | None = None
-        """The function that is called each time a pull resumes, because the pull might not be permitted any more. The
-        function raises MetaqError to refuse the pull. None: no check.
+        """The function that is called before each step of a pull, because a pull that was permitted when it arrived may
+        be forbidden later. The function raises MetaqError to refuse the pull. None: pulls are not checked again.
         """
         self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""
@@ -206,8 +209,8 @@ class Gate:
         return gate
 
     def admit(self, request: WireRequest | PageRequest, peer: Caller) -> Verb:
-        """Return the verb that serves a request. For a forbidden request, return a verb that refuses it when it is
-        served.
+        """Check a request, and return the verb that serves it. If the request is forbidden, return a verb whose `serve`
+        makes the refusal.
         """
         if type(request) is Frame:
             verb = self.frames.get(request.code, _UNKNOWN)
@@ -254,7 +257,7 @@ class Gate:
         return _settled(request, cast(Answer, served))
 
     def go_on(self, request: WireRequest, work: Work) -> Answer | Work:
-        """Do one slice of the work on a request. Return the work if there is more to do, otherwise the answer."""
+        """Do one slice of the work on a request. Return the answer, or `work` if more slices are needed."""
         try:
             next(work)
         except StopIteration as done:
@@ -264,7 +267,9 @@ class Gate:
         return work
 
     def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
-        """Advance a pull by one step. If the pull has to wait, the session decides whether it may wait."""
+        """Call `step` of a pull once, and return its result. If the result is Step.WAIT, the session decides whether
+        the pull may wait.
+        """
         try:
             if self.check_pull is not None:
                 self.check_pull(pull)
@@ -283,14 +288,16 @@ class Gate:
             return _failed(pull, error)
 
     def too_many_pulls(self, pull: Parkable, why: str) -> Bytes:
-        """Return the answer to a pull that would have to wait although too many other pulls already wait."""
+        """Return the refusal of a pull that cannot be answered at once, and cannot wait because too many pulls wait
+        already. why: the text of the refusal.
+        """
         return answer_frame(pull.opaque, {}, ResponseCode.SYSTEM_BUSY, why)
 
     def if_room(
         self, request: WireRequest | Parkable, address: str, answer: Bytes | Deferred[Bytes]
     ) -> Bytes | Deferred[Bytes]:
-        """Return the answer. But if the answer is large and clients at this address already have too many bytes of
-        unread answers, return a refusal in its place.
+        """Return `answer`; but if it is large, and too many bytes of answers already wait for clients at this address
+        to receive them, return a refusal in its place.
         """
         fit = partial(self._if_room, request, address)
         return answer.addCallback(fit) if isinstance(answer, Deferred) else fit(answer)
@@ -301,8 +308,8 @@ class Gate:
 
 
 def _settled(request: WireRequest, answer: Answer) -> Answer:
-    """Make a verb's answer complete: if the answer is a Deferred that fails, its failure is turned into an error
-    answer.
+    """Return a verb's answer so that it never fails: if it is a Deferred that fails, the Deferred gets an error answer
+    in place of the failure.
     """
     if type(answer) is Deferred:
         answer.addErrback(lambda failure: _failed(request, cast(BaseException, failure.value)))

@@ -1,8 +1,9 @@
 """Serve `get`: read bytes of a partition from an offset on (wire.md §4).
 
-If a consumer group has a filter, an answer contains only the records that the filter accepts. A 1.x client adds only
-the number of received bytes to its offset. So the client's next request has a smaller offset than the true offset in
-the log. filters/remembered_places.py remembers the true offset, and explains why no message is lost.
+If a consumer group has a filter, an answer contains only the records that the filter accepts. A 1.x client adds the
+number of received bytes to its offset. So after an answer without the rejected records, the client's next request has a
+smaller offset than the true offset in the log. filters/remembered_places.py remembers the true offset, and explains why
+no message is lost.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def _is_slave_group(group: str) -> bool:
 
 
 def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
-    """Answer a `get`. The answer has data, or the offset where the client must continue, or a text for a client that
-    must wait for data. Raises PartitionClosed, PartitionNotFound and StoreError. Raises CompressionNotAccepted if the
-    topic may have compressed messages and the client cannot read them.
+    """Answer a `get`. The answer has data, or the offset at which the client must continue, or a text that says that
+    there are no data yet. Raises PartitionClosed, PartitionNotFound and StoreError. Raises CompressionNotAccepted if
+    the topic may have compressed messages and the client cannot read them.
 
     connection: identifies the client, because the broker remembers its earlier answers to this client; None for a
     client that sends a single request.
@@ -77,8 +78,8 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
 
 
 def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data: Buffer) -> Bytes | Deferred[Bytes]:
-    """Answer a `get` with data. If the broker's limit `size` has cut off the end of the first record, return this whole
-    record instead, provided that the client asks for that many bytes.
+    """Answer a `get` with data. If the broker's limit `size` has cut off the end of the first record although the
+    client has asked for at least as many bytes as this record has, answer with the whole record.
     """
     if len(data) == size < get.max_size:
         end = HEADER_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big", signed=True)
@@ -91,9 +92,10 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
 def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
     """Answer a `get` with the bytes `data` unchanged, even if they begin in the middle of a record, as in 1.x.
 
-    If the group has had a filter since the broker's start, the answer sends the client to the start of the record
-    instead. Such an answer is needed because a Java client may take the bytes `data` for the beginning of a record, and
-    wait forever for the record's end. Damaged data are returned, too; the client must notice the damage.
+    There is one exception. If `data` begins in the middle of a record, and the group has had a filter since the
+    broker's start, the answer tells the client to continue at the start of this record. Otherwise a Java client could
+    take the bytes for the beginning of a record, and wait forever for the end of this record. Damaged data are
+    returned, too; the client must notice the damage.
     """
     if (get.topic, get.group) not in reading.places.filtered:
         return _value(get, data)
@@ -138,7 +140,7 @@ class _Filtered(NamedTuple):
         return encode_result(Status.MOVED, str(offset), self.get.opaque)
 
     def miss(self) -> bytes:
-        """Return the answer to a request whose offset has no readable data."""
+        """Return the answer to a request at whose offset there are no readable data."""
         stored, first = self.found.stored, self.log.first_offset
         if self.found.gap or stored < first:
             return self.move(max(stored, first))
@@ -174,8 +176,8 @@ def _record_start(reading: Reading, log: PartitionLog, get: Get) -> int | Deferr
 
 
 def _begin(request: _Filtered, filter_: Filter, start: int) -> Bytes | Deferred[Bytes]:
-    """Answer a request whose offset is not explained by any remembered answer. start: where the record that contains
-    this offset begins.
+    """Answer a request whose offset does not belong to any answer that the broker remembers, so that it is treated as
+    an offset in the log. start: where the record that contains this offset begins.
     """
     if start != request.get.offset:
         return request.move(start)
@@ -209,8 +211,9 @@ def _chosen(request: _Filtered, chosen: Chosen) -> Bytes:
 
 
 def _only_leading(request: _Filtered, chosen: Chosen) -> Bytes:
-    """Answer a client that sends a single request. The answer has the accepted records before the first rejected one;
-    if there are none, it has the offset of the first accepted record.
+    """Answer a client that sends a single request. The broker cannot remember answers for such a client, so it leaves
+    out no record between two others: the answer has the accepted records before the first rejected one. If the first
+    record is rejected, the answer has the offset of the first accepted record.
     """
     stored = request.found.stored
     if leading := chosen.leading:
@@ -226,8 +229,8 @@ def _passed_by(request: _Filtered, failure: Failure) -> Bytes:
 
 
 def _failed(reading: Reading, get: Get, error: FilterUnavailable) -> bytes:
-    """Return the answer that 1.x sends when a `get` fails. The answer has the same text as the answer to a failed
-    put.
+    """Return the answer to a `get` whose filter is unavailable. As in 1.x, its text is the text of the answer to a
+    failed put.
     """
     text = put_failure(reading.url(), get.topic, get.partition, error)
     return encode_result(error.status, text, get.opaque)

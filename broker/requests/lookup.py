@@ -1,7 +1,8 @@
 """Serve the requests about offsets: `offset`, MIN_OFFSET, MAX_OFFSET, the searches by time and by count, and
 MESSAGE_COUNTS.
 
-In answers to frames, a configured partition without data begins and ends at offset 0.
+For a configured partition without data, the answers to requests of the framed protocol are as if it began and ended at
+offset 0.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class Lookups:
 
 
 def _before(log: PartitionLog, request: MessageCountsRequest) -> tuple[int, int]:
-    """Return the number of messages before the request's offset. Also return the id of the last message before the
-    offset, if this id differs from the message id in the request.
+    """Return two values: the number of messages before the request's offset, and, if it differs from the message id in
+    the request, the id of the last message before this offset.
     """
     lookup, offset = log.lookup, request.offset
     return lookup.count_before(offset), lookup.other_id_before(offset, request.last_id)

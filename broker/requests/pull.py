@@ -1,5 +1,5 @@
 """Serve PULL: read whole records from an offset on. The broker filters these records by tag, by content and with the
-consumer group's filter. The request may wait for new records.
+consumer group's filter. If there are no records for an answer yet, the request can wait for new records.
 
 The session calls `step` of a `Pull` until the `Pull` has an answer (reading/parkable.py).
 """
@@ -39,13 +39,13 @@ from ..store.segments import Snapshot
 __all__ = ["Pull"]
 
 _MOST_BYTES = MAX_FRAME_BYTES * 3 // 4
-"""The most bytes of records in one answer, even if the request asks for more. The rest of the frame is large enough for
-the table of record sizes, even if all records have the smallest size.
+"""The most bytes of records in one answer, even if the request asks for more. This leaves enough of the frame for the
+table of record sizes, even if the answer has very many small records.
 """
 
 
 class Pull(Parkable):
-    """A PULL request that the broker is serving. Lives on the reactor thread."""
+    """A PULL request that the broker is serving. Used only on the reactor thread."""
 
     key: tuple[str, int]
 
@@ -94,19 +94,17 @@ class Pull(Parkable):
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """The place that Parkable.follower_place describes. The byte offset in it is the offset of the next record to
-        examine.
-        """
+        """As Parkable.follower_place describes; the byte offset is that of the next record to examine."""
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
 
     @property
     def expired(self) -> bool:
-        """Whether the pull's wait is over."""
+        """Whether the time for which the pull may wait is over."""
         return self._reading.seconds() >= (self.deadline if self._scans_until is None else self._scans_until)
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes of data that an answer may carry; a single record may be larger."""
+        """The most bytes of records in an answer; but an answer with a single record may have more."""
         return min(self._request.max_bytes, self._reading.max_pull_bytes, _MOST_BYTES)
 
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:
@@ -154,8 +152,8 @@ class Pull(Parkable):
         return self._step_filtered(log, filter_)
 
     def put_aside(self) -> bool:
-        """Free the records that were read for the next step, as Parkable.put_aside describes. The memory is freed
-        because the number of waiting pulls is not limited.
+        """Free the records that were read for the next step, as Parkable.put_aside describes; otherwise many waiting
+        pulls could take much memory.
         """
         self._stretch = None
         self._was_loaded = False
@@ -163,7 +161,8 @@ class Pull(Parkable):
 
     def nothing(self) -> Bytes:
         """Return the answer that is sent when the pull's wait ends: the records that a filter by content has chosen so
-        far. If there are none, the answer has the offset before which the client need not look at records again.
+        far. If there are none, the answer has the offset at which the client's next pull must begin, because the
+        records before it were examined.
         """
         if self._selection is not None and self._selection.chosen.runs:
             return self._given()
@@ -201,14 +200,12 @@ class Pull(Parkable):
         return self._reply(ResponseCode.PULL_OFFSET_MOVED, progress)
 
     def _damaged(self, log: PartitionLog, damaged: Damaged) -> Bytes:
-        """Return an answer that tells the client to continue after the damage, and which bytes it misses because of the
-        damage.
-        """
+        """Return an answer that tells the client which bytes are damaged, and that it must continue after them."""
         return self._moved_to(log, damaged.end, damaged.start)
 
     def _not_a_record(self, log: PartitionLog) -> Bytes | Deferred[Bytes] | Loading:
-        """Answer a pull if the segment's index has no unit for the pull's offset. The offset is inside a record or
-        inside damage, or the record at this offset has no index unit yet.
+        """Serve a pull for whose offset the segment's index has no unit. There are three possible reasons: the offset
+        is inside a record, it is inside damage, or the record at this offset has no index unit yet.
         """
         place = self._place
         if not isinstance(place, Sound):
@@ -222,7 +219,7 @@ class Pull(Parkable):
         return data.addCallbacks(partial(self._slice, log, span, b""), self._gone)
 
     def _examine(self, log: PartitionLog) -> Loading:
-        """Let a worker thread examine the bytes at the pull's offset. The step is repeated afterwards."""
+        """Let a worker thread find out what is at the pull's offset. After that, the session calls `step` again."""
         question = log.lookup.examination(self._offset)
         found = self._reading.examinations.examine(log, self._request.group, self._offset, question)
         return Loading(found.addCallback(self._examined))
@@ -231,8 +228,8 @@ class Pull(Parkable):
         self._place = place
 
     def _units(self, log: PartitionLog, max_bytes: int) -> UnitArray:
-        """Return index units of the records from the pull's offset on. The result ends before the next damage that was
-        already found, and is empty if no index unit has exactly the pull's offset.
+        """Return index units of the records from the pull's offset on. Units of bytes that are known to be damaged, and
+        all units after them, are left out. The result is empty if no index unit has exactly the pull's offset.
         """
         units = log.lookup.units(self._offset, max_bytes, tuning.PULL_SCAN_RECORDS)
         if not len(units) or units[0]["offset"] != self._offset:
@@ -289,8 +286,8 @@ class Pull(Parkable):
         return self._runs(log, runs, next_offset, parts)
 
     def _passed(self, log: PartitionLog, offset: int) -> Bytes | Step:
-        """Mark all records before `offset` as examined. Return an answer, or a Step that makes the pull wait or
-        continue.
+        """Record that all records before `offset` were examined. Return an answer, or a Step that says whether the pull
+        must wait for new data or examine more records.
         """
         self._offset = offset
         self._place = None
@@ -344,9 +341,9 @@ class Pull(Parkable):
     # --- with a filter by content -------------------------------------------------------------------------------------
 
     def _may_go_on(self, log: PartitionLog | None) -> bool:
-        """Return whether the log has readable records after the records that were examined. If there are no more
-        readable records, this pull is answered with the chosen records, and the client's next pull finds out what is at
-        the next offset.
+        """Return whether the log has a readable record at the offset at which the pull would continue. If not, for
+        example because of damage, the caller answers this pull with the records chosen so far, and the client's next
+        pull finds out what is at this offset.
         """
         return (
             log is not None
@@ -379,8 +376,8 @@ class Pull(Parkable):
         return self._given() if step is Step.AGAIN and selection.is_worth_an_answer(self.max_bytes) else step
 
     def _read_stretch(self, log: PartitionLog, units: UnitArray, found: UnitArray) -> Stretch | Loading:
-        """Return the records that the present step of the pull examines. If the records are not in memory, return
-        Loading. When the step is repeated after loading, the records are in memory.
+        """Return the records that this step must examine. If they are not in the page cache, let a worker thread read
+        them, and return Loading; when `step` is called again, they are in `_stretch`.
         """
         spans, count = reads_of(found)
         next_offset = int(found[count]["offset"]) if count < len(found) else _end_of(units)
@@ -418,8 +415,8 @@ class Pull(Parkable):
 
 
 class _Accepted(NamedTuple):
-    """Spans of accepted records, the bytes of the records, and the offset where the pull continues. damaged: whether
-    the record at this offset has a wrong checksum.
+    """The result of a filter: the spans of the accepted records in the partition, the bytes of these records, and the
+    offset at which the pull must continue. damaged: whether the record at this offset has a wrong checksum.
     """
 
     runs: list[ByteSpan]
@@ -457,8 +454,8 @@ def _extend(runs: list[ByteSpan], parts: list[Buffer], start: int, data: Buffer)
 
 
 def _choose_runs(units: UnitArray, found: UnitArray, max_bytes: int) -> tuple[list[ByteSpan], int]:
-    """Return the records in `found` that fit into max_bytes, as runs of adjacent records. Also return the offset where
-    the pull continues. The first record is always returned.
+    """Return the records in `found` that fit into max_bytes, as runs of adjacent records. Also return the offset at
+    which the pull must continue. The first record is always returned, even if it has more than max_bytes.
 
     units: the index units of all records that were examined, without gaps between them.
     """
@@ -480,7 +477,7 @@ def _end_of(units: UnitArray) -> int:
 
 
 def _read_cached(log: PartitionLog, runs: list[ByteSpan]) -> list[Buffer] | None:
-    """Return the bytes of the runs if all are in the page cache, otherwise None."""
+    """Return the bytes of the runs; return None if some of them are not in the page cache."""
     start, end = runs[0].start, runs[-1].end
     if end - start <= tuning.SPAN_BYTES:
         data = log.segments.read(start, end - start)

@@ -1,5 +1,6 @@
-"""Serve `put` and SEND: store together all puts that arrive in one read of a connection, and answer them in their
-order. Also serve `sync`, with which a synchronous master sends a copy of a message to its slave.
+"""Serve `put` and SEND: store the puts that arrive together in one read of a connection together, and answer them in
+the order in which they arrived. Also serve `sync`, with which a synchronous master sends a copy of a message to its
+slave.
 
 broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts whose fields are kept in
 columns (protocol/put_run.py), so that they can be stored all at once. The benchmark for runs is `python -m bench
@@ -37,7 +38,7 @@ __all__ = ["PutAnswers", "PutGroup", "answer_one_by_one", "answer_run", "answer_
 
 
 class _Send:
-    """A SEND frame with the attributes of a put."""
+    """A decoded SEND frame, with the same attributes as a `put`."""
 
     __slots__ = ("body", "checksum", "flag", "number", "one_way", "opaque", "partition", "topic")
 
@@ -60,7 +61,7 @@ PutOrSend = Put | _Send
 
 
 class PutAnswers:
-    """Encodes the answers to refused puts, each in the put's own protocol."""
+    """Encodes the answers to refused puts: in the text protocol for a `put`, as a frame for a SEND."""
 
     def __init__(self, writing: Writing, url: Callable[[], str]) -> None:
         """url: returns this broker's URL, as registered in ZooKeeper."""
@@ -68,8 +69,8 @@ class PutAnswers:
         self._url = url
 
     def refused(self, put: PutOrSend | TooLargePut, partition: int, error: MetaqError) -> bytes:
-        """Count a put that could not be stored or made safe, and return the answer to the put. partition: the put's
-        partition. If the client left the choice of the partition to the broker, the broker has already chosen it.
+        """Count a put that could not be stored or made safe, and return the answer to the put. partition: the number of
+        the put's partition; if the client has not named a partition, the one that the broker has chosen.
         """
         self._writing.refused(put.topic, error)
         if isinstance(put, _Send):
@@ -85,7 +86,7 @@ class PutAnswers:
         return encode_result(error.status, text, sync.opaque)
 
     def too_large(self, put: TooLargePut) -> bytes:
-        """Refuse a put that is too large, whose body was dropped while it was received."""
+        """Return the refusal of a put that is too large; its body was dropped while it was received."""
         self._writing.metrics.put(put.topic, 1, 0)
         return self.refused(put, put.partition, MessageTooLarge(put.body_bytes, MAX_BODY_BYTES))
 
@@ -134,12 +135,13 @@ class PutGroup(Puts[PutOrSend]):
         self._order.append(self._answers.refused(put, *taken) if isinstance(taken, tuple) else taken)
 
     def refuse(self, answer: bytes) -> None:
-        """Add a refused put: the put is not stored, and `answer` gets the put's place among the answers."""
+        """Add the answer to a put that must not be stored, so that `answer` is sent in the order of the puts."""
         self._order.append(answer)
 
     def commit(self) -> Answer:
         """Append all puts, with one append for each partition, and a separate append for each SEND with a producer's
-        sequence number. Return all answers, in the order of the puts, when all are known.
+        sequence number. Return the answers to all puts, joined in the order of the puts; if they are not all known yet,
+        return a Deferred of them.
         """
         return self._writing.answer(self.append(), self._encoded)
 
@@ -181,8 +183,8 @@ class PutGroup(Puts[PutOrSend]):
 
 
 def answer_run(writing: Writing, answers: PutAnswers, run: PutRun, caller: object) -> Work:
-    """Store the puts of a run and answer them. If some of the puts need special handling, or if there are only few
-    puts, they are stored with PutGroups.
+    """Store the puts of a run and answer them. If all puts are plain ones, they are stored all at once. If some of them
+    need special handling, or if there are only few, they are stored with PutGroups.
     """
     if (logs := plain_logs(writing, run)) is None:
         return answer_one_by_one(partial(PutGroup, writing, answers), run, PutGroup.add)
@@ -205,7 +207,7 @@ def _encoded_run(answers: PutAnswers, run: PutRun, taken: TakenRun) -> bytes:
 
 
 def answer_one_by_one(new_group: Callable[[], PutGroup], run: PutRun, add: Callable[[PutGroup, Put], None]) -> Work:
-    """Store the puts of a run in groups, each group in a separate step, and answer them."""
+    """Store the puts of a run in PutGroups, one group in each slice of the work, and answer all puts together."""
     committed: list[Answer] = []
     group = new_group()
     for number, put in enumerate(run.puts(), 1):

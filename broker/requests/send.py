@@ -56,8 +56,9 @@ def answer_send_batch(writing: Writing, frame: Frame, caller: SendingPeer | None
 
 
 def answer_send_many(writing: Writing, reactor: ReactorTime, frame: Frame, caller: SendingPeer | None) -> Work:
-    """A frame has one or more parts, and each part has records for one partition. Store each part independently of the
-    other parts. If the frame's body contradicts the frame's header, raise RemoteProtocolError without storing anything.
+    """Store the records of a SEND_MANY frame and answer it. The frame consists of parts, each with records for one
+    partition; each part is stored or refused independently of the other parts. If the frame's body contradicts the
+    frame's header, raise RemoteProtocolError without storing anything.
     """
     request, opaque = SendManyRequest.from_ext(frame.ext), frame.opaque
     parts = split_many(frame.body, request)

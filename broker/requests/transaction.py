@@ -47,8 +47,8 @@ _UNSUPPORTED = {
     TransactionType.FORGET: "forgetTransaction",
     TransactionType.RECOVER: "getPreparedTransactions",
 }
-"""Maps transaction commands to the word after `Unsupported` in the answer of a broker with synchronous replication. A
-broker of 1.x uses the same words.
+"""A broker with synchronous replication supports no transactions; it answers a transaction command with `Unsupported`
+and the word that this dict has for the command. 1.x uses the same words.
 """
 
 
@@ -74,7 +74,7 @@ class TransactionVerbs:
         return then(text, lambda text: encode_result(Status.SUCCESS, text, command.opaque))
 
     def perform(self, request: TransactionRequest, connection: object) -> str | Deferred[str]:
-        """Perform the request. Return the text that 1.x answers, or a Deferred of it."""
+        """Perform the request. Return the text of the answer (the same as in 1.x), or a Deferred of this text."""
         transactions, key = self._transactions, request.tx_key
         kind = TransactionType[request.type]
         if not self._writing.takes_all_kinds and kind in _UNSUPPORTED:
@@ -106,21 +106,23 @@ class TransactionVerbs:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def put(self, put: Put, connection: object) -> bytes:
-        """Add a put to its transaction. Raises the error if it is refused."""
+        """Add a put to the transaction that it names. Raises the error if the put is refused."""
         puts = [(put.flag, put.checksum, put.body)]
         meant = meant_of(put.flag, put.body)
         first_id = self._put(connection, put.tx_key, put.topic, put.partition, puts, put.opaque, meant)
         return encode_put_result(put.opaque, first_id, put.partition, -1)
 
     def send(self, frame: Frame, connection: object) -> Bytes:
-        """Add a SEND to its transaction. Raises the error if it is refused."""
+        """Add a SEND to the transaction that it names. Raises the error if the SEND is refused."""
         sent = SendRequest.from_ext(frame.ext)
         # copied, because the body is a view of everything that was received with it
         puts = [(sent.flag, sent.checksum, bytes(frame.body))]
         return self._put_framed(connection, sent, puts, frame.opaque)
 
     def send_batch(self, frame: Frame, connection: object) -> Bytes:
-        """Add all records of a batch to its transaction, or none. Raises the error if it is refused."""
+        """Add all records of a batch to the transaction that the batch names, or none of them. Raises the error if the
+        batch is refused.
+        """
         sent = SendBatchRequest.from_ext(frame.ext)
         count = sent.records
         if count > MAX_TX_BATCH_RECORDS:
@@ -159,8 +161,8 @@ class TransactionVerbs:
         opaque: int,
         meant: int,
     ) -> int:
-        """Add messages to a transaction, and return the id of the first message. meant: flag bits of the messages; some
-        of these bits ask the broker for special handling.
+        """Add messages to a transaction, and return the id of the first message. meant: the flag bits that the messages
+        have; some bits ask the broker for special handling, such as a delay.
         """
         try:
             check_in_transaction(self._writing, topic, puts, meant)
@@ -193,8 +195,8 @@ class TransactionVerbs:
         return body_frame(frame.opaque, b"[%b]" % b", ".join(rows))
 
     def complete(self, request: CompleteTransactionRequest) -> Deferred[None] | None:
-        """Apply an operator's decision on a transaction; CompleteTransactionRequest lists the actions. Raises
-        TransactionRefused.
+        """Do with a transaction what an operator has decided, for example commit or roll back a prepared transaction;
+        CompleteTransactionRequest lists the possible actions. Raises TransactionRefused.
         """
         return self._transactions.complete(request.tx_key, request.action)
 

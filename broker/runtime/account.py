@@ -1,15 +1,15 @@
 """Count how much each client address uses of a broker's limited resources, such as memory and connections, and enforce
 the limits.
 
-The limits are in `Quotas`, which holds the section [limits] of server.ini. Each resource has one `Shares` object, which
-knows how much of the resource each address uses. If only one address uses the resource, that address may use everything
-except a reserve. While several addresses use the resource, each may use up to its share, which is half by default. So a
-single host may open nearly all connections, and another host that connects later can still open connections. Use that
-already exists when the broker starts belongs to no address. The use that existed at the start does not reduce the
-reserve, so the total use may exceed the limit.
+The limits are in `Quotas`, which holds the section [limits] of server.ini. For each resource there is one `Shares`
+object, which counts how much of the resource each address uses ("its use"). While only one address uses the resource,
+this address may use everything except a reserve. While several addresses use the resource, each of them may use up to
+its share, which is half of the limit by default. So a single host may open nearly all connections, but a reserve is
+left for another host that connects later. What is in use already when the broker starts (for example by stored half
+messages) counts for no address. It does not reduce the reserve, so the total use can exceed the limit.
 
-This module counts use that lasts, such as a connection, a waiting request or an incomplete frame. It never counts a
-request that is answered at once. The code runs on the reactor thread.
+This module counts what takes resources for some time, such as a connection, a waiting request or an incomplete frame. A
+request that is answered at once is not counted. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -43,64 +43,67 @@ __all__ = [
 ]
 
 NOBODY = ""
-"""The address that stands for use without a client, for example use that exists when a broker starts."""
+"""The address under which everything is counted that no client uses, for example what is in use already when a broker
+starts.
+"""
 
 RESERVE_PART = 16
-"""By default, the reserve of a resource is the limit divided by RESERVE_PART. If only one address uses the resource,
-this address does not get the reserve.
+"""The reserve of a resource is, by default, its limit divided by RESERVE_PART. An address that alone uses the resource
+may use everything except the reserve.
 """
 
 MAX_PREPARED_BYTES = 12 << 20
-"""The maximum size of the list of prepared transactions. The size is such that one frame can contain this list together
-with MAX_ACTIVE_BYTES of other transactions. The list is never truncated, because a coordinator assumes that a missing
-transaction has ended.
+"""The maximum number of bytes of the list of prepared transactions; a prepare that would make the list longer is
+refused. The broker answers with the whole list in one frame, because a coordinator takes a transaction that is missing
+in the list for ended. The frame also has room for MAX_ACTIVE_BYTES of other transactions.
 """
 
 MAX_SEARCHES = 64
-"""How many searches for messages, by id or key, may wait or run."""
+"""The most searches for messages, by id or key, that wait or run at the same time."""
 
 MAX_ASKED_MOVES = 64
-"""How many MOVE requests may read moves from ZooKeeper at once. Each uses a thread of its own."""
+"""The most MOVE requests that read moves from ZooKeeper at the same time. Each of them uses a thread of its own."""
 
 MAX_LISTS = 64
-"""How many requests for a list of delayed or half messages may wait or run."""
+"""The most requests for a list of delayed or half messages that wait or are being served at the same time."""
 
 MAX_PAGES = 32
-"""How many operator's pages and metrics pages may be created or sent at once. For each page, the part that is not sent
-yet is kept in memory, up to some megabytes.
+"""The most operators' pages and metrics pages that are being made or sent at the same time. The part of a page that was
+made and is not sent yet is in memory and can have some megabytes.
 """
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""A request that arrives faster than this rate may take longer than `requestSeconds`. The same is true for an answer
-that the client receives faster than this rate.
+"""`requestSeconds` limits only how long a request may arrive more slowly than this rate, or an answer may be received
+more slowly than this rate. Faster requests and answers may take longer.
 """
 
 SCAN_SECONDS = 5
-"""The time between two checks of unfinished requests."""
+"""Seconds between two checks of unfinished requests and unsent answers."""
 
 SCARCE_ANSWER_BYTES = 64 << 10
-"""The maximum number of bytes of message data in one answer while the client's address has no room for unsent answers.
-A single record may be larger.
+"""While an address has used up its share for unsent answers, an answer to its clients has at most this many bytes of
+message data; only a single record may be larger.
 """
 
 REFUSED_ANSWER_BYTES = 80 << 10
-"""While an address has no room for unsent answers, an answer with more bytes than this is refused. An answer with
-SCARCE_ANSWER_BYTES of data and a description of these data is not larger than this number, so it is not refused.
+"""While an address has used up its share for unsent answers, an answer with more bytes than this is replaced by a
+refusal. The number is large enough for an answer with SCARCE_ANSWER_BYTES of message data and the description of these
+data.
 """
 
 WAITING_BYTES = 1 << 10
 """How many bytes are counted for a waiting request in addition to its own size."""
 
 SPACE_READ_BYTES = 1 << 20
-"""The maximum number of bytes that are read from a connection before they are counted. A socket's buffer holds up to
-eight times as much.
+"""The maximum number of bytes that are received from a connection before they are counted. (A socket's receive buffer
+can contain up to eight times as many bytes.)
 """
 
 
 LOST_BYTES = 32 << 20
-"""A number of bytes. When requests that were never completed have brought this many bytes in total, the heap gives free
-memory back to the system. Otherwise the memory might stay unused, because later requests may not fit into the memory
-blocks that the incomplete requests have left.
+"""Whenever the incomplete requests of lost connections have had this many bytes in total, free memory of the heap is
+given back to the system. Otherwise this memory might stay allocated without being used, because later requests may not
+fit into the gaps that the incomplete requests have left in the heap.
 """
 
 
@@ -111,19 +114,20 @@ class Quotas:
     """
 
     unfinished_bytes: int = 128 << 20
-    """The maximum number of bytes of requests that are incomplete, wait for their turn or are being handled. Above this
-    limit, the broker does not read from connections that bring more requests, except from one connection of each
-    address.
+    """The maximum number of bytes of requests that are incomplete, wait for their turn or are being handled. While the
+    limit is reached, the broker reads from only one connection of each address that has unfinished requests.
     """
     request_seconds: int = 30
-    """How many seconds a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND."""
+    """How many seconds a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND before its connection is
+    closed.
+    """
     unsent_bytes: int = 64 << 20
-    """The maximum number of bytes of answers that clients have not yet received. Above this limit, answers with more
-    than REFUSED_ANSWER_BYTES bytes are refused.
+    """The maximum number of bytes of answers that clients have not yet received. While the limit is reached, answers
+    with more than REFUSED_ANSWER_BYTES bytes are replaced by refusals.
     """
     waiting_bytes: int = 64 << 20
-    """The maximum number of bytes of requests that wait for data. For each request, its own size and WAITING_BYTES are
-    counted.
+    """The maximum number of bytes of requests that wait for data, such as parked pulls. Each request counts with its
+    own size plus WAITING_BYTES.
     """
     transaction_bytes: int = 256 << 20
     """The maximum number of bytes of messages in open transactions. The broker keeps the messages of open transactions
@@ -131,38 +135,40 @@ class Quotas:
     """
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
-    """An XA transaction that is not prepared and has no timeout is rolled back after so many seconds without a request;
-    0 means never.
+    """If no request arrives for an XA transaction for this many seconds, and the transaction is not prepared and has no
+    timeout, it is rolled back; 0: it is never rolled back for this reason.
     """
     http_connections: int = 1024
-    """The maximum number of connections to the operator's pages and the HTTP gateway. These connections may be at most
-    a quarter of all connections.
+    """The maximum number of connections to the operator's pages and the HTTP gateway. A quarter of all connections is
+    the limit if this is fewer.
     """
     waiting_pages: int = 4
-    """The maximum number of operator's pages that wait for ZooKeeper. Each of them uses one thread."""
+    """The maximum number of operators' pages that wait for ZooKeeper at the same time. Each of them uses a worker
+    thread.
+    """
     shared_groups: int = 10_000
-    """The maximum number of shared groups. A group counts once for each partition that it uses."""
+    """The maximum number of shared groups. A group that uses several partitions counts once for each of them."""
     shared_bytes: int = 512 << 20
-    """The maximum number of bytes of state that shared groups keep about messages. Above this limit, each group still
-    leases and examines a few messages.
+    """The maximum number of bytes of memory for what the broker knows about the single messages of shared groups, such
+    as leases. While the limit is reached, each group can still lease and examine a few messages.
     """
     made_topics: int = 10_000
-    """The maximum number of topics without a section in server.ini that clients' messages may create. A client's
-    message can create a topic that matches a pattern, or one of metaq's own topics.
+    """The maximum number of topics without a section in server.ini that clients' messages may create. A message creates
+    such a topic if the topic's name matches a pattern, or if it is one of metaq's own topics.
     """
     half_messages: int = 1 << 18
     """The maximum number of half messages that wait for their outcome. Each takes at most 1.5 KB of memory, even if
     each has its own group and producer.
     """
     address_share: int = 50
-    """The percentage of each limit that one address may use while other addresses also use something of the same
+    """The percentage of the limit of each resource that one address may use while other addresses also use this
     resource.
     """
 
 
 def account_address(host: str) -> str:
-    """Return the text under which this host's use is counted. For IPv6 this is the 64-bit network, because one host may
-    choose any address in it.
+    """Return the client address under which the account counts what this host uses. For IPv6 this is the 64-bit network
+    of the host, because one host can choose any address in its network.
     """
     if ":" not in host:
         return host
@@ -178,7 +184,7 @@ def account_address(host: str) -> str:
 
 def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address in `host`, as a socket reported it. An IPv4 address that is mapped into IPv6 is returned as
-    IPv4. Return None if `host` is not an address; then the peer's origin is unknown.
+    IPv4. Return None if `host` is not an IP address, so that it is unknown where the peer is.
     """
     try:
         address = ip_address(host)
@@ -188,15 +194,15 @@ def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def address_of(caller: object) -> str:
-    """Return the client address to which the use of `caller`, such as a connection, is attributed; NOBODY if it has
-    none.
+    """Return the client address under which the account counts what `caller`, for example a session, uses; NOBODY if
+    `caller` has no address.
     """
     address: str = getattr(caller, "address", NOBODY)
     return address
 
 
 class Shares:
-    """The limit of one resource, and how much of it each address uses."""
+    """The limit of one resource, and for each address how much of this resource it uses."""
 
     def __init__(self, what: str, key: str, limit: int, share: int, reserve: int = 0) -> None:
         """what: the resource's name in refusals. key: the key in [limits]. share: the percentage of the limit that one
@@ -208,18 +214,18 @@ class Shares:
         self.limit = limit
         self.used = 0
         self.refused = 0
-        """The number of refusals since the start."""
+        """How often this limit has led to a refusal since the broker's start."""
         self._share = limit * share // 100
         self._alone = limit - (reserve or limit // RESERVE_PART)
         self._by_address: dict[str, int] = {}
 
     @property
     def largest(self) -> int:
-        """The amount that the address with the highest use takes."""
+        """How much the address that uses most of the resource uses."""
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
-        """Return whether the address uses the resource at all."""
+        """Return whether the address uses any of the resource."""
         return address in self._by_address
 
     def room(self, address: str) -> int:
@@ -230,7 +236,7 @@ class Shares:
         return min(most - mine, self.limit - self.used + nobodys_reserve)
 
     def add(self, address: str, amount: int) -> None:
-        """Change the address's use by `amount` without checking the limits."""
+        """Add `amount`, which may be negative, to what the address uses, without checking the limits."""
         self.used += amount
         left = self._by_address.get(address, 0) + amount
         if left:
@@ -239,7 +245,9 @@ class Shares:
             self._by_address.pop(address, None)
 
     def take(self, address: str, amount: int = 1) -> bool:
-        """Add `amount` to the address's use, and return True. If that is too much, count a refusal and return False."""
+        """Add `amount` to what the address uses, and return True. But if this would exceed a limit, add nothing, count
+        a refusal and return False.
+        """
         if amount > self.room(address):
             self.refused += 1
             return False
@@ -247,8 +255,8 @@ class Shares:
         return True
 
     def why_not(self, address: str, amount: int = 1) -> str | None:
-        """Return why the address may not use `amount` more, and count a refusal. Return None if it may. The address's
-        use is not changed.
+        """If the address may not use `amount` more, count a refusal and return the reason; otherwise return None. In
+        both cases, nothing is added to what the address uses.
         """
         if amount <= self.room(address):
             return None
@@ -256,7 +264,9 @@ class Shares:
         return self.refusal(address)
 
     def check(self, address: str, amount: int = 1) -> None:
-        """Add `amount` to the address's use. Raises AccountSpent, and counts a refusal, if that is too much."""
+        """Add `amount` to what the address uses. If this would exceed a limit, add nothing, count a refusal and raise
+        AccountSpent.
+        """
         if (why := self.why_not(address, amount)) is not None:
             raise AccountSpent(why)
         self.add(address, amount)
@@ -273,8 +283,8 @@ class Shares:
 
 
 class _Begun:
-    """The unfinished requests of one connection. age: how many checks have found that the requests arrive too slowly.
-    seen: the number of their bytes at the last check.
+    """The unfinished requests of one connection. age: the number of checks that have found that the requests arrive too
+    slowly. seen: how many bytes the requests had at the last check.
     """
 
     __slots__ = ("address", "age", "cut", "seen", "size")
@@ -287,12 +297,14 @@ class _Begun:
 
 
 class Unfinished:
-    """The requests of all connections that are incomplete, wait for their turn or are under way.
+    """Counts the bytes of the unfinished requests of all connections: those that are incomplete, wait for their turn or
+    are being handled.
 
-    When these requests have too many bytes, the broker stops reading from their connections until there is room again.
-    The oldest such connection of each address is still read, so that some requests always complete. A connection is
-    aborted if its request does not complete in time. Time is counted in this broker's checks (`look`), and only while
-    the connection is read. So a broker that was suspended aborts no connection.
+    When these requests have too many bytes, the broker stops reading from their connections until they have fewer
+    bytes. For each address, it continues to read from the connection that has had unfinished requests longest, so that
+    some requests always become complete. A connection is aborted if its request does not become complete in time. The
+    time is the number of checks (`look`) during which the broker has read from the connection; so a suspension of the
+    broker does not count as time, and aborts no connection.
     """
 
     def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
@@ -304,7 +316,9 @@ class Unfinished:
         self._waking = False
         self._lost_bytes = 0  # of ended connections, since memory was last given back
         self.cut = 0
-        """The number of requests since the start that were aborted because they did not arrive in time."""
+        """The number of connections that were aborted since the broker's start because their requests did not arrive in
+        time.
+        """
 
     @property
     def waiting(self) -> int:
@@ -315,8 +329,9 @@ class Unfinished:
         """Record that the unfinished requests of the connection `who` have `size` bytes in total; 0 means that there
         are none. Return whether the broker should continue to read from this connection.
 
-        fresh: whether a request was completed since the last call. cut(why): ends the connection if the broker
-        currently reads from it; `cut` returns whether it has ended the connection.
+        fresh: whether a request of this connection has become complete since the last call, so that the time limit
+        begins again. cut(why): ends the connection if the broker currently reads from it; `cut` returns whether it has
+        ended the connection.
         """
         mine = self._begun.get(address)
         if not size:
@@ -346,15 +361,15 @@ class Unfinished:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
     def room(self, who: object, address: str) -> int:
-        """Return how many bytes to read from the connection at once: as many as there is room for. If there is no room,
-        return 1; after this byte the connection waits.
+        """Return how many bytes may be received from the connection at once: as many as the limits allow. If they allow
+        none, return 1; after receiving this byte, `has` returns False, and the connection has to wait.
         """
         if self._is_oldest(who, address):
             return SPACE_READ_BYTES
         return max(1, min(SPACE_READ_BYTES, self._budget.room(address)))
 
     def _is_oldest(self, who: object, address: str) -> bool:
-        """Whether no other connection of the address has had unfinished requests for a longer time than `who`."""
+        """Return whether `who` is the connection of this address that has had unfinished requests longest."""
         return next(iter(self._begun.get(address, (who,)))) is who
 
     def wait(self, who: object, address: str, resume: Callable[[], None]) -> None:
@@ -365,7 +380,9 @@ class Unfinished:
         self._budget.refused += 1
 
     def read_again(self, who: object, address: str) -> None:
-        """Restart the time limit of the connection `who`, because the broker has not read from it for a while."""
+        """Let the time limit of the connection `who` begin again, because the broker has not read from it for a while
+        and now continues.
+        """
         begun = self._begun.get(address, {}).get(who)
         if begun is not None:
             begun.age = 0
@@ -397,7 +414,7 @@ class Unfinished:
             call_safely(resume)
 
     def look(self) -> None:
-        """End connections whose requests take too long. To be called every SCAN_SECONDS."""
+        """Abort the connections whose requests have taken too long to arrive. To be called every SCAN_SECONDS."""
         late = []
         for begun in self._all():
             begun.age += begun.size - begun.seen < SCAN_SECONDS * UNFINISHED_BYTES_PER_SECOND
@@ -422,14 +439,16 @@ class Receiver(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """The number of bytes sent to the client while the transport was full, since the connection was made."""
+        """How many bytes of answers that had to wait in the transport's buffer were sent to the client since the
+        connection was made.
+        """
 
     def abort(self, why: str) -> None: ...
 
 
 class _Untaken:
-    """The unsent answers of one connection. age: how many checks have found that the client receives them too slowly.
-    seen: `sent_bytes` at the last check.
+    """The unsent answers of one connection. age: how many checks in succession have found that the client receives them
+    too slowly. seen: the value of `sent_bytes` at the last check.
     """
 
     __slots__ = ("age", "seen", "size")
@@ -440,11 +459,12 @@ class _Untaken:
 
 
 class Unsent:
-    """The unsent answers of all connections. Unsent answers wait in transports whose buffers are full.
+    """Counts the bytes of the unsent answers of all connections: answers that wait in transports whose buffers are
+    full.
 
-    While an address has no room for more unsent answers, it gets only small answers, and larger ones are refused.
-    During this time the broker also aborts each connection whose client receives its answers too slowly; this applies
-    to clients of all addresses. Time is counted in checks (`look`), as in the class Unfinished.
+    While an address has used up its share, its clients get only small answers, and refusals in place of larger ones.
+    During this time the broker also aborts each connection, whatever its address, whose client receives its answers too
+    slowly. How long a client has been too slow is counted in checks (`look`), as in the class Unfinished.
     """
 
     def __init__(self, budget: Shares, seconds: int) -> None:
@@ -454,7 +474,9 @@ class Unsent:
         self._short = False  # whether an address lacked room since the last check
 
     def data_bytes(self, address: str, limit: int) -> int:
-        """Return how many bytes of message data an answer may contain now, at most `limit`."""
+        """Return how many bytes of message data an answer to a client at this address may contain now, at most
+        `limit`.
+        """
         room = self._room(address) - (REFUSED_ANSWER_BYTES - SCARCE_ANSWER_BYTES)
         if room > SCARCE_ANSWER_BYTES:
             return min(limit, room)
@@ -462,7 +484,7 @@ class Unsent:
         return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
-        """Return why the address may not get an answer of this size now; None if it may get it."""
+        """Return why clients at this address cannot get an answer of this size now; None if they can."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
         self._short = True
@@ -470,21 +492,21 @@ class Unsent:
         return self._budget.refusal(address)
 
     def _room(self, address: str) -> int:
-        """Return how many bytes one more answer for this address may have. If the address has any room and no unsent
-        answers, there is no limit.
+        """Return how many bytes one more answer for this address may have. If the address has no unsent answers yet,
+        one answer may have any size, unless all addresses together have used up the limit.
         """
         room = self._budget.room(address)
         return MAX_FRAME_BYTES if room > 0 and not self._budget.has(address) else room
 
     def hold(self, address: str, change: int) -> None:
-        """Record that `change` more bytes of answers wait for an HTTP connection. HTTP connections have their own time
-        limit, so `look` does not check them.
+        """Record that `change` more bytes of answers wait for an HTTP connection. `look` does not check these
+        connections, because the HTTP ports themselves close connections that are too slow.
         """
         self._budget.add(address, change)
 
     def add(self, who: Receiver, size: int) -> None:
-        """Record that `size` more bytes of answers were written to the transport of `who`. The transport's buffer is
-        full, so these bytes wait.
+        """Record that `size` more bytes of answers were written to the transport of `who`. To be called while the
+        transport's buffer is full, so that these bytes have to wait.
         """
         untaken = self._untaken.get(who)
         if untaken is None:
@@ -499,8 +521,8 @@ class Unsent:
             self._budget.add(who.address, -untaken.size)
 
     def look(self) -> None:
-        """Abort connections whose clients receive too slowly, if an address had no room for unsent answers. To be
-        called every SCAN_SECONDS.
+        """If an address has used up its share for unsent answers since the last check, abort the connections whose
+        clients receive their answers too slowly. To be called every SCAN_SECONDS.
         """
         late = []
         for who, untaken in self._untaken.items():
@@ -518,7 +540,7 @@ class Unsent:
 
 
 class Account:
-    """All resource limits of a broker, and how much of them is used."""
+    """All limited resources of a broker: for each of them, the limit and how much each address uses."""
 
     def __init__(self, limits: Quotas, reactor: ReactorTime) -> None:
         share = limits.address_share
@@ -549,7 +571,9 @@ class Account:
         self.made_topics = Shares("topics without a section", "madeTopics", limits.made_topics, share)
         self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
-        """The address of the client whose requests are served now or were served last."""
+        """The address of the client whose request is being served now; while no request is being served, the address of
+        the last one.
+        """
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share
         )
@@ -569,7 +593,7 @@ class Account:
         self.connections = Shares("connections", "", connections, limits.address_share)
 
     def budgets(self) -> Iterator[tuple[str, Shares]]:
-        """Yield the Shares object of each limited resource, with the resource's name in the metrics."""
+        """Yield for each limited resource its name in the metrics and its Shares object."""
         yield "connections", self.connections
         yield "http_connections", self.http
         yield "waiting_pages", self.pages

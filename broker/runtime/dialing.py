@@ -1,4 +1,4 @@
-"""Connect to other brokers, with TLS or without. Everything here runs on the reactor thread."""
+"""Connect to other brokers, with TLS or without. The code of this module runs on the reactor thread."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Dialer:
 
     def dial(self, host: str, port: int, seconds: float, make: Callable[[], P]) -> Deferred[P]:
         """Connect to another broker. `make` creates the Twisted protocol object for the connection. The Deferred gives
-        this object once the connection is made. The Deferred fails with Twisted's errors, or with TlsFailed if the
-        other broker's certificate is refused or does not contain this host. seconds: the time limit for connecting, and
-        again for the TLS handshake. Cancelling the Deferred ends the attempt.
+        this object once the connection is made. The Deferred fails with Twisted's errors if the connection cannot be
+        made, or with TlsFailed if the other broker's certificate is refused or does not name `host`. seconds: the time
+        limit for connecting, and again for the TLS handshake. Cancelling the Deferred ends the attempt.
         """
         endpoint = HostnameEndpoint(self._reactor, host, port, seconds)
         if self._tls is None:
@@ -63,10 +63,10 @@ def _factory(make: Callable[[], Protocol]) -> Any:
 
 
 class _TlsConnection(Protocol):
-    """Adds TLS to a TCP connection. This object stands between the TCP connection and the protocol object that the
-    caller's `make` has returned. For the TCP connection, this object is the Twisted protocol; for the protocol object,
-    it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts the bytes that the
-    protocol object sends.
+    """Adds TLS to a TCP connection. All data between the TCP connection and the protocol object that the caller's
+    `make` has returned pass through this object. For the TCP connection, this object is the Twisted protocol; for the
+    protocol object, it is the transport. It decrypts the bytes that arrive on the TCP connection, and encrypts the
+    bytes that the protocol object sends.
     """
 
     def __init__(self, stream: TlsStream, inner: Protocol) -> None:

@@ -1,5 +1,5 @@
-"""Limit the log lines about clients' actions. The first lines of a period are written to the log; further lines are
-only counted.
+"""Limit the number of log lines about clients' actions. In each period of PERIOD_SECONDS, the first lines are written
+to the log; further lines are only counted.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ __all__ = ["PERIOD_LINES", "PERIOD_SECONDS", "FewLines"]
 
 PERIOD_SECONDS = 30
 PERIOD_LINES = 20
-"""At most PERIOD_LINES log lines of one kind are written in PERIOD_SECONDS. This number of lines is enough to show an
-operator the cause. The limit prevents a client from filling the disk with log lines.
+"""At most PERIOD_LINES log lines of one kind are written in PERIOD_SECONDS. Without this limit, a client could fill the
+disk with log lines; and this many lines are enough to show an operator what happens.
 """
 
 
 class FewLines:
-    """Writes and counts the log lines of one kind. A FewLines object is used by the reactor thread only."""
+    """Writes the first log lines of one kind in each period, and counts the others. Used only on the reactor thread."""
 
     def __init__(self, log: logging.Logger, what: str, reactor: ReactorTime) -> None:
-        """what: the words that follow the number of lines that were not written, such as `more connections closed` in
-        `33 more connections closed`.
+        """what: what the lines are about. At the end of a period in which some lines were not written, one line tells
+        their number; for example, with `connections closed` as `what`, it begins with `33 more connections closed`.
         """
         self._log = log
         self._what = what

@@ -1,6 +1,6 @@
-"""Settings of the C library's heap and of Python's garbage collector. With these settings, a process with many threads
-uses little memory, and freed memory that is soon needed again is not given back to the system. Full collections of the
-garbage collector examine each object only once.
+"""Settings of the C library's heap and of Python's garbage collector. They have two purposes: a process with many
+threads uses little memory, and freed memory is not given back to the system if it will soon be needed again. The
+garbage collector's full collections, which examine all objects, examine each object at most once.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _OLDEST = 2
-"""The generation number that the garbage collector reports for a full collection."""
+"""The number of the oldest generation; the garbage collector reports a collection with this number if it is a full
+one.
+"""
 
 
 def set_up_heap() -> bool:
-    """Set up the C library's heap. Return whether the C library knows the settings, as glibc does. To be called before
-    threads are started.
+    """Configure the heap of the C library. Return whether the C library supports these settings, as glibc does. To be
+    called before threads are started.
 
-    All threads share one heap. Without this setting, glibc gives each thread its own heap, and memory that was freed in
-    one heap stays there. Threads seldom wait for the shared heap, because nearly all of its users hold the
-    interpreter's lock anyway. The heap keeps some free memory. If it kept none, each answer of megabytes would get new
-    pages from the system, and give them back at once. The measurements are in
+    All threads share one heap. Without this setting, glibc gives each thread its own heap, and memory that one thread
+    has freed is not used by the others. Threads seldom wait for the shared heap, because nearly all of its users hold
+    the interpreter's lock anyway. The heap keeps some free memory. Otherwise, for each answer of some megabytes, new
+    pages would be requested from the system and given back soon after. The measurements are in
     docs/decisions/009-one-heap-for-all-threads.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -40,7 +42,7 @@ def set_up_heap() -> bool:
 
 def give_back() -> None:
     """Give all free memory of the heap back to the system, if the C library can do that. The call takes milliseconds.
-    Use it when much freed memory will not be needed again soon.
+    To be called when much memory was freed and will not be needed again soon.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -58,10 +60,10 @@ class _HeapFigures(ctypes.Structure):
 
 def give_back_spare() -> None:
     """If more than HEAP_KEPT_BYTES are free, give free memory of the heap back to the system as `give_back` does, but
-    keep HEAP_KEPT_BYTES at the heap's end. By itself, the C library gives back only memory at the heap's end. So one
-    used block at the end would keep it from giving back the free memory before this block. The call takes some
+    keep HEAP_KEPT_BYTES at the heap's end. This call is needed because the C library by itself gives back only free
+    memory at the heap's end. If the last block of the heap is in use, it gives back nothing. The call takes some
     milliseconds for 100 MiB of free memory, and almost no time if this memory was given back before. Any thread may
-    call it; other threads that need memory wait meanwhile.
+    call this function; other threads that need memory wait until it has returned.
     """
     library = ctypes.CDLL(None)
     figures = getattr(library, "mallinfo2", None)
@@ -73,17 +75,18 @@ def give_back_spare() -> None:
 
 
 def collect_later() -> None:
-    """Stop garbage collection until `keep_for_good` is called. Called at the start of the broker: the objects that are
-    created then are kept anyway, and examining them repeatedly would make the start longer.
+    """Stop garbage collection until `keep_for_good` is called. Called at the beginning of the broker's start: the
+    objects that are created during the start are needed later, so collections would find no garbage and only make the
+    start longer.
     """
     gc.disable()
 
 
 def keep_for_good() -> None:
     """Collect garbage from now on, but never examine the objects that exist now. An object that is created later is
-    examined by at most one full collection, because each full collection adds the objects that it has kept to those
-    that are never examined again. To be called once, when the broker has read all its data at the start. Examining the
-    objects of 10,000 partitions and groups takes half a second
+    examined by at most one full collection: objects that are still in use after a full collection are never examined
+    again, either. To be called once, when the broker has read all its data at the start. The reason is that each full
+    collection would otherwise examine all objects, which takes half a second for 10,000 partitions and groups
     (docs/decisions/115-the-collector-leaves-the-start-alone.md).
     """
     gc.freeze()

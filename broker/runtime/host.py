@@ -1,7 +1,8 @@
-"""The interface through which every part of a broker gets the time and threads from its process.
+"""The protocol Host, through which all packages of a broker get the time, worker threads and connections to other
+brokers.
 
-Packages that need more methods declare them in their own `host.py`. The broker (assembly/broker.py) implements all of
-these protocols.
+A package that needs more methods of the broker declares a protocol of its own in its own `host.py`. The class Broker
+(assembly/broker.py) implements all of these protocols.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ T = TypeVar("T")
 
 
 class Host(Protocol):
-    """Gives the time, and runs functions in threads that may wait for the disk. Its methods are called on the reactor
-    thread.
+    """Gives the time, runs functions in worker threads, and connects to other brokers. Its methods are called on the
+    reactor thread.
     """
 
     @property

@@ -12,8 +12,8 @@ __all__ = ["LogFormat"]
 class LogFormat(logging.Formatter):
     """A log format that removes control characters. Log lines contain names that clients have chosen, and control
     characters in a name could control an operator's terminal. If a log record has several lines, for example a
-    traceback, all lines except the first are indented. So text from a client never looks like the beginning of a log
-    record.
+    traceback, all lines except the first are indented. So a name with line ends, which a client has chosen, cannot look
+    like a log record of its own.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""Limit the rate of reading data that are not in the page cache (cold data). Cold data are read as fast as the disk
-allows, unless the reads slow producers down.
+"""Limit the rate of reading data that are not in the page cache (cold data). While the reads do not slow producers
+down, cold data are read as fast as the disk allows; otherwise they are read more slowly.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ __all__ = ["Pace", "processor_wait_seconds"]
 
 
 class Pace:
-    """While cold data are read, measures how much later than its due time the reactor's loop calls a timer. The allowed
-    rate is halved if the loop is too late, and grows otherwise. While no producer writes, there is no limit, because
-    the reads then delay no producer.
+    """Computes how fast cold data may be read. While cold data are read, it measures the lateness of the reactor's
+    loop: how much later than due the loop calls a timer. If the lateness is too large, the allowed rate is halved;
+    otherwise the rate grows. While no producer writes, the rate is not limited, because then the reads cannot delay
+    producers.
 
-    The lateness includes everything that delays the loop. Causes can be a machine with too few processors, worker
-    threads that take the interpreter lock, or the loop's own work for producers and for readers of cached data. This
-    object is used by the reactor thread only. Nothing is measured while nobody reads cold data.
+    The lateness can also have other causes than cold reads: too few processors, worker threads that take the
+    interpreter lock, or the loop's own work for producers and for readers of cached data. These causes, too, lower the
+    allowed rate. This object is used by the reactor thread only. Nothing is measured while nobody reads cold data.
     """
 
     def __init__(
@@ -34,8 +35,7 @@ class Pace:
     ) -> None:
         """written: returns the number of bytes appended so far. waited: returns how many seconds the reactor thread has
         waited so far for a processor (CPU). least: the rate that is always allowed, in bytes a second, > 0.
-        written_factor: cold reads are also always allowed at up to written_factor times the rate at which producers
-        write.
+        written_factor: a rate of written_factor times the rate at which producers write is also always allowed.
         """
         self._least = least
         self._written_factor = written_factor
@@ -110,8 +110,8 @@ class Pace:
 
 
 def processor_wait_seconds() -> float:
-    """Return how many seconds the calling thread has so far waited for a processor while it was ready to run. Return
-    0.0 where the kernel does not report this.
+    """Return for how many seconds, since it was started, the calling thread was ready to run but had to wait for a free
+    processor. Return 0.0 where the kernel does not report this.
 
     Source: Linux, Documentation/scheduler/sched-stats.rst, second field of `/proc/<pid>/schedstat` in nanoseconds.
     """

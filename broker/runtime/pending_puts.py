@@ -1,6 +1,6 @@
-"""Limit the puts of all connections that are not safe yet. A put is safe when it is stored as its acknowledgement
-promises. If the puts that are not safe have more bytes together than a limit, the broker stops reading from connections
-that bring more puts.
+"""Limit the memory for puts (of all connections) that are not safe yet. A put is safe when it is stored (synced or
+copied) as it must be before it is acknowledged. While the puts that are not safe have more bytes together than a limit,
+the broker stops reading from each connection that sends a further put.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""The bytes of memory that a waiting put uses in addition to its body. These bytes count against the limit, too."""
+"""The bytes of memory that a put that is not safe yet takes in addition to its body. These bytes are counted, too."""
 
 
 class PendingPuts:
-    """Counts the bytes of puts that are not safe yet, and wakes waiting connections. This object is used by the reactor
-    thread only.
+    """Counts the bytes of puts that are not safe yet, and tells connections when to wait and when to continue. This
+    object is used by the reactor thread only.
 
-    A caller that finds `full` set calls `wait` and accepts no more puts. When a quarter of the limit is free again,
-    callers are woken in the order of their `wait` calls, until the limit is exceeded again. No caller waits forever,
-    because each counted put becomes safe or fails.
+    When the limit is exceeded, `full` becomes True. A session that then gets a put must call `wait` and accept no puts
+    until its function `resume` is called. When the bytes have fallen to three quarters of the limit, the waiting
+    sessions are resumed in the order of their `wait` calls, until the limit is exceeded again. No session waits
+    forever, because each counted put becomes safe or fails.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:
@@ -36,7 +37,7 @@ class PendingPuts:
 
     @property
     def waiting(self) -> int:
-        """The number of callers of `wait` that still wait."""
+        """The number of sessions that have called `wait` and were not resumed yet."""
         return len(self._waiting)
 
     def add(self, size: int) -> None:
@@ -54,13 +55,13 @@ class PendingPuts:
                 self._reactor.callLater(0, self._wake)
 
     def wait(self, who: object, resume: Callable[[], None]) -> None:
-        """Call `resume` once, when a quarter of the limit is free again and the callers that wait longer than this one
-        have been woken. `resume` is never called before `wait` has returned.
+        """Call `resume` once, when the bytes have fallen to three quarters of the limit and the sessions that have
+        waited longer than `who` were resumed. `resume` is never called before `wait` has returned.
         """
         self._waiting[who] = resume
 
     def drop(self, who: object) -> None:
-        """Remove a waiting caller, so that its `resume` is not called."""
+        """Let the session `who` no longer wait, so that its `resume` is not called."""
         self._waiting.pop(who, None)
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Protocols for the parts of a reactor and of a transport that the broker uses. These protocols exist because a type
+"""Protocols with the methods of Twisted's reactors and transports that the broker uses. They are needed because a type
 checker cannot use Twisted's own interfaces.
 """
 
@@ -26,20 +26,21 @@ elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 """A clock in seconds that never goes back or jumps, even if the wall clock is set. On Linux it continues to run while
-the machine sleeps. In a broker set, a follower's grant is a promise not to stand for election for some time. So when a
-leader's machine wakes up, the leader sees that the grants have expired.
+the machine sleeps. This matters in a broker set, where a leader needs grants: a follower's grant is a promise not to
+stand for election for some time. When a leader's machine wakes up, this clock shows the leader that the grants have
+expired.
 """
 
 
 class Timer(Protocol):
-    """A scheduled call."""
+    """A scheduled call of a function, which can be cancelled."""
 
     def cancel(self) -> object: ...
 
 
 class ReactorTime(Protocol):
-    """The part of a reactor that gives monotonic seconds and makes delayed calls. Twisted's task.Clock is such an
-    object.
+    """The methods of a reactor that give the time in monotonic seconds and call functions later. Twisted's task.Clock
+    is such an object.
     """
 
     def seconds(self) -> float: ...
@@ -56,19 +57,19 @@ class Reactor(ReactorTime, Protocol):
 
 
 def measures_elapsed_time(reactor: Any) -> Any:
-    """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. When this function is called, no
-    timer of the reactor may be scheduled yet.
+    """Set `elapsed_seconds` as the clock of a Twisted reactor, and return the reactor. To be called before any timer of
+    the reactor is scheduled.
 
-    Twisted's own clock is the wall clock. With that clock, if somebody sets it back by an hour, all timers would stop
-    for an hour, and the grants of a broker set would last an hour longer.
+    Twisted's own clock is the wall clock. If the reactor used the wall clock and somebody set it back by an hour, all
+    timers would be called an hour late, and the grants of a broker set would be valid an hour longer.
     """
     reactor.seconds = elapsed_seconds
     return reactor
 
 
 class _FewEvents:
-    """An epoll object that reports at most a given number of events at once. At the next poll, the kernel first reports
-    the events that were left out.
+    """An epoll object that reports at most a given number of events at once. The events that were left out are reported
+    by the next polls.
     """
 
     def __init__(self, poller: Any, most: int) -> None:
@@ -85,8 +86,8 @@ def serves_few_at_once(reactor: Any, most: int) -> Any:
     """Make a Twisted epoll reactor serve at most `most` file descriptors between two checks of its timers. Return the
     reactor.
 
-    By default, Twisted serves all ready descriptors between two checks. When 4,000 connections ended at once, Twisted
-    did not check its timers for 90 ms. A reactor without epoll is not changed.
+    By default, Twisted serves all ready descriptors between two checks. So when 4,000 connections ended at once, timers
+    were called up to 90 ms late. A reactor without epoll is not changed.
     """
     if hasattr(select, "epoll") and isinstance(poller := getattr(reactor, "_poller", None), select.epoll):
         reactor._poller = _FewEvents(poller, most)  # Twisted has no setting for it
@@ -98,7 +99,7 @@ class Transport(Protocol):
 
     certified_hosts: frozenset[str]
     sent_bytes: int
-    """How many bytes of answers had to wait in the transport's buffer and have been sent since then."""
+    """How many bytes of answers that had to wait in the transport's buffer were sent since the connection was made."""
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802
@@ -113,4 +114,4 @@ class Transport(Protocol):
         """Return whether the client has reset the connection since the last call."""
 
     def read_once(self) -> object:
-        """Receive data once and process them, without asking the reactor first whether there are any data."""
+        """Receive data once and process them, even if the reactor has not reported that there are data to receive."""

@@ -1,7 +1,8 @@
 """Quartz cron expressions (`deleteWhen`): `second minute hour day-of-month month day-of-week [year]`.
 
-The library cronsim computes the dates. This module translates a Quartz expression into one for cronsim. Quartz differs
-from cronsim in three ways: `?` means "any day", days of the week are numbered from 1 = Sunday, and there may be a year.
+The library cronsim computes the dates. This module translates a Quartz expression into an expression for cronsim.
+Quartz differs from cronsim in three ways: `?` means "any day", days of the week are numbered from 1 = Sunday, and there
+may be a year.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _DAY_NUMBER = re.compile(r"(?<![#/\w])[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The times of a recurring action, in local time. text: the expression as the user wrote it."""
+    """When a recurring action is due, in local time. text: the expression as the user wrote it."""
 
     text: str
     expression: str

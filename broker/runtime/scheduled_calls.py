@@ -22,15 +22,15 @@ __all__ = ["ScheduledCalls", "repeat"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_SECONDS = 3600.0
-"""The longest time, in seconds, between two reads of the wall clock. The wall clock is read again because somebody may
-have set it.
+"""While a schedule waits for its next time, the wall clock is read at least once in this many seconds, because somebody
+may have set it.
 """
 
 
 def repeat(seconds: float, function: Callable[[], object], reactor: ReactorTime, name: str) -> LoopingCall:
     """Call `function` every `seconds` until the returned LoopingCall is stopped. Exceptions of `function` are logged,
-    and the calls continue. A MetaqError is logged as one line. The same line is logged again only after a different
-    error or a successful call.
+    and the calls continue. A MetaqError is logged in one line; but if consecutive calls fail with the same error, only
+    the first of them is logged.
     """
     told = ""
 
@@ -77,7 +77,9 @@ class ScheduledCalls:
         self.replace(schedules)
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Use these schedules from now on. A schedule that was already in use keeps the time of its next call."""
+        """Use exactly these schedules from now on. The next call of a schedule that was in use before is not
+        changed.
+        """
         wanted = dict.fromkeys(schedules)
         for schedule in self._timers.keys() - wanted.keys():
             self._timers.pop(schedule).cancel()

@@ -1,4 +1,4 @@
-"""Do long work in slices, so that the reactor can do other work in between."""
+"""Do long work on the reactor thread in slices, so that the reactor can do other work between the slices."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SlicedWork:
     """Does tasks of one kind on the reactor thread, one task after the other. Each task is done in slices of
     WORK_SLICE_SECONDS.
 
-    A task is an iterator that pauses (`yield`) when `is_over` is true. Its first slice is done at once, unless another
-    task is under way.
+    A task is an iterator that pauses (`yield`) when `is_over` is true. `add` does the first slice of a task at once,
+    unless another task is unfinished.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -36,20 +36,20 @@ class SlicedWork:
         return self._reactor.seconds() >= self._until
 
     def add(self, work: Iterator[None]) -> None:
-        """Do this task after all tasks that were added before."""
+        """Begin this task now, or, if tasks that were added before are unfinished, after them."""
         self._works.append(work)
         if not self._going_on:
             self._going_on = True
             self._go_on()
 
     def finish(self) -> None:
-        """Finish all tasks now. Called at shutdown; a task must not call this."""
+        """Do all remaining work now, without pauses. Called when the broker stops; a task must not call this method."""
         self._until = inf
         while self._works:
             self._work()
 
     def clear(self) -> None:
-        """Drop all unfinished tasks. A task must not call this."""
+        """Drop all unfinished tasks. A task must not call this method."""
         self._works.clear()
 
     def _go_on(self) -> None:
@@ -66,7 +66,7 @@ class SlicedWork:
                 self._reactor.callLater(0, self._go_on)
 
     def _work(self) -> bool:
-        """Continue the first task. Return whether this task is finished."""
+        """Continue the first task up to its next `yield` or its end. Return whether the task is finished."""
         done = True
         try:
             for _ in self._works[0]:

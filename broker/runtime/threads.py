@@ -1,4 +1,6 @@
-"""Daemon threads, which do not keep the process from ending: one thread for the journal, and pools for long calls."""
+"""Worker threads that are daemon threads, so the process can end although they run: one thread for the journal, and
+pools for calls that can take long.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,17 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
-    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. The class `Turns`
-    (store/worker_turns.py) shares worker threads among callers. If a `Turns` object gets this function as its
-    `run_in_thread`, it shares the time of the present thread among coroutines instead.
+    """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. This function can
+    be passed to the class `Turns` (store/worker_turns.py) as `run_in_thread`. The `Turns` object then limits how many
+    coroutines run at the same time, in place of how many functions run in worker threads.
     """
     ensureDeferred(begin()).addBoth(done)
 
 
 def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> None:
-    """Call `function` on this thread, and give its result or exception to `deferred` on the reactor thread."""
+    """Call `function` on this thread (not the reactor thread); then let `deferred` fire on the reactor thread with the
+    result or the exception.
+    """
     try:
         result = function()
     except BaseException:
@@ -46,8 +50,8 @@ def fire(reactor: Reactor, deferred: Deferred[T], function: Callable[[], T]) -> 
 
 
 def in_own_thread(reactor: Reactor, name: str, function: Callable[[], T]) -> Deferred[T]:
-    """Run `function` in a thread of its own. The Deferred gives its result or exception. Used for ZooKeeper calls,
-    because they may take long.
+    """Start a new thread that runs `function`. The Deferred gives its result or exception. Used for ZooKeeper calls,
+    which can take so long that they would block the threads of a pool.
     """
     deferred: Deferred[T] = Deferred()
     _Daemon(target=fire, name=name, args=(reactor, deferred, function)).start()
@@ -62,10 +66,10 @@ class _Daemon(Thread):
 
 
 class DaemonThreads(ThreadPool):
-    """A pool of threads for users' filters, or for reads outside the page cache. The object is called as a
-    `RunInThread` (store/worker_turns.py): with a function to run and a callback for its result. The pool's threads are
-    separate from the threads that sync files. The pool has at most `limit` threads. A thread starts when it is first
-    needed, and never stops.
+    """A pool of threads for users' filters, or for reads of data that are not in the page cache. The object is called
+    as a `RunInThread` (store/worker_turns.py): with a function to run and a callback for its result. Its threads are
+    separate from those that sync files, so that slow filters and reads do not delay syncs. The pool has at most `limit`
+    threads. A thread is started when it is first needed, and runs until the process ends.
     """
 
     threadFactory = _Daemon  # noqa: N815
@@ -83,11 +87,11 @@ class DaemonThreads(ThreadPool):
 
 class DiskThread:
     """A thread that only the journal uses (through a `RunInThread`, store/worker_turns.py), so that an acknowledgement
-    never waits for other disk work. The thread runs the functions that it is given one after the other. A call has less
-    overhead than a call in a thread pool.
+    never waits for other disk work. The thread runs the functions that callers pass to it one after the other. Passing
+    a function to this thread costs less time than passing it to a thread pool.
 
-    The first call starts the thread. A caller that needs the last call's result must wait for it before the process
-    ends.
+    The first call starts the thread. The process can end while the thread runs a function, so a caller that needs the
+    result must wait for it before the process ends.
     """
 
     def __init__(self, reactor: Reactor, name: str) -> None:

@@ -1,4 +1,6 @@
-"""A collection of objects that is ordered by a time of each object. The time of an object may change."""
+"""Keep entries for objects, for example for timers, so that the object with the earliest time is found first. The time
+of an object can change.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ E = TypeVar("E", bound=tuple[Any, ...])
 
 MOVED_ENTRIES = 4
 """While `TimedEntries` replaces its heap by a new one, each `push` examines this many entries of the old heap. Two
-entries per push would be enough to move all old entries before the new heap has too many entries.
+entries per push would be enough to examine all old entries before the new heap itself has to be replaced.
 """
 
 _NONE: list[Any] = []
@@ -22,9 +24,11 @@ never changed.
 
 
 class TimedEntries(Generic[E]):
-    """A heap of entries; an entry is stale when its object is gone or has a different time now. When the heap has twice
-    as many entries as there are current objects, it becomes the old heap. Each push then examines a few entries of the
-    old heap and moves those that are not stale to a new heap. So no single push is slow even if there are many entries.
+    """A heap of entries. An entry belongs to an object and begins with the object's time; it is stale when its object
+    is gone or has a different time now. When the heap has more than about twice as many entries as there are objects,
+    it becomes the old heap, and a new, empty heap is begun. Each later push examines a few entries of the old heap,
+    moves those that are not stale to the new heap, and forgets the stale ones. So no single push has to examine all
+    entries.
     """
 
     __slots__ = ("_new", "_old")
@@ -37,12 +41,12 @@ class TimedEntries(Generic[E]):
         return len(self._new) + len(self._old)
 
     def clear(self) -> None:
-        """Forget all entries."""
+        """Remove all entries."""
         self._new, self._old = [], _NONE
 
     @property
     def first(self) -> E:
-        """The smallest entry; there must be one."""
+        """The smallest entry, stale or not. There must be at least one entry."""
         return self._first_heap()[0]
 
     def pop(self) -> E:
@@ -50,12 +54,12 @@ class TimedEntries(Generic[E]):
         return heappop(self._first_heap())
 
     def drop(self) -> None:
-        """Remove one entry, no matter which."""
+        """Remove an arbitrary entry."""
         (self._old or self._new).pop()
 
     def push(self, entry: E, things: int, is_current: Callable[[E], bool]) -> None:
-        """Add an entry. things: the number of objects, which is the maximum number of entries that are not stale.
-        is_current: returns whether an entry is not stale.
+        """Add an entry. things: the number of objects; at most this many entries are not stale. is_current(entry):
+        returns True if the entry is not stale.
         """
         heappush(self._new, entry)
         for _ in range(min(MOVED_ENTRIES, len(self._old))):

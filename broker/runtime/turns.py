@@ -1,4 +1,6 @@
-"""Divide the time of each iteration of the reactor among connections. A turn is a piece of a connection's work."""
+"""Divide the time of each iteration of the reactor among connections. A turn is a piece of a connection's work that is
+done without interruption.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ __all__ = ["ConnectionTurns", "WorkPlaces"]
 
 
 class _Queue:
-    """A queue of waiting turns. The addresses alternate: in each round, every address gets one turn, no matter how many
-    connections it has.
+    """A queue of waiting turns. The client addresses alternate: one turn of each address is taken from the queue before
+    a second turn of any address, no matter how many connections an address has.
     """
 
     def __init__(self) -> None:
@@ -41,13 +43,14 @@ class _Queue:
 
 
 class ConnectionTurns:
-    """The turns of all connections. One iteration of the reactor runs some of the waiting turns, and later iterations
-    run the rest. For each client address, the turn that was requested first runs first. This object is used by the
-    reactor thread only.
+    """Runs the turns of all connections. One iteration of the reactor runs as many waiting turns as its time limit
+    allows, and later iterations run the rest. For each client address, the turn that was requested first runs first.
+    This object is used by the reactor thread only.
 
-    A connection is *busy* (the argument `busy` is not 0) if it has lately had work for more than one turn. Connections
-    that are not busy go first, so that a single request does not wait for all clients that send thousands. Each
-    iteration runs at least one turn of a busy connection and one of another connection, if they wait.
+    A connection is *busy* (the argument `busy` is not 0) if it has lately had work for more than one turn. The turns of
+    connections that are not busy run first, so that a client's single request does not wait for clients that send
+    thousands of requests. Each iteration runs at least one turn of a busy connection and one turn of a connection that
+    is not busy, if such turns wait.
     """
 
     def __init__(self, reactor: ReactorTime) -> None:
@@ -60,23 +63,27 @@ class ConnectionTurns:
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
         """Limits how many requests whose answers take much memory are handled at once."""
         self.timed = False
-        """True if the present iteration of the reactor has a time limit (`_until`) and `_take_turns` will run in the
-        next iteration. If False, `defers` returns False.
+        """Whether the present iteration of the reactor has a time limit (`_until`). If so, `_take_turns` is scheduled
+        for the next iteration. If not, `defers` returns False.
         """
         self._until = 0.0  # when this iteration stops taking turns
 
     def wait(self, turn: Callable[[], None], busy: int, address: str) -> None:
-        """Call `turn` in one of the next iterations. A connection must not call this again before its turn has come."""
+        """Call the function `turn` in one of the next iterations of the reactor. A connection must not call `wait`
+        again before `turn` was called.
+        """
         (self._busy if busy else self._waiting).append(address, turn)
         self._time()
 
     def defers(self, busy: int) -> bool:
-        """Return whether a connection that has work to do should call `wait` instead of doing the work now."""
+        """Return whether a connection should call `wait` instead of doing its work now, because this iteration's time
+        is used up or, for a busy connection, because enough busy connections wait.
+        """
         return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
     def do(self, work: Callable[[], None], address: str) -> None:
-        """Do `work` now. If this iteration of the reactor already has enough work, do `work` in a later iteration,
-        after the turns of connections with little to do.
+        """Do `work` now, unless `defers` returns True for a busy connection. In that case, do `work` in a later
+        iteration of the reactor, after turns of connections that are not busy.
         """
         if self.defers(1):
             self.wait(work, 1, address)
@@ -86,14 +93,17 @@ class ConnectionTurns:
             self.has_worked(since)
 
     def turn(self, address: str) -> Deferred[None]:
-        """Return a Deferred that fires at the next turn of `address`. Called for work that takes many turns."""
+        """Return a Deferred that fires when the caller, who works for a client with this address, may do its next piece
+        of work. Called between the pieces of work that takes many turns.
+        """
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
     def has_worked(self, since: float) -> bool:
-        """Record that a connection has worked on incoming data since the time `since`. The time of this work counts
-        against the time limit of the reactor's present iteration. Return whether the work took at least a whole turn.
+        """Record that a connection has worked on incoming data since the time `since`. If the work took so long that it
+        counts, give the reactor's present iteration a time limit, if it has none yet. Return whether the work took at
+        least TURN_SECONDS.
         """
         took = self.seconds() - since
         if took < tuning.COUNTED_SECONDS:
@@ -122,8 +132,8 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """Limits how many requests of one kind are handled at the same time. Further requests wait; the client addresses
-    take turns. This object is used by the reactor thread only.
+    """Limits how many requests of one kind are handled at the same time. Further requests wait. When one may begin, the
+    next client address in turn is chosen. This object is used by the reactor thread only.
     """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:
@@ -133,8 +143,8 @@ class WorkPlaces:
         self._waiting = _Queue()
 
     def begin(self, turn: Callable[[], None], address: str) -> bool:
-        """Return whether work may begin now. If not, call `turn` when it may begin. The caller must call `end` after
-        the work.
+        """Return whether the caller may begin its work now. If not, the function `turn` is called later, when the work
+        may begin. After the work, the caller must call `end`.
         """
         if self._taken < self._most():
             self._taken += 1
@@ -143,7 +153,7 @@ class WorkPlaces:
         return False
 
     def end(self) -> None:
-        """Record the end of a piece of work, and let the next piece begin."""
+        """Record that a request's work has ended, and let the next waiting request begin."""
         if self._waiting:
             address, turn = self._waiting.popleft()
             self._turns.wait(turn, 1, address)

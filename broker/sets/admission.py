@@ -28,7 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class Admission:
-    """Answers FOLLOW requests. With a FOLLOW request, another node of the set asks to follow this node."""
+    """Answers FOLLOW requests. With a FOLLOW request, another node of the set asks this node for a connection over
+    which it can copy this node's data.
+    """
 
     def __init__(
         self,
@@ -41,11 +43,11 @@ class Admission:
         look: Callable[[], Coroutine[Any, Any, SetView]],
     ) -> None:
         """name: this node's name. file: the file with this node's knowledge of the broker set. view: returns the last
-        known state of the set in ZooKeeper. leader: returns the Leader while this node leads, else None. look: reads
-        the set's state from ZooKeeper; afterwards `view` returns this new state.
+        known state of the set in ZooKeeper. leader: returns this node's Leader object while this node leads, else None.
+        look: reads the set's state from ZooKeeper; afterwards `view` returns this new state.
         """
         self.instances: dict[str, str] = {}
-        """The instance ids of the admitted followers' data, by node name."""
+        """A dict from the name of each admitted follower to the instance id of its data."""
         self._broker = broker
         self._reactor: Any = broker.reactor
         self._name = name
@@ -58,14 +60,16 @@ class Admission:
         self._unlisted: list[Callable[[], None]] = []  # followers that wait for that read
 
     def hold(self) -> None:
-        """From now on, let followers that connect wait for their answer. Reason: a follower may learn from ZooKeeper
-        that this node was elected, and connect, before this node itself knows that it was elected. Such a follower must
-        not be refused.
+        """From now on, do not answer followers that connect, until `let_in` is called. Called when this node stands for
+        election: a follower may learn from ZooKeeper that this node was elected, and connect, before this node itself
+        has learned the result. Without `hold`, this node would refuse such a follower.
         """
         self._early = []
 
     def let_in(self) -> None:
-        """Answer the waiting followers now, and later ones at once."""
+        """End the effect of `hold`: answer the followers that wait for an answer, and from now on answer each follower
+        as soon as it connects.
+        """
         early, self._early = self._early, None
         for answer in early or ():
             answer()
@@ -73,9 +77,9 @@ class Admission:
     def accept(
         self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
     ) -> None:
-        """Handle FOLLOW: turn the connection into a replication stream. become: hands the connection over to the given
-        Twisted protocol. certified_hosts: the hosts that the connection's certificate names; None if the connection
-        needs no certificate. Raises RemoteProtocolError.
+        """Handle FOLLOW: turn the connection into a replication stream. become(protocol): hands the connection over to
+        this Twisted protocol. certified_hosts: the hosts that the connection's certificate names; None if the
+        connection needs no certificate. Raises RemoteProtocolError.
         """
         hello = parse_hello(frame.body)
         connection = StreamProtocol(
@@ -108,9 +112,9 @@ class Admission:
             take_in()
 
     def _is_listed(self, hello: Hello) -> bool:
-        """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. If this were
-        not checked, any client that can connect to the port could become a replica, and its acknowledgements would
-        count. While ZooKeeper cannot be reached, the last known view is used.
+        """Return whether ZooKeeper has a znode with the name and the instance of the follower that asks. Without this
+        check, any client that can connect to the port could become a replica, and its acknowledgements would count. The
+        check uses the last known view, so it also works while ZooKeeper cannot be reached.
         """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)
@@ -132,8 +136,8 @@ class Admission:
         leader.serve(hello.node, connection)
 
     def _stranger(self, hello: Hello, certified_hosts: frozenset[str] | None) -> str:
-        """Return why the certificate does not belong to the node that asks to follow. Return "" if the certificate
-        belongs to this node, or if no certificate is needed.
+        """Return the reason why the connection's certificate does not belong to the node that asks to follow. Return ""
+        if it belongs to that node, or if no certificate is needed.
         """
         view = self._view()
         node = None if view is None else view.nodes.get(hello.node)
@@ -143,7 +147,7 @@ class Admission:
         return "" if host in certified_hosts else f"the certificate does not name {host}, the host of {hello.node}"
 
     def _refusal(self, leader: Leader, hello: Hello) -> str:
-        """Return why this follower is refused; "" if it is admitted."""
+        """Return the reason why the follower that sent `hello` is refused; "" if it is admitted."""
         if hello.set != self._broker.config.broker_id:
             return f"this is broker set {self._broker.config.broker_id}, not {hello.set}"
         name = hello.node

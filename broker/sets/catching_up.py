@@ -1,8 +1,10 @@
-"""Bring a follower up to date: read the data that it lacks from the partition files, and send them as blocks of a copy.
+"""Bring a follower up to date: read the data that the follower lacks from the leader's partition files, and send them
+to the follower. The copy is made in rounds, because producers send new messages meanwhile.
 
-A round copies each partition up to the point where the partition ended when the round began. Further rounds follow
-until little is left to copy. During the last round the leader holds its new blocks back, so that they arrive after the
-copy. Worker threads read the files. The next piece of the copy is sent only when the connection's send buffer has room.
+A round copies each partition up to the point where the partition ended when the round began. When little is left to
+copy, the last round begins. During the last round the leader does not yet send its new blocks to this follower, so that
+they arrive after the copy. Worker threads read the files. The next piece of the copy is sent only when the connection's
+send buffer has room.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 
 def copy_pace(broker: SetHost) -> Pace:
-    """Return the Pace object that all copies of a leader share."""
+    """Return the Pace object that limits the rate of all copies of a leader together."""
     return Pace(
         broker.reactor,
         lambda: broker.metrics.put_bytes,
@@ -51,7 +53,7 @@ class _Place(NamedTuple):
 
 
 class Copying:
-    """Copies a leader's data to one follower, once. The methods run on the reactor thread."""
+    """Copies a leader's data to one follower. An object makes one copy only. The methods run on the reactor thread."""
 
     def __init__(
         self,
@@ -61,9 +63,9 @@ class Copying:
         pace: Pace,
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
-        """ready: the content of the follower's READY message. pace: limits the rate of reading from this leader's
-        files, until new blocks are held back.
-        go_live: makes the leader hold back its new blocks for this follower, and returns the function that sends the
+        """ready: the content of the follower's READY message. pace: limits the rate at which data are sent, in all
+        rounds but the last. go_live: makes the leader hold back its new blocks for this follower, and returns the
+        function that sends the
             held blocks.
         """
         self.sent_bytes = 0
@@ -77,11 +79,13 @@ class Copying:
         self._stopped = False
 
     def stop(self) -> None:
-        """Stop sending."""
+        """Stop the copy: send nothing more to the follower."""
         self._stopped = True
 
     async def run(self) -> None:
-        """Copy all data until the follower can follow the live stream. Raises StoreError, PeerLost."""
+        """Copy all data that the follower lacks, and then let the leader send its new blocks to the follower. Raises
+        StoreError, PeerLost.
+        """
         await self._turn()  # handling READY has filled this turn
         while await self._missing() > tuning.LIVE_BYTES and not self._stopped:
             await self._round()
@@ -101,11 +105,11 @@ class Copying:
             live()
 
     async def _turn(self) -> None:
-        """Let the reactor do other work before this coroutine continues."""
+        """Wait until the reactor's next iteration, so that the reactor can do other work meanwhile."""
         await deferLater(cast(Any, self._broker.reactor), 0)
 
     async def _in_turns(self, items: Sequence[T]) -> AsyncIterator[T]:
-        """Yield the items, at most LOOKED_AT in one iteration of the reactor."""
+        """Yield the items one after another. After each LOOKED_AT items, wait until the reactor's next iteration."""
         for number, item in enumerate(items):
             if number and not number % tuning.LOOKED_AT:
                 await self._turn()
@@ -122,9 +126,9 @@ class Copying:
         return log.first_offset if place is None else place.end
 
     def _place(self, log: PartitionLog) -> _Place | None:
-        """Return where the follower's partition begins and ends. Return None if the whole partition must be copied,
-        which has three possible reasons: the follower does not have the partition; the follower's partition ends before
-        the leader's partition begins; or the follower lacks the leader's first messages.
+        """Return where the follower's copy of the leader's partition `log` begins and ends. Return None if the whole
+        partition must be copied. That is so in three cases: the follower does not have the partition; the follower's
+        copy ends before the leader's partition begins; or the follower lacks the leader's first messages.
         """
         place = self._places.get(log.journal_name.decode())
         if place is None or place.end < log.first_offset or place.first > log.first_offset:
@@ -132,7 +136,7 @@ class Copying:
         return place
 
     async def _round(self) -> None:
-        """Copy all data that exist at the beginning of the call and that the follower lacks."""
+        """Copy all data that the follower lacks, up to where each partition ends when this method is called."""
         targets = [(log, log.end_offset) for log in self._store.all_logs()]
         begin = {}
         async for log, _ in self._in_turns(targets):
@@ -177,7 +181,9 @@ class Copying:
         self._places[name] = _Place(first, end)
 
     async def _paced(self, size: int) -> None:
-        """Wait until the pace allows `size` more bytes."""
+        """Wait until `self._pace` allows the next piece of the copy, and record that the piece has `size` bytes. In the
+        last round, do not wait.
+        """
         if self._pace is not None:
             seconds = self._pace.pause()
             self._pace.spend(size)
@@ -188,8 +194,9 @@ class Copying:
         return self._broker.in_thread(partial(reader.read, offset)) if offset < target else None
 
     def _drop(self) -> None:
-        """Tell the follower to drop data before the first offset of the leader's partitions. Partitions that were
-        created after the last round reach the follower in the blocks that are held back.
+        """Tell the follower to drop the data that it has before the first offsets of the leader's partitions.
+        Partitions that the leader has created after the last round began are left out, because the follower gets them
+        with the leader's new blocks.
         """
         firsts = {
             name: log.first_offset

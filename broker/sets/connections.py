@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class StreamProtocol(Protocol):
-    """Represents one end of a replication connection. The object passes received messages to `on_messages` and sends
-    bytes. If `on_messages` raises an exception, the connection ends.
+    """Represents one end of a replication connection. The object passes received messages to `on_messages`, and sends
+    the bytes that its owner gives to `send`. If `on_messages` raises an exception, the object closes the connection.
     """
 
     large = False
-    """The transport of an accepted connection (network/transport.py) asks its protocol object by this attribute whether
-    a large request is arriving, which the transport would read in another way. On a replication connection this never
-    happens, so the value is always False.
+    """The transport of an accepted connection (network/transport.py) reads this attribute of its protocol object to
+    learn whether a large request is arriving, because it receives large requests in another way. On a replication
+    connection no large request arrives, so the value is always False.
     """
 
     def __init__(
@@ -44,13 +44,15 @@ class StreamProtocol(Protocol):
         """
         self.name = name
         self.on_gone: Callable[[], None] | None = None
-        """Called when the connection is closed. The attribute `lost` may be set long before that."""
+        """Called when Twisted reports that the connection is closed. The attribute `lost` can be set long before that,
+        for example by `close`.
+        """
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None
         self.full = False
-        """Whether the transport's send buffer has more bytes than its limit."""
+        """Whether the transport's send buffer is full, so that nobody should send more."""
         self.drains = 0
-        """How often `full` has become False again."""
+        """How many times `full` has changed from True to False."""
         self._on_messages = on_messages
         self._reader = StreamReader(max_message_bytes)
         self._drained: list[Deferred[None]] = []
@@ -70,7 +72,9 @@ class StreamProtocol(Protocol):
         return deferred
 
     def close(self, why: MetaqError | None = None) -> None:
-        """Abort the connection."""
+        """Close the connection at once, without waiting until buffered bytes are sent. why: the reason that `lost`
+        reports.
+        """
         self._lose(why or PeerLost(f"the connection to {self.name} was closed"))
 
     # --- Twisted's calls ----------------------------------------------------------------------------------------------
@@ -91,7 +95,9 @@ class StreamProtocol(Protocol):
                 self.handle(messages)
 
     def handle(self, messages: Sequence[StreamMessage]) -> None:
-        """Handle messages as if they had just arrived."""
+        """Pass messages to `on_messages`, as if they had just arrived. Called for new messages and for messages that
+        the owner had put aside.
+        """
         try:
             if messages:
                 self._on_messages(messages)
@@ -119,7 +125,9 @@ class StreamProtocol(Protocol):
         self._tell_drained()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Do nothing, because the connection is gone and connectionLost follows."""
+        """Do nothing: Twisted calls this method when the connection is gone, and then calls connectionLost, which does
+        the work.
+        """
 
     def _tell_drained(self) -> None:
         waiting, self._drained = self._drained, []

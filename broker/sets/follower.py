@@ -1,5 +1,6 @@
-"""The work of a follower in a broker set. A follower connects to its leader and cuts off data that the leader does not
-have. Then the follower receives a copy of the data that it lacks, and after that the stream of new data.
+"""The work of a follower in a broker set. A follower connects to its leader and removes from its own logs the data that
+the leader does not have. Then the follower receives a copy of the data that it lacks, and after that each new block of
+the leader.
 
 The code runs on the reactor thread, but worker threads cut and sync the files. A Follower object serves one connection;
 its owner creates a new object for the next connection.
@@ -91,19 +92,24 @@ class Follower:
         on_hand_over: Callable[[Mapping[str, Any]], None],
         on_caught_up: Callable[[], None],
     ) -> None:
-        """ready_mirror: waits until nothing else uses the transaction log, and then returns the log's mirror.
-        grants(`epoch`): returns whether to answer a ping with a grant now. A grant is the promise not to stand for
-        election for some time; before `grants` returns True, it records this promise.
+        """ready_mirror: waits until nothing else uses this node's transaction log, and then returns the
+        TransactionMirror that writes the leader's transactions to this log. grants(`epoch`): returns whether this node
+        now answers a ping of the leader of `epoch` with a grant. A grant is the promise not to stand for election for
+        some time; `grants` records the promise before it returns True.
         """
         self.connection: StreamProtocol | None = None
         self.live = False
-        """Whether this node has all data that the leader had when this node began to follow the stream."""
+        """Whether this node has stored all data that the leader had when it began to send its new blocks to this
+        node.
+        """
         self.failure: MetaqError | None = None
-        """Why the disk accepts no more writes, either permanently or, if it is a DiskFull, until there is room; None if
-        it accepts them.
+        """Why this node's disk accepts no more writes; None if it accepts them. A DiskFull error lasts until the disk
+        has free space, and any other error is permanent.
         """
         self.epoch = 0
-        """The epoch of the leader whose history this node has taken over; 0 before it has done so."""
+        """The leader's epoch, from the time when this node has written the leader's epochs into its own `history.json`;
+        0 before.
+        """
         self._broker = broker
         self._store = broker.store
         self._reactor: Any = broker.reactor
@@ -134,9 +140,9 @@ class Follower:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
-        """Follow the leader of `epoch` until the connection is lost, then raise the reason. If the reason is
-        ReplicaDiverged, an operator must decide which node's data are right. chosen: the highest epoch that was known
-        when an operator last chose a leader (`SetState.chosen`); 0 for never.
+        """Follow the leader of `epoch` until the connection is lost, then raise the error that ended it. If the error
+        is ReplicaDiverged, an operator must decide which node's data are right. chosen: the highest epoch that was
+        known when an operator last chose a leader by hand (`SetState.chosen`); 0 if no operator has ever chosen one.
         """
         connection = await self._connect(host, port)
         self.connection = connection
@@ -177,7 +183,9 @@ class Follower:
             self.connection.close(PeerLost("the node follows no longer"))
 
     def leave(self, why: str) -> None:
-        """Ask the leader to take this node out of the in-sync set, so that no producer waits for this node."""
+        """Ask the leader to remove this node from the in-sync set, so that producers no longer wait until this node has
+        their messages. why: the reason, for the leader's log.
+        """
         if self.connection is not None:
             self.connection.send([encode_json(Kind.LEAVE, {"why": why})])
 
@@ -247,9 +255,10 @@ class Follower:
         leader: str,
         chosen: int,
     ) -> None:
-        """Cut off data that the leader does not have from the end of every partition. common: the last epoch that this
-        node and the leader have in common.
-        their_ends: where the leader's partitions ended at the end of the epoch `common`. Raises ReplicaDiverged.
+        """Remove from the end of each of this node's partitions the data that the leader does not have. ours: this
+        node's epochs. common: the last epoch that both this node and the leader have in their histories; None if there
+        is none. their_ends: where the leader's partitions ended at the end of the epoch `common`. our_ends: where this
+        node's partitions end now. Raises ReplicaDiverged.
         """
         broker_id = self._broker.config.broker_id
         if common is None:
@@ -289,7 +298,9 @@ class Follower:
             await self._done(partial(self._store.cut, cuts))
 
     async def _done(self, change: Callable[[CutsDone], None]) -> None:
-        """Call `change`, which starts a change of the store, and wait until the change is done. Raises StoreError."""
+        """Call `change`, which starts to change logs of the store (for example to cut them), and wait until that is
+        done. Raises StoreError.
+        """
         changed: Deferred[StoreError | None] = Deferred()
         change(lambda kept, error: changed.callback(error))
         error = await changed
@@ -308,8 +319,8 @@ class Follower:
     # --- the stream ---------------------------------------------------------------------------------------------------
 
     def _messages(self, messages: Sequence[StreamMessage]) -> None:
-        """Handle the messages that one read of the connection has completed. Raises RemoteProtocolError, StoreError or
-        LogReadOnly, which end the connection.
+        """Handle the messages that became complete with one read from the connection. Raises RemoteProtocolError,
+        StoreError or LogReadOnly, which end the connection.
         """
         if self._stopped:
             return
@@ -385,8 +396,8 @@ class Follower:
         self._ack_due = True
 
     def _copied(self, entries: Sequence[StreamEntry]) -> None:
-        """Append a part of a copy. The part is not written to the journal, because all files are synced when the copy
-        is complete.
+        """Append a received part of the leader's copy to this node's logs. The part is not written to the journal,
+        because all files are synced when the copy is complete.
         """
         for entry in entries:
             if entry.segment < 0:
@@ -407,8 +418,9 @@ class Follower:
                 raise
 
     def _take_mirrored(self, entry: StreamEntry) -> None:
-        """Write an entry of the transaction log. Raises the errors of `TransactionMirror.take`. A DiskFull error is
-        also stored in `failure`, so that this node waits until the disk has free space.
+        """Write an entry of the leader's transaction log to this node's transaction log. Raises the errors of
+        `TransactionMirror.take`. A DiskFull error is also stored in `failure`, so that this node does not follow until
+        its disk has free space.
         """
         assert self._mirror is not None
         try:
@@ -463,12 +475,15 @@ class Follower:
 
     @property
     def shows_all(self) -> bool:
-        """Whether readers of this node see all data that the leader had when this node began to follow the stream."""
+        """Whether readers of this node see all data that the leader had when it began to send its new blocks to this
+        node.
+        """
         return self.live and min(self._told) >= self._live_from
 
     def _force(self, log: PartitionLog) -> None:
-        """From now on, sync each message of this log before acknowledging it to the leader, because the leader has
-        promised producers of the topic that messages are synced.
+        """From now on, sync this log's new data before acknowledging them to the leader. Called if this node's own
+        settings do not demand syncs, but the leader has promised the topic's producers that a message is synced on each
+        in-sync node.
         """
         if log.topic not in {each.topic for each in self._forced}:
             _log.warning(
@@ -481,15 +496,16 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """Called when this node's own settings have changed: continue to sync logs as the leader has promised, whatever
-        these settings say.
+        """Called after this node's own topic settings were applied to its logs: make the logs that `_force` has changed
+        sync their data again, whatever the settings say.
         """
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """Call `done` when each of these logs is synced up to the given end offset. These bytes were appended before
-        their log had group commit, so no request waits for their sync and reports it.
+        """Call `done` when each of these logs is synced up to the end offset given with it. The method has to ask the
+        logs repeatedly, because data that were appended before a log had group commit have no callback that reports
+        their sync.
         """
 
         def look() -> None:
@@ -529,8 +545,8 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """Record that the copy of the transaction log is complete. From now on, this node acknowledges the blocks that
-        it receives.
+        """Called when the copy of the transaction log is on the disk, or with the error that prevented this. Without an
+        error, this node acknowledges from now on the blocks that it receives.
         """
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return
@@ -543,9 +559,10 @@ class Follower:
         _log.info("follows the stream of %s, epoch %d", self.connection.name, self.epoch)
 
     def _begin(self, words: Mapping[str, Any]) -> None:
-        """The leader has named partitions and a first offset for each. Remove all data of these partitions, and let
-        each partition begin anew at its first offset; a partition that already ends there is not changed. Later
-        messages of the leader are handled only when this is done.
+        """Remove all data of the partitions that the leader names, and let each of them continue as an empty partition
+        at the first offset that the leader gives for it. A partition that already ends at this offset is not changed.
+        This node handles later messages of the leader only when this is done. words: a dict from partition name to
+        first offset.
         """
         anew = {}
         for name, first in words.items():

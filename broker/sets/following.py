@@ -20,7 +20,7 @@ __all__ = ["FollowedLeader", "Office"]
 _log = logging.getLogger(__name__)
 
 Office = tuple[int, str]
-"""An epoch, and the name of its leader."""
+"""An epoch, and the name of the node that leads in this epoch."""
 
 
 class FollowedLeader:
@@ -38,15 +38,15 @@ class FollowedLeader:
     ) -> None:
         """make: returns a new Follower for one connection. address: returns the host and port of the named node, or
         None if they are unknown. on_gone: called with the office of a leader whose process has ended. on_failure:
-        called when this node may follow no leader until an operator acts. After calling `on_failure`, this object does
-        not connect again.
-        on_end: called after each connection.
+        called with the error when this node cannot follow any leader: its disk has failed or is full, or its data
+        differ from the leader's data. After this call, the object does not connect again by itself. on_end: called each
+        time a connection, or an attempt to connect, has ended.
         """
         self.office: Office | None = None
         """The leader that this node follows or tries to follow; None if there is none."""
         self.follower: Follower | None = None
         self.trouble = ""
-        """The last known reason why this node does not follow now; "" if there is none."""
+        """The last error for which this node does not follow the leader in `office`; "" if there was none."""
         self._reactor = reactor
         self._make = make
         self._address = address
@@ -58,12 +58,14 @@ class FollowedLeader:
 
     @property
     def live(self) -> bool:
-        """Whether this node has caught up and receives each new block as soon as the leader makes it."""
+        """Whether this node has caught up with its leader and receives each new block as soon as the leader makes
+        it.
+        """
         return self.follower is not None and self.follower.live
 
     def follow(self, office: Office, chosen: int) -> None:
-        """Follow this leader, and no other one. chosen: the highest epoch that was known when an operator last chose a
-        leader (`SetState.chosen`).
+        """Begin to follow the leader `office`, and stop following any other leader. chosen: the highest epoch that was
+        known when an operator last chose a leader by hand (`SetState.chosen`).
         """
         if self.office == office:
             return
@@ -75,21 +77,25 @@ class FollowedLeader:
         )
 
     def leave(self, why: str) -> None:
-        """Ask the leader to take this node out of the in-sync set, and do not connect again."""
+        """Ask the leader to remove this node from the in-sync set, and do not connect to any leader when the present
+        connection has ended. why: the reason, for the leader's log.
+        """
         self._leaving = True
         if self.follower is not None:
             self.follower.leave(why)
 
     def stop(self) -> None:
-        """Stop following. Work that is under way may continue for some time; `ended` waits for its end."""
+        """Stop following. The Follower's work that has begun in threads can continue for some time after this call;
+        `ended` waits for its end.
+        """
         self.office = None
         follower, self.follower = self.follower, None
         if follower is not None:
             follower.stop()
 
     async def ended(self) -> None:
-        """Wait until all work of following has ended. After `stop`, a Follower may still be cutting logs or writing the
-        node's file.
+        """Wait until the Follower that `stop` has stopped does nothing more. Until then it can still be cutting logs or
+        writing the node's file.
         """
         while self._ended is not None:
             deferred: Deferred[None] = Deferred()
@@ -128,8 +134,9 @@ class FollowedLeader:
     async def _follow_once(
         self, follower: Follower, office: Office, address: tuple[str, int], chosen: int
     ) -> MetaqError | None:
-        """Follow until the connection has ended. If this node may follow no leader any more, return the reason. Return
-        None if the caller should connect again.
+        """Follow the leader `office` over one connection until the connection has ended. Return None if the caller
+        should connect again. Return the error if this node can no longer follow any leader: its data differ from the
+        leader's data, or its disk has failed or is full.
         """
         try:
             await follower.run(*address, office[0], chosen)

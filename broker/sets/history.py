@@ -3,13 +3,14 @@ this file.
 
 `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
 "ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies a start (boot) of the machine: the last
-one after which the node was known to have all data. "ends" has the end offsets of the node's partitions at the time
-when the file was written. "inode" is the file's own inode number, which is wrong in a copy of the directory.
+one during which the node was known to have all its data. "ends" has the end offsets of the node's partitions at the
+time when the file was written. "inode" is the file's own inode number; in a copy of the directory the file has a
+different inode number, so a node detects that its directory is a copy.
 
 An epoch's id is random. If ZooKeeper's data were restored from an old backup or lost, two epochs may get the same
-number. The id distinguishes these epochs. The ends of an epoch are the end offsets of the partitions when the epoch
-began. An end is written only if it differs from the partition's end in the previous epoch. The file is replaced as a
-whole and synced, so either the old file or the new one always exists.
+number. The id distinguishes these epochs. The ends that are listed for an epoch are the end offsets of the partitions
+when the epoch began. A partition's end is listed only if it differs from the end for the previous epoch. The file is
+replaced as a whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -38,35 +39,38 @@ Epoch = tuple[int, str]
 
 MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
-"""Limits of the number of kept epochs, and of the total number of ends in them. The limits exist because reading,
-comparing and sending the history takes time on the reactor thread. If a node followed none of the kept epochs, an
-operator has to remove its data before it can join.
+"""MAX_EPOCHS and MAX_ENDS limit the number of epochs in a history and the total number of their ends; the oldest epochs
+are removed. The limits exist because reading, comparing and sending a history takes time on the reactor thread. If a
+node has data of none of the epochs that the leader's history still has, an operator has to remove this node's data
+before it can join the set again.
 """
 
 
 class EpochHistory:
-    """The list of the epochs from which a node's partitions have data, oldest first. The object is immutable: every
-    change returns a new object.
+    """The list of the epochs from which a node's partitions have data, oldest first. The object is immutable: a method
+    that changes the history returns a new object.
     """
 
     def __init__(self, changes: Sequence[tuple[int, str, Mapping[str, int]]] = ()) -> None:
-        """changes: for each epoch, in rising order, its number, its id and the ends that differ from the epoch
-        before."""
+        """changes: for each epoch, in rising order: its number, its id, and the ends that differ from those of the
+        previous epoch.
+        """
         self.changes = tuple(changes)
 
     @property
     def epochs(self) -> list[Epoch]:
-        """The epochs in rising order."""
+        """The numbers and ids of all epochs of this history, oldest first."""
         return [(epoch, identity) for epoch, identity, _ in self.changes]
 
     @property
     def last(self) -> int:
-        """The number of the newest epoch; 0 before the first."""
+        """The number of the newest epoch; 0 if the history has no epoch."""
         return self.changes[-1][0] if self.changes else 0
 
     def begin(self, epoch: int, ends: Mapping[str, int]) -> EpochHistory:
-        """Return this history with one more epoch. ends: where the partitions ended when the new epoch began. Raises
-        ValueError unless `epoch` is above the last one.
+        """Return a history that has all epochs of this history and a new one with the number `epoch`. ends: where the
+        partitions ended when the new epoch began. Raises ValueError unless `epoch` is larger than the number of the
+        last epoch.
         """
         if epoch <= self.last:
             raise ValueError(f"epoch {epoch} behind {self.last}")
@@ -89,7 +93,7 @@ class EpochHistory:
         return {name: epoch_end(starts[name], end) for name, end in now.items()}
 
     def up_to(self, epoch: Epoch) -> EpochHistory:
-        """Return this history without the epochs after `epoch`."""
+        """Return a history that has only the epochs of this history up to `epoch`, with `epoch` itself."""
         return EpochHistory(self.changes[: self._number(epoch) + 1])
 
     def behind(self, epoch: Epoch) -> EpochHistory:
@@ -97,8 +101,8 @@ class EpochHistory:
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
-        """Return this history followed by `later`, a result of `behind`. Raises ValueError unless the epochs of `later`
-        are above the last epoch of this history.
+        """Return a history that has the epochs of this history and then the epochs of `later`, which is a result of
+        `behind`. Raises ValueError if the first epoch of `later` is not newer than the last epoch of this history.
         """
         if later.changes and later.changes[0][0] <= self.last:
             raise ValueError(f"epoch {later.changes[0][0]} behind {self.last}")
@@ -108,7 +112,9 @@ class EpochHistory:
         return self.epochs.index(epoch)
 
     def _ends_at(self, count: int) -> dict[str, int]:
-        """Return where the partitions ended when the epoch number `count` of this history began, counted from 1."""
+        """Return where the partitions ended when this history's epoch at the position `count` began. The oldest epoch
+        has the position 1.
+        """
         ends: dict[str, int] = {}
         for _, _, changed in self.changes[:count]:
             ends.update(changed)
@@ -133,7 +139,7 @@ class EpochHistory:
 
     @classmethod
     def from_json(cls, value: object) -> EpochHistory:
-        """Return the history that `to_json` has turned into `value`. Raises ValueError."""
+        """Return the history from which `to_json` has made `value`. Raises ValueError if `value` is no history."""
         if not isinstance(value, list):
             raise ValueError("a history is a list")
         changes = []
@@ -152,23 +158,27 @@ class EpochHistory:
 
 
 class NodeFile:
-    """The file with the node's history. Its methods block. Any thread may call them."""
+    """Reads and writes the file with the node's history. The methods wait for the disk. Any thread may call them."""
 
     def __init__(self, files: Files, data_path: str) -> None:
         self.path = os.path.join(data_path, SET_DIRECTORY, _NAME)
         self.instance = uuid.uuid4().hex
-        """A random id of this node's data. Data of other nodes, and copies of this node's data, have other ids."""
+        """A random id of this node's data. The data of another node have another id, and a copy of this node's data
+        gets a new id.
+        """
         self.copied = False
         """Whether `read` found that the directory is a copy or a restored backup. If so, `read` chose a new instance
         id.
         """
         self.epoch = 0
-        """The highest epoch that this node has seen. The node refuses a stream of an older epoch, also after a
-        restart.
+        """The highest epoch that this node has seen. The node refuses to follow a leader of an older epoch, even after
+        a restart.
         """
         self.history = EpochHistory()
         self.boot = ""
-        """Identifies a start (boot) of the machine: the last one after which the node was known to have all data."""
+        """Identifies a start (boot) of the machine: the last one during which the node was known to have all its
+        data.
+        """
         self.ends: Mapping[str, int] = {}
         """The end offset of each partition of this node at the time when `history.json` was last written."""
         self._files = files
@@ -202,8 +212,8 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """Choose a new instance id, because this node's data are no longer the data that the set knows by the old id.
-        The next `write` stores the new id.
+        """Choose a new instance id. Called when this node's data are no longer the same data that the set's nodes know
+        by the old id. The next `write` stores the new id.
         """
         self.instance = uuid.uuid4().hex
 
@@ -215,7 +225,9 @@ class NodeFile:
             self._write(epoch, history, ends, self.boot if boot is None else boot)
 
     def remember(self, ends: Mapping[str, int], boot: str | None = None) -> None:
-        """Call `write` with the present epoch and history."""
+        """Write and sync the file with new `ends`, and with the epoch and the history unchanged. boot: None keeps the
+        old value. Raises StoreError, DiskFull.
+        """
         with self._lock:
             self._write(self.epoch, self.history, ends, self.boot if boot is None else boot)
 
@@ -244,8 +256,8 @@ class NodeFile:
 
 
 def machine_start() -> str:
-    """Return a text that identifies this start of the machine. On a system that does not provide one, return a new
-    value at each call.
+    """Return a text that identifies the last start (boot) of the machine. On a system that does not provide such a
+    text, return a new text at each call, as if the machine had been restarted.
     """
     try:
         with open(_BOOT_ID, encoding="ascii") as file:

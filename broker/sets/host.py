@@ -1,4 +1,4 @@
-"""Interfaces of the broker: the methods that a node of a broker set uses."""
+"""Interfaces of the broker object: the attributes and methods that the code of broker sets uses."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class StoreHost(CopyHost, Protocol):
 
 
 class TransactionHost(Host, Protocol):
-    """The interface of a broker whose transactions are also copied. run_in_thread: like `in_thread`, but with a
-    callback.
+    """The interface of a broker whose transactions are also copied. run_in_thread: like `in_thread`, but it reports the
+    result to a callback instead of a Deferred.
     """
 
     @property

@@ -1,5 +1,5 @@
-"""The work of a broker set's leader. A leader combines appended data into blocks, sends the blocks to its followers,
-and reports which blocks are committed. The code runs on the reactor thread.
+"""The work of a broker set's leader. A leader combines the data that are appended to its logs into blocks, sends the
+blocks to its followers, and finds out which blocks are committed. The code runs on the reactor thread.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ _EPOCH_START = 1
 """The number of the block that stands for all data that this node had at its election."""
 
 ChangeInSync = Callable[[frozenset[str]], Deferred[bool]]
-"""change(nodes): writes the in-sync set into the set's znode. The Deferred fires when the outcome of the write is
-known: with True if the set was written, else with False.
+"""change(nodes): writes `nodes` as the in-sync set into the znode of the broker set. The Deferred fires when the
+outcome of the write is known: with True if `nodes` was written, else with False.
 """
 
 
 class FollowerStatus(NamedTuple):
-    """The state of a follower, as operators see it."""
+    """The state of a follower, for reports to operators. lag_bytes, lag_seconds: how much the follower has not
+    acknowledged, and for how long; None if it does not receive new blocks yet.
+    """
 
     name: str
     in_sync: bool
@@ -89,8 +91,8 @@ class _Link:
         self._read_at = heard_at
 
     def is_stuck(self, now: float) -> bool:
-        """Return whether data have waited for STUCK_SECONDS and the follower has read none of them. To be called about
-        once a second.
+        """Return whether data have waited in the connection's full send buffer for STUCK_SECONDS and the follower has
+        read none of them. To be called about once a second.
         """
         if not self.protocol.full or self.protocol.drains != self._drains:
             self._read_at, self._drains = now, self.protocol.drains
@@ -110,13 +112,13 @@ class Leader:
         on_failure: Callable[[MetaqError], None],
     ) -> None:
         """on_established: called once, when all data that this node had at its election are committed. Until then it is
-        unknown which data readers may see. on_failure: called when this node's disk has failed.
+        unknown which of these data readers are allowed to see. on_failure: called when this node's disk has failed.
         """
         self.core = core
         self._on_established: Callable[[], None] | None = on_established
         self.draining = False
-        """Whether a hand-over to another node is under way. The leader accepts no messages from producers during a
-        hand-over.
+        """Whether a hand-over to another node is under way. The leader does not acknowledge messages of producers
+        during a hand-over.
         """
         self._broker = broker
         self._store = broker.store
@@ -150,8 +152,8 @@ class Leader:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to lead. All data that the store has now count as block 1. This block is committed when every in-sync
-        node has these data.
+        """Begin to lead. All data that this node's store has now count as block 1, which is committed when every
+        in-sync node has these data.
         """
         for log in self._store.all_logs():
             self._note(log)
@@ -160,7 +162,9 @@ class Leader:
         self._make_block()
 
     def stop(self, error: MetaqError) -> None:
-        """Stop leading. Every waiting callback gets `error`, because the outcome of its write is unknown."""
+        """Stop leading. Call every callback that waits for the commit of a block with `error`, because it is unknown
+        whether the block will be committed.
+        """
         if self._ended:
             return
         self._ended = True
@@ -176,11 +180,15 @@ class Leader:
 
     @property
     def refusal(self) -> NotLeader | None:
-        """The error for appends after this node has stopped leading; None while appends are allowed."""
+        """The error with which appends are refused after this node has stopped leading; None while this node leads and
+        appends are allowed.
+        """
         return NotLeader(self._broker.config.broker_id) if self._ended else None
 
     def check(self, log: PartitionLog) -> None:
-        """Raise NotLeader or NotEnoughReplicas if the leader would not acknowledge a message for this log now."""
+        """Raise NotLeader or NotEnoughReplicas if the leader could not acknowledge a message that was appended to this
+        log now.
+        """
         if self._ended or self.draining:
             raise NotLeader(self._broker.config.broker_id)
         least = self._promise(log)[2]
@@ -188,10 +196,10 @@ class Leader:
             raise NotEnoughReplicas(log.topic, len(self.core.in_sync), least)
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when these writes are stored as their topics' `ack` settings demand. The writes must have been
-        appended in the present iteration of the reactor's loop, so that they belong to the block that is being
-        gathered. If it is not certain that a write is stored as its topic demands, set the write's `error` before
-        `done` is called.
+        """Call `done` when these writes are stored on as many nodes, and as safely, as the `ack` settings of their
+        topics demand. The writes must have been appended in the present iteration of the reactor's loop, so that they
+        belong to the next block. If it is not certain that a write is stored as its topic demands, its `error` is set
+        before `done` is called.
         """
         missing = 1
 
@@ -235,7 +243,7 @@ class Leader:
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node has been elected until now."""
+        """Whether this node leads, and it is certain that no other node has been elected leader by now."""
         return not self._ended and self.core.may_acknowledge(self._reactor.seconds())
 
     def _may_answer(self) -> bool:
@@ -243,7 +251,7 @@ class Leader:
 
     @property
     def copies(self) -> int:
-        """The number of nodes that have all committed data, including this node."""
+        """The number of nodes in the in-sync set, including this node; all of them have all committed data."""
         return len(self.core.in_sync)
 
     @property
@@ -262,7 +270,9 @@ class Leader:
         return found
 
     def reconfigured(self) -> None:
-        """Called when the topics' `ack` settings may have changed."""
+        """Read the topics' `ack` settings again when they are needed next. Called after a change of the
+        configuration.
+        """
         self._promises.clear()
 
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
@@ -293,7 +303,9 @@ class Leader:
             self._reactor.callLater(0, self._flush)
 
     def _note(self, log: PartitionLog) -> None:
-        """Add the present end of a log to the next block, so that this block also covers the log's present data."""
+        """Add the present end of a log to the next block, so that readers see all present data of the log when this
+        block is committed.
+        """
         self._gathered_marks[log] = Mark(log, log.end_offset, log.durability.count)
 
     def _flush(self) -> None:
@@ -348,7 +360,10 @@ class Leader:
     def _show(
         self, marks: Iterable[Mark], answers: Iterable[OnCommitted], established: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Make committed data visible to readers, and then call the waiting callbacks."""
+        """Make the data up to `marks` visible to readers, because they are committed. Then call the callbacks `answers`
+        without an error, and at last `established`. The generator yields when its share of the reactor's iteration is
+        used up.
+        """
         for log, end, count in {mark.log: mark for mark in marks}.values():
             if self._ended:  # the next leader decides what readers see; those who wait may be answered
                 break
@@ -363,7 +378,7 @@ class Leader:
             established()
 
     def _when_shown(self, lane: Lane, number: int, answered: OnCommitted) -> None:
-        """Call `answered` when the block is committed and visible to readers."""
+        """Call `answered` when block `number` is committed in this lane and visible to readers."""
         if self.core.wait(lane, number, answered):
             return
         if self._showing:
@@ -372,8 +387,8 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Send the number of the last committed block to the followers, unless they have just been sent a new block,
-        which contains this number.
+        """Send the number of the last committed block to the followers. Do nothing if a new block, which contains this
+        number too, has been sent to them meanwhile.
         """
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
@@ -386,8 +401,8 @@ class Leader:
     # --- followers ----------------------------------------------------------------------------------------------------
 
     def serve(self, name: str, protocol: StreamProtocol) -> None:
-        """Serve a follower that has connected and already knows the epoch and where to cut its logs. The follower's
-        first message is READY.
+        """Serve a follower that has just connected. This node has already told the follower its epoch and where the
+        follower must cut its logs. The next message of the follower is READY.
         """
         before = self._links.get(name)
         if before is not None:
@@ -399,7 +414,7 @@ class Leader:
         protocol.on_lost = lambda error: self._lost(link, error)
 
     def received(self, name: str, connection: StreamProtocol, messages: Sequence[StreamMessage]) -> None:
-        """Handle a follower's messages. Raises RemoteProtocolError."""
+        """Handle messages that the follower `name` has sent. Raises RemoteProtocolError."""
         link = self._links.get(name)
         if link is None or link.protocol is not connection or self._ended:
             return
@@ -450,8 +465,8 @@ class Leader:
             self._reactor.callLater(tuning.LOST_SECONDS, self._consider)
 
     def _leaves(self, link: _Link, words: Mapping[str, Any]) -> None:
-        """Remove a follower from the in-sync set after it has announced that it stops, so that no producer waits for
-        it.
+        """Handle a follower's message that it will stop: begin to remove the follower from the in-sync set, so that
+        producers no longer wait until this follower has their messages.
         """
         self._leaving.add(link.name)
         self._errors[link.name] = str(words.get("why", "it stops"))
@@ -464,8 +479,9 @@ class Leader:
         ensureDeferred(copy.run()).addErrback(lambda failure: link.protocol.close(PeerLost(failure.getErrorMessage())))
 
     def _go_live(self, link: _Link) -> Callable[[], None]:
-        """From now on, hold new blocks back for the follower. The caller copies the data that exist now, and then calls
-        the returned function. The returned function sends the held blocks. Blocks that are made later are sent at once.
+        """From now on, keep new blocks for this follower in memory instead of sending them. The caller copies the data
+        that exist now to the follower, and then calls the returned function. This function sends the kept blocks, and
+        after its call each new block is sent to the follower at once.
         """
         self._flush()
         link.counting = True
@@ -503,7 +519,9 @@ class Leader:
             self._cut_stuck(now)
 
     def _send_pings(self, links: Iterable[_Link]) -> None:
-        """Send pings that ask for grants. Each call uses a new ping number."""
+        """Send each of these followers a ping, which asks for a grant. All pings of one call have the same new
+        number.
+        """
         self._ping += 1
         now = self._reactor.seconds()
         ping = encode_ping(Ping(self._ping, self.core.committed))
@@ -526,15 +544,17 @@ class Leader:
                 self._on_failure(failure)
 
     def _drop_internal(self) -> None:
-        """Tell followers to drop the beginnings of internal logs that compaction has removed on this node."""
+        """Tell followers to drop the beginnings of those internal logs whose beginnings were removed on this node by
+        compaction.
+        """
         for log in self._store.all_internal_logs():
             if self._internal_from.get(log, log.first_offset) != log.first_offset:
                 self._send_firsts([log])
             self._internal_from[log] = log.first_offset
 
     def _lag_seconds(self, name: str, now: float) -> float:
-        """Return the age, in seconds, of the first block that the follower has not acknowledged; 0.0 if it has all
-        blocks.
+        """Return the age, in seconds, of the oldest block that the follower does not have on its disk, as far as this
+        node knows; 0.0 if it has all blocks.
         """
         safe = self.core.followers[name].safe
         if safe >= self.core.number:
@@ -544,9 +564,10 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Begin to change the in-sync set if a follower should join or leave it. When a node should join, each block is
-        committed only if this node has it, too; the node is written into the set once it has all committed data. When a
-        node should leave, blocks still need this node's acknowledgement until the set without it is written.
+        """Begin to change the in-sync set if a follower should join or leave it. When a follower should join, from now
+        on each block is committed only after this follower, too, has acknowledged the block; the new set is written to
+        ZooKeeper once the follower has all committed data. When a follower should leave, blocks need its
+        acknowledgement until the set without it is written.
         """
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
@@ -599,8 +620,9 @@ class Leader:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def drain_to(self, name: str) -> Deferred[bool]:
-        """Stop accepting messages from producers. The Deferred fires with True when the follower has all data, or with
-        False if the follower's connection is lost.
+        """Prepare a hand-over to the follower `name`: acknowledge no more messages of producers, and return a Deferred.
+        It fires with True when the follower has all data and they are committed, or with False if the follower's
+        connection is lost.
         """
         self.draining = True
         self._flush()
@@ -619,8 +641,9 @@ class Leader:
         return deferred
 
     def hand_over_to(self, name: str, *, leaving: bool) -> None:
-        """Tell the follower to stand for election at once. From then on the follower's grants no longer count. leaving:
-        whether this node stops, so that the next leader need not wait for this node.
+        """Tell the follower to stand for election at once. From then on, this leader no longer relies on the follower's
+        grants. leaving: True if this node's process is about to stop, so that the next leader does not wait for this
+        node.
         """
         link = self._links.get(name)
         if link is not None:
@@ -629,7 +652,7 @@ class Leader:
             link.protocol.send([encode_json(Kind.HAND_OVER, {"leaving": leaving})])
 
     def dropped(self, partitions: Iterable[tuple[str, int]]) -> None:
-        """Tell followers to drop the segments that retention has dropped on this node."""
+        """Tell the followers to drop, too, the segments of these partitions that retention has removed on this node."""
         self._send_firsts([self._store.get(*each) for each in partitions])
 
     def _send_firsts(self, logs: Sequence[PartitionLog]) -> None:

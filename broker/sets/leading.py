@@ -2,9 +2,10 @@
 no clock and starts no thread.
 
 `needed` contains the other nodes that must have a block before the block is committed and clients get acknowledgements.
-`needed` has the nodes of the in-sync set. While the outcome of a change of this set is unknown, `needed` has the nodes
-of both the old set and the new set. The caller reports each event by calling a method. Afterwards `take_committed`
-returns the data that became visible, and `take_answers` returns the callbacks to call.
+These are the nodes of the in-sync set. While the leader is changing this set and the outcome is unknown, `needed`
+contains the nodes of the old set and of the new set. The caller reports each event (for example an acknowledgement) by
+calling a method. After `advance`, `take_committed` returns up to where data have become visible, and `take_answers`
+returns the callbacks to call.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ block will ever be committed.
 """
 
 _NOTHING = -1
-"""The block number of a follower that has acknowledged nothing."""
+"""Used as block number for a follower that has acknowledged no block."""
 
 
 class Mark(NamedTuple):
-    """The position in a log where a block ends: the end offset `end`, and the log's count of records up to there."""
+    """The position in a log where a block's data end. end: the byte offset. records: how many records the log has
+    before this offset.
+    """
 
     log: Any
     end: int
@@ -46,8 +49,8 @@ class FollowerState:
         on the disk (`safe`).
         """
         self.granted_until = float("-inf")
-        """When the follower's grant ends, by the leader's clock. Until then the follower does not stand for
-        election.
+        """The time when the follower's grant ends, in monotonic seconds of the leader's clock. Before this time the
+        follower does not stand for election.
         """
         self.live = False
         """Whether the follower receives each block as soon as the leader makes it."""
@@ -63,7 +66,9 @@ class _LaneState:
 
 
 class Leading:
-    """The state of one leadership. Block numbers begin at 1."""
+    """Everything that a leader knows about its blocks and followers, from its election until it stops leading. Block
+    numbers begin at 1.
+    """
 
     def __init__(self, me: str, epoch: int, in_sync: Iterable[str]) -> None:
         self.me = me
@@ -76,9 +81,9 @@ class Leading:
         """
         self.followers: dict[str, FollowerState] = {}
         self.number = 0
-        """The number of the last block."""
+        """The number of the last block that `next_block` has added; 0 before the first."""
         self.own_safe = 0
-        """The last block that is on this node's own disk."""
+        """The number of the last block that is on this node's own disk."""
         self._lanes = (_LaneState(), _LaneState())
         self._newly: list[Mark] = []
 
@@ -95,7 +100,9 @@ class Leading:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def next_block(self, memory: Sequence[Mark], disk: Sequence[Mark]) -> int:
-        """Add a block and return its number. memory, disk: the block's marks in each of the two lanes."""
+        """Add a block and return its number. memory: where the block's data end in the logs that need a copy in the
+        followers' memory only. disk: the same for the logs whose data must be on the followers' disks.
+        """
         self.number += 1
         for lane, marks in zip(self._lanes, (memory, disk), strict=True):
             if marks:
@@ -103,7 +110,7 @@ class Leading:
         return self.number
 
     def acknowledged(self, name: str, ack: Ack) -> None:
-        """Record which blocks a live follower has acknowledged."""
+        """Record which blocks a follower has acknowledged. Without effect if the follower is not live."""
         state = self.followers[name]
         if state.live:
             state.received, state.safe = ack.received, ack.safe
@@ -135,7 +142,7 @@ class Leading:
     # --- what is committed --------------------------------------------------------------------------------------------
 
     def may_acknowledge(self, now: float) -> bool:
-        """Return whether it is certain that no other node has been elected. now: monotonic seconds."""
+        """Return whether it is certain that no other node has been elected leader by now. now: monotonic seconds."""
         granted = {name: state.granted_until for name, state in self.followers.items()}
         return may_acknowledge(now, granted, self.needed, self.me)
 
@@ -156,8 +163,8 @@ class Leading:
                 self._newly += lane.marks.popleft()[1]
 
     def holders(self, lane: Lane, number: int) -> int:
-        """Return how many nodes have block `number`, which is committed in this lane. For the disk lane, count nodes
-        that have it on the disk; else count nodes that have it in memory.
+        """Return how many nodes, including this one, have block `number`, which is committed in this lane: how many
+        have it on the disk (disk lane), or at least in memory (memory lane).
         """
         states = self.followers.values()
         if lane is Lane.DISK:
@@ -165,7 +172,9 @@ class Leading:
         return 1 + sum(state.received >= number for state in states)
 
     def take_committed(self) -> list[Mark]:
-        """Return the marks of newly committed blocks. The caller needs only the last mark of each log."""
+        """Return the marks of the blocks that were committed since the last call, oldest first. Of several marks of one
+        log, the caller needs only the last one.
+        """
         newly, self._newly = self._newly, []
         return newly
 
@@ -182,7 +191,7 @@ class Leading:
         return True
 
     def take_answers(self) -> list[OnCommitted]:
-        """Return the callbacks whose block is now committed."""
+        """Remove and return those callbacks given to `wait` whose block is committed by now."""
         found = []
         for lane in self._lanes:
             while lane.waiting and lane.waiting[0][0] <= lane.committed:

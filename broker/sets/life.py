@@ -9,11 +9,12 @@ and starts no thread.
                                                                                                                   IDLE
 
 A node without a leader may also stand for election, or create the set's state (CREATING). The event DISTRUSTED leads to
-the state OUT from every state in which the node rests (RESTING) or leads. The event STOP leads to the state STOPPED
-from every state.
+the state OUT from the states in RESTING and from the states in which the node leads. The event STOP leads to the state
+STOPPED from every state.
 
-`due` in outlook.py decides which event is due, given the node's knowledge. node.py executes the actions. The model of
-the protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of docs/replication.md.
+The function `due` in outlook.py finds out from the node's knowledge which event happens next. node.py executes the
+actions. The model of the protocol (tests/component/sets) uses this table. The numbers in brackets name invariants of
+docs/replication.md.
 """
 
 from __future__ import annotations
@@ -27,52 +28,60 @@ __all__ = ["CANDIDATES", "LEADERS", "RESTING", "TABLE", "NodeAction", "NodeEvent
 
 class NodeState(Enum):
     IDLE = auto()
-    """Follows nobody, because it has just started, lost an election, or stopped leading."""
+    """The node follows no leader, because it has just started, lost an election, or stopped leading."""
     CREATING = auto()
-    """Writes the first state of the set."""
+    """The node is writing the first state of the set to ZooKeeper."""
     FOLLOWING = auto()
-    """Follows a leader that ZooKeeper named, or tries to connect to it."""
+    """The node follows the leader that ZooKeeper names, or tries to connect to it."""
     STANDING = auto()
-    """Has asked ZooKeeper to make it the leader, or is about to ask. The outcome is unknown."""
+    """The node has asked ZooKeeper to make it the leader, or is about to ask, and does not know the outcome yet."""
     ELECTED = auto()
     """The set's state names this node as the leader. The node is recording its new epoch on its disk and serves nobody
     yet.
     """
     LEADING = auto()
-    """Sends its data to followers. Clients wait until the data that it had at its election are committed."""
+    """The node is the leader and sends its data to followers. Clients must wait until the data that this node had at
+    its election are committed.
+    """
     SERVING = auto()
-    """Leads, and serves clients."""
+    """The node is the leader and serves clients."""
     OUT = auto()
-    """Does not take part, because its disk or its data cannot be trusted."""
+    """The node takes no part in the set, because its disk or its data cannot be trusted."""
     STOPPED = auto()
 
 
 class NodeEvent(Enum):
     NO_SET = auto()
-    """The set has no state, and this node may create it."""
+    """The set has no state in ZooKeeper, and this node is allowed to create it."""
     CREATED = auto()
     """The set's state has been created, by this node or by another node."""
     LEADER = auto()
     """ZooKeeper names another node as the leader."""
     CHANCE = auto()
-    """As far as this node knows, it may stand for election."""
+    """As far as this node knows, the set has no leader and this node is allowed to stand for election."""
     WON = auto()
     LOST = auto()
     """The node has certainly lost the election, because another node's write was applied to the set's state."""
     UNFIT = auto()
-    """The disk failed before the node asked ZooKeeper to make it the leader."""
+    """This node's disk failed before the node had asked ZooKeeper to create the set's state or to make the node the
+    leader.
+    """
     RECORDED = auto()
     """The new epoch is on this node's disk, together with the positions where each log ended when the epoch began."""
     COMMITTED = auto()
     """All data that the leader had when it was elected are committed."""
     DEPOSED = auto()
-    """Another node was elected, the ZooKeeper session has ended, or ZooKeeper was set back."""
+    """This node must stop leading, because another node was elected, the ZooKeeper session has ended, or ZooKeeper's
+    data are older than before.
+    """
     FAILED = auto()
-    """The work that the last action began could not be done."""
+    """The work that this node's last action (for example STAND) had begun could not be done."""
     DISTRUSTED = auto()
     """The node's disk has failed or is full, or the node's data differ from the leader's data."""
     TRUSTED = auto()
-    """The full disk has room again, or an operator has decided how to treat the data that differ."""
+    """The reason for DISTRUSTED is gone: the full disk has free space, or an operator has decided how to treat the data
+    that differ.
+    """
     STOP = auto()
 
 
@@ -82,14 +91,16 @@ class NodeAction(Enum):
     CREATED, UNFIT and FAILED.
     """
     FOLLOW = auto()
-    """Follow the leader that ZooKeeper names, unless the node follows it already."""
+    """Begin to follow the leader that ZooKeeper names. If the node follows this leader, nothing changes."""
     STOP_FOLLOWING = auto()
     STAND = auto()
     """Wait until following has ended, then ask ZooKeeper to make this node the leader. The result is one of the events
     WON, LOST, UNFIT and FAILED.
     """
     RECORD = auto()
-    """Write to the disk that this node leads. The result is one of the events RECORDED, DISTRUSTED and FAILED."""
+    """Write to this node's disk that it leads the new epoch. The result is one of the events RECORDED, DISTRUSTED and
+    FAILED.
+    """
     LEAD = auto()
     """Begin to lead: send this node's data to followers. The event COMMITTED or DISTRUSTED may happen before this
     action returns.
@@ -97,13 +108,15 @@ class NodeAction(Enum):
     SERVE = auto()
     """Begin to serve clients."""
     STEP_DOWN = auto()
-    """Stop leading; turn clients away."""
+    """Stop leading, and refuse the requests of clients."""
     RESIGN = auto()
     """Write into ZooKeeper that this node does not lead, if other nodes are in sync."""
     LET_IN = auto()
-    """Answer the followers that have connected since this node became a candidate."""
+    """Answer the followers that have connected since this node became a candidate; until now they had to wait for an
+    answer.
+    """
     DECIDE = auto()
-    """Find out which event is due now."""
+    """Find out which event happens next, without waiting for news from ZooKeeper."""
     DECIDE_LATER = auto()
 
 
@@ -115,8 +128,9 @@ leader.
 """
 
 CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
-"""In these states, a node grants nothing to a leader. The node checks its promises and enters STANDING in the same
-iteration of the reactor. The node stays a candidate until it knows the outcome of the election, however long that
+"""In these states, a node gives no leader a grant (the promise not to stand for election for some time). The node
+checks that none of its grants is still valid, and enters STANDING in the same iteration of the reactor, so that it can
+give no grant in between. The node stays in these states until it knows the outcome of the election, however long that
 takes. (5)
 """
 

@@ -1,9 +1,7 @@
-"""Find data that a node's directories have lost since the node last wrote its file (history.py). Causes: a disk is not
-mounted, a directory was moved away, or a file system check has removed files.
-
-Missing messages do not count as a loss if they are the newest ones and the machine was restarted. Nobody had promised
-that these messages were on the disk (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as
-in sync.
+"""Find data that a node's directories have lost since the node last wrote its file (history.py). Possible causes: a
+disk is not mounted, a directory was moved away, or a file system check has removed files. If the newest messages of a
+log are missing and the machine was restarted, this is not counted as a loss, because these messages may have been in
+memory only (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as in sync.
 """
 
 from __future__ import annotations
@@ -20,19 +18,21 @@ __all__ = ["contents", "losses"]
 
 
 def contents(store: Store, log_directory: str) -> dict[str, int]:
-    """Return where each partition `<topic>-<partition>` and each internal log ends. The key `transactions` has the
-    value 1 if the transaction log in `log_directory` has files, else 0. Called on the owning thread. Raises StoreError.
+    """Return a dict from the name of each partition (`<topic>-<partition>`) and each internal log to its end offset.
+    The key `transactions` has the value 1 if the transaction log in `log_directory` has files, else 0. Called on the
+    thread that owns the store. Raises StoreError.
     """
     ends = {name: end for name, (_, end, _) in store.ends().items()}
     return {**ends, DIRECTORY: int(_has_log(store.files, log_directory))}
 
 
 def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_boot: bool) -> list[str]:
-    """Return the sorted names of the logs that this node had and now lacks, wholly or in part. Raises StoreError.
+    """Return the sorted names of the logs that this node had and that are now missing, completely or in part. Raises
+    StoreError.
 
     known: NodeFile.ends, the result of contents() at the time when the node's file was written. same_boot: True if the
-    machine has not been restarted since that time; then no byte may be missing. Call this function on the thread that
-    owns the store, before anything is appended.
+    machine has not been restarted since that time; in this case a log counts as lost if any byte is missing. Call this
+    function on the thread that owns the store, before anything is appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

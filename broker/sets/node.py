@@ -1,7 +1,8 @@
-"""Execute the actions of one node of a broker set, as the table in life.py demands. The code runs on the reactor
-thread, but worker threads call ZooKeeper and use files.
+"""Run one node of a broker set: execute the actions that the table in life.py lists for each event. The code runs on
+the reactor thread, but worker threads call ZooKeeper and use files.
 
-Whenever the state of this node or of the set has changed, `_decide` asks the outlook (outlook.py) which event is due.
+Whenever the state of this node or of the set has changed, `_decide` asks an Outlook object (outlook.py) which event
+happens next.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _UNSEEN = SetView(None, -1)
-"""The view of the set that is used before ZooKeeper was read for the first time."""
+"""The view of the set that is used until ZooKeeper has been read for the first time."""
 
 
 class SetMember:
@@ -80,17 +81,18 @@ class SetMember:
         *,
         before_serving: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Read the node's file. Raises StoreError. session: the ZooKeeper session; `start` starts the session, and
-        `close` closes it. registration: must use the same session. on_role: called when `refusal` may have changed.
-        before_serving: called and awaited after this node has won an election, before it serves clients.
+        """Create the object and read the node's file (history.py). Raises StoreError. session: the ZooKeeper session;
+        this object's `start` starts the session, and `close` closes it. registration: must use the same session.
+        on_role: called when the result of `refusal` may have changed. before_serving: called after this node has won an
+        election; the node waits for its end before it serves clients.
         """
         self.name = name
         self.zone = zone
         self.leader: Leader | None = None
         """The Leader object while this node leads, else None."""
         self.failure: MetaqError | None = None
-        """Why this node takes no part in its set; None if it takes part. The reason stays until an operator acts or the
-        disk has room again.
+        """Why this node takes no part in its set; None if it takes part. The value changes to None only when an
+        operator has acted or a full disk has free space again.
         """
         self._state = NodeState.IDLE
         self._broker = broker
@@ -104,8 +106,9 @@ class SetMember:
         self._boot = machine_start()
         self._timer: LoopingCall | None = None
         self._incomplete = False
-        """Whether this node has to catch up because its directories have lost data. Until it has caught up, its file
-        still lists the lost data, because an unmounted disk may come back.
+        """Whether this node has to catch up because its directories have lost data. Until it has caught up,
+        `history.json` is not written with the smaller ends, so that the loss is also found at a next start, or the data
+        are found complete if an unmounted disk was mounted again.
         """
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
@@ -186,7 +189,9 @@ class SetMember:
         return contents(self._broker.store, self._broker.transactions.directory)
 
     def _caught_up(self) -> None:
-        """Record that this node has all data. Called when the leader has told this node so."""
+        """Record in the node's file that this node has all committed data. Called when the leader has told this node
+        so.
+        """
         self._incomplete = False
         ensureDeferred(self._remember(self._boot)).addErrback(
             lambda failure: _log.error("the node is still no candidate for election: %s", failure.getErrorMessage())
@@ -194,7 +199,7 @@ class SetMember:
 
     async def _remember(self, boot: str) -> None:
         """Write the present ends of the node's partitions to its file. boot: identifies the start (boot) of the machine
-        after which the node had all data.
+        during which the node was last known to have all data.
         """
         forgetful = self._file.boot != boot
         await self._broker.in_thread(partial(self._file.remember, self._ends(), boot))
@@ -203,8 +208,8 @@ class SetMember:
             self._set.declare(self._node(forgetful=False))
 
     def _remember_new(self) -> None:
-        """Write the node's file again if a partition has got its first messages since the file was last written. The
-        file then names this partition, too.
+        """Write the node's file again if a partition that had no messages when the file was last written has messages
+        now, so that a loss of this partition can be noticed, too.
         """
         known = self._file.ends
         if self._has_all and any(end and not known.get(name) for name, end in self._ends().items()):
@@ -214,12 +219,14 @@ class SetMember:
 
     @property
     def _has_all(self) -> bool:
-        """Whether this node holds all data that the set attributes to it."""
+        """Whether this node has all the data that other nodes may assume it to have: it leads, or follows and has
+        caught up, and has not lost any data before.
+        """
         return not self._incomplete and (self.leader is not None or self._following.live)
 
     async def stop(self) -> None:
-        """Hand the leadership over or leave the in-sync set, and then leave the broker set. The call takes some seconds
-        at most.
+        """Leave the broker set. Before that, if this node is the leader, hand the leadership over to another node; if
+        it follows, ask the leader to remove it from the in-sync set. The call takes some seconds at most.
         """
         self._stopping = True
         complete = self._has_all
@@ -290,7 +297,9 @@ class SetMember:
             self._following.follower.reconfigured()
 
     def try_again(self) -> None:
-        """Connect to the leader again, even after this node's data were found to differ from the leader's."""
+        """Connect to the leader again. Do so even if this node had stopped following because its data differ from the
+        leader's data.
+        """
         if isinstance(self.failure, ReplicaDiverged) and self._state is NodeState.OUT:
             self._happened(NodeEvent.TRUSTED)
             return
@@ -300,14 +309,17 @@ class SetMember:
     # --- what clients are told ----------------------------------------------------------------------------------------
 
     def refusal(self) -> NotLeader | None:
-        """Return the error for clients if this node does not serve them now; None if it does."""
+        """Return the error with which clients' requests are refused while this node does not serve clients; None if it
+        serves them.
+        """
         if self._state is NodeState.SERVING:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
     def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
-        """Check whether a request is allowed while `refusal` is not None. The gate (the object that every request
-        passes before it is served) calls this method. Raises NotLeader if this node does not serve the request.
+        """Check whether this node serves a request now. While `refusal` is not None, only some requests are served. The
+        gate (the object that every request passes before it is served) calls this method. Raises NotLeader if this node
+        does not serve the request.
         """
         if verb.nodes is Nodes.ALL:
             return
@@ -316,8 +328,8 @@ class SetMember:
             raise self.refusal() or NotLeader(self._broker.config.broker_id)
 
     def check_pull(self, pull: Parkable) -> None:
-        """Check like `check` whether a waiting pull request, which was admitted earlier, is still allowed. Called each
-        time the pull resumes.
+        """Check whether this node still serves a pull request that was parked after it had passed `check`. Called each
+        time the parked pull is continued. Raises NotLeader.
         """
         place = pull.follower_place
         if place is not None and self.shows_messages:
@@ -329,8 +341,8 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether to serve readers that ask to read from a follower. True if this node has all committed data, except
-        perhaps the newest data that the leader has just sent or is about to send.
+        """Whether this node, as a follower, serves readers that ask to read from a follower. True if readers see all
+        committed data here, except perhaps the newest data that the leader has just sent or is about to send.
         """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
@@ -378,7 +390,7 @@ class SetMember:
         )
 
     def _decide(self) -> None:
-        """Find out which event of life.py is due, and handle it."""
+        """Ask the Outlook which event of life.py happens now, and handle it."""
         if self._view is None:
             return
         outlook = self._outlook()
@@ -432,7 +444,9 @@ class SetMember:
                 self._reactor.callLater(tuning.CHANGE_PAUSE_SECONDS, self._decide)
 
     def _work(self, work: Coroutine[Any, Any, NodeEvent]) -> None:
-        """Run a coroutine that takes time. When it ends, handle the event that it returns."""
+        """Run the coroutine of an action that takes time. When it ends, handle the event that it returns; if it raises
+        an exception, handle the event FAILED.
+        """
 
         def done(result: NodeEvent | Failure) -> None:
             if isinstance(result, NodeEvent):
@@ -477,12 +491,13 @@ class SetMember:
             return view
 
     async def _write(self, version: int, write: Callable[[], int | None], after: SetView | None = None) -> SetView:
-        """Replace the set's state in ZooKeeper if that state has version `version`. Return the view of the set once the
-        outcome of the write is known. While the outcome is unknown, ZooKeeper may still apply the request later. So the
-        node writes the same state again until it reads another version (see rules.counted).
+        """Call `write`, which replaces the set's state in ZooKeeper if that state has version `version`. Return the
+        view of the set once the outcome of the write is known. If ZooKeeper does not answer, it can still apply the
+        request later. So the node repeats the same write until it is answered or until the node reads another version
+        (see rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write. If `after` is given, this method need not read
-        ZooKeeper again.
+        after: the view to return if ZooKeeper confirms the write. With `after`, ZooKeeper is not read again after such
+        a write.
         """
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
@@ -529,7 +544,7 @@ class SetMember:
     # --- leader -------------------------------------------------------------------------------------------------------
 
     async def _record(self) -> NodeEvent:
-        """Write to the disk that this node leads, and wait for `before_serving`."""
+        """Write to this node's disk that it leads the new epoch, and wait until `before_serving` has ended."""
         state = self._won
         assert self._set is not None
         assert state is not None
@@ -596,9 +611,7 @@ class SetMember:
         self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
-        """Stop leading after the disk has failed, because no data on this node can be trusted until it is started
-        again.
-        """
+        """Stop leading because the disk has failed. This node's data cannot be trusted until the node is started again."""
         if self.leader is not None:
             self._distrust(failure)
 
@@ -607,7 +620,7 @@ class SetMember:
         self._happened(NodeEvent.DISTRUSTED)
 
     def _note(self, failure: MetaqError) -> None:
-        """Record and log why this node takes no part in its set."""
+        """Record and log the error for which this node takes no part in its set."""
         if self.failure is not None:
             return
         self.failure = failure
@@ -620,8 +633,8 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Check whether a full disk has free space again. If so, let this node take part in its set again. The node may
-        do so because a full disk, unlike a failed disk, has lost no data.
+        """Check whether a full disk has free space again. If so, let this node take part in its set again: unlike a
+        failed disk, a full disk has lost no data.
         """
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
@@ -632,8 +645,8 @@ class SetMember:
         self._happened(NodeEvent.TRUSTED)
 
     async def _resign(self) -> None:
-        """If the set's state says that this node leads and that other nodes are in sync, write into ZooKeeper that no
-        node leads. Repeat this until it has succeeded or is no longer necessary.
+        """If the set's state in ZooKeeper says that this node leads and that other nodes are in sync, write into
+        ZooKeeper that no node leads. Try again until the write has succeeded or the state says something else.
         """
         view, won = self._view, self._won
         assert self._set is not None
@@ -665,7 +678,9 @@ class SetMember:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     async def hand_over(self, target: str | None) -> str:
-        """Hand the leadership to another node, and return its name. Raises NotLeader, CoordinationError."""
+        """Hand the leadership over to another node, and return that node's name. target: the name of the node; None
+        lets this node choose. Raises NotLeader, CoordinationError.
+        """
         return await self._hand_over(target, leaving=False)
 
     async def _hand_over(self, target: str | None, *, leaving: bool) -> str:
@@ -704,8 +719,8 @@ class SetMember:
         return chosen
 
     async def _drain_and_hand_over(self, leader: Leader, chosen: str, *, leaving: bool) -> None:
-        """Wait until the chosen node has all data, and hand over to it. Raises CoordinationError if the hand-over
-        fails.
+        """Wait until the node `chosen` has all data, and hand the leadership over to it. leaving: whether this node's
+        process is about to stop. Raises CoordinationError if the hand-over fails.
         """
         try:
             drained = await leader.drain_to(chosen).addTimeout(tuning.DRAIN_SECONDS, self._reactor)
@@ -744,8 +759,8 @@ class SetMember:
         self._following.follow((state.epoch, state.leader), state.chosen)
 
     def _grants(self, stream_epoch: int) -> bool:
-        """Return whether to answer the leader's ping with a grant. No grant is given if ZooKeeper says that there is no
-        leader any more.
+        """Return whether to answer a ping of the leader with a grant, and record the grant. stream_epoch: the epoch of
+        this leader. No grant is given if ZooKeeper says that the set has no leader now.
         """
         view = self._view
         if not may_grant(self._file.epoch, stream_epoch, standing=self._state in CANDIDATES):
@@ -758,15 +773,16 @@ class SetMember:
         return True
 
     def _leader_gone(self, office: Office, *, for_good: bool) -> None:
-        """Record that the leader of this office (an epoch and the leader's name) does not lead any more. for_good:
-        whether the leader's process has ended.
+        """Record that the leader `office` (an epoch and the leader's name) no longer leads, so that this node may stand
+        for election. for_good: True if the leader's process has ended or is about to end; False if the leader hands
+        over to this node and then follows.
         """
         self._gone, self._gone_for_good = office, for_good
         self._decide()
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """Stand for election because the leader asks for it: the leader has stopped acknowledging, and this node has
-        all of the leader's data.
+        """Stand for election because the leader has asked this node to. Before asking, the leader has stopped
+        acknowledging messages and has waited until this node has all data.
         """
         if self._following.office is None:
             return
@@ -783,9 +799,8 @@ class SetMember:
 
 
 def _joins(leader: Leader, target: str | None) -> bool:
-    """Return whether a hand-over should wait until a follower is ready to lead. If `target` is given, only this
-    follower is considered, else all. True if at least one of the considered followers is connected, but none of them is
-    both in sync and receiving all blocks.
+    """Return whether a hand-over should wait because no follower is ready to lead yet, but one is connected. A follower
+    is ready if it is in sync and receives all new blocks. target: consider only this follower; None considers all.
     """
     asked = [each for each in leader.status() if target in (None, each.name)]
     return any(each.connected for each in asked) and not any(each.in_sync and each.live for each in asked)

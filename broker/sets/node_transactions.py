@@ -1,5 +1,5 @@
-"""Manage the transaction log of a broker set's node. The log is open while the node leads. While the node follows, the
-log is a copy of the leader's log (docs/transactions.md).
+"""Manage the transaction log of a broker set's node. While the node leads, it writes its own transactions to the log.
+While the node follows, its log files are a copy of the leader's log files (docs/transactions.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _log = logging.getLogger(__name__)
 
 
 class SetTransactions:
-    """Opens and closes the node's transaction log, and lets it mirror the leader's log. Its methods run on the reactor
-    thread.
+    """Opens the node's transaction log when the node begins to lead and closes it afterwards. While the node follows,
+    provides the TransactionMirror, which copies the leader's log. Its methods run on the reactor thread.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class SetTransactions:
         refusal: Callable[[], MetaqError | None],
         on_failure: Callable[[MetaqError], None],
     ) -> None:
-        """refusal: returns why clients are not served now. on_failure: called when this node leads and cannot write its
-        log. Raises ConfigError, DirectoryInUse.
+        """refusal: returns the error with which clients are refused now, or None. on_failure: called with the error
+        when this node leads and cannot write its transaction log. Raises ConfigError, DirectoryInUse.
         """
         store = broker.store
         self._broker = broker
@@ -49,15 +49,16 @@ class SetTransactions:
         broker.transactions.lock()
 
     async def mirror(self) -> TransactionMirror:
-        """Return the TransactionMirror, which a follower uses. Wait until nothing else uses the log's files. Raises
-        StoreError.
+        """Wait until nothing else uses the log's files, and then return the TransactionMirror, with which a follower
+        changes these files. Raises StoreError.
         """
         await self._mirror.ready()
         return self._mirror
 
     async def write_back(self) -> None:
-        """Write data that are only in the page cache to the disk, before this node begins to follow. The leader then
-        waits less for this node's sync later (TransactionMirror.write_back).
+        """Write data that are only in the page cache to the disk. Called before this node hands over and begins to
+        follow: when it joins the new leader it must sync all its data, and this sync then takes less time
+        (TransactionMirror.write_back).
         """
         try:
             written: Deferred[None] = self._broker.in_thread(self._mirror.write_back)
@@ -66,8 +67,8 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the transaction log can be opened. The log can be opened when its files are complete and all data
-        of the partitions are safe, so that a replay finds these data. Raises StoreError.
+        """Wait until the transaction log can be opened. It can be opened when its files are complete and all data of
+        the partitions are safe on this node's disk. Raises StoreError.
         """
         await self.mirror()
         safe: Deferred[None] = Deferred()
@@ -76,8 +77,9 @@ class SetTransactions:
         await safe
 
     def open(self, leader: Leader) -> None:
-        """Replay the transaction log. Call this method before `leader` starts, because the replay's appends belong to
-        the leader's first block. The call blocks. All data of the partitions must be visible to readers.
+        """Open this node's transaction log and replay it: append the messages of committed transactions that the
+        partitions lack. Call this method before `leader` starts, because these messages belong to the leader's first
+        block. When it is called, all data of the partitions must be visible to readers. The call blocks.
 
         Raises StoreError, ConfigError.
         """
@@ -86,14 +88,14 @@ class SetTransactions:
             log.limit_visibility()  # for logs that the replay has created
 
     def close(self, why: str) -> None:
-        """Stop writing the log, because this node no longer leads."""
+        """Stop writing the transaction log, because this node no longer leads. why: the reason, for error messages."""
         self._mirror.hold()  # a worker may still write
         idle = self._broker.transactions.abandon(f"this node leads no longer: {why}")
         idle.addCallback(lambda _: self._mirror.release())
 
 
 class _LeaderCopies:
-    """Turns changes of the transaction log into entries of the leader's blocks."""
+    """Passes each change of the leader's transaction log to the Leader as an entry of its next block."""
 
     def __init__(self, leader: Leader, broker_id: int, on_failure: Callable[[MetaqError], None]) -> None:
         self._leader = leader

@@ -1,5 +1,5 @@
-"""Collect the facts that a broker set's node knows, and derive from them which event (life.py) is due. The code does no
-I/O, reads no clock and starts no thread.
+"""Collect the facts that a broker set's node knows, and derive from them which event of life.py happens next. The code
+does no I/O, reads no clock and starts no thread.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ class Outlook:
     """The facts that one node knows at one moment.
 
     name: the node's name. instance: the id of the node's data. epoch: the highest epoch that the node has seen.
-    has_data: whether the node has ever led or followed. present: whether the set's list of present nodes contains this
-    node. session_id: the id of the node's ZooKeeper session. gone: epoch and name of a leader that hands over to this
-    node, or whose process has ended. promised: whether a promise of this node to a leader is still in force. led: the
-    epoch in which the node leads; None if it does not lead.
+    has_data: whether the node has ever led or followed. view: the set's state and nodes as last read from ZooKeeper.
+    present: whether this node's znode exists in the set. session_id: the id of the node's ZooKeeper session. gone:
+    epoch and name of a leader that hands over to this node, or whose process has ended; None if there is none.
+    promised: whether this node has promised a leader not to stand for election, for a time that is not over. stopping:
+    whether the node's process is about to stop. led: the epoch in which the node leads; None if it does not lead.
     """
 
     broker_id: int
@@ -38,11 +39,11 @@ class Outlook:
     promised: bool
     led: int | None
     diverged: bool
-    """Whether the node does not take part because its data differ from the leader's."""
+    """Whether the node takes no part in the set because its data differ from the leader's data."""
     stopping: bool
 
     def due(self, state: NodeState) -> NodeEvent | None:
-        """Return the event that is due in `state`; None if the node has to wait."""
+        """Return the event of life.py that happens now if the node is in `state`; None if the node has to wait."""
         if state in LEADERS:
             return NodeEvent.DEPOSED if self.deposed_by else None
         if self.stopping:
@@ -64,28 +65,29 @@ class Outlook:
 
     @property
     def is_in_sync(self) -> bool:
-        """Whether this node's data are in the in-sync set."""
+        """Whether the in-sync set in ZooKeeper contains this node with the instance id of its present data."""
         state = self.view.state
         return state is not None and state.has_in_sync(self.name, self.instance)
 
     @property
     def is_alone(self) -> bool:
-        """Whether this node is the only one in sync."""
+        """Whether this node is the only node in the in-sync set."""
         state = self.view.state
         return state is not None and list(state.in_sync) == [self.name] and self.is_in_sync
 
     @property
     def owns_broker_id(self) -> bool:
-        """Whether this node's ZooKeeper session owns the znode of the broker id. Clients find the leader by this
-        znode.
+        """Whether this node's ZooKeeper session has created the ephemeral znode of the broker id, by which clients find
+        the leader.
         """
         return self.view.master is not None and self.view.master.owner == self.session_id
 
     @property
     def is_set_back(self) -> bool:
-        """Whether the state in ZooKeeper is older than a state that a present node has seen. The nodes that this older
-        state lists as in sync may have been removed from the in-sync set since then. A state without a leader does not
-        count as older, because it was written for an operator's choice or by a leader that resigned.
+        """Whether the set's state in ZooKeeper is older than a state that a present node has seen. Nodes that this
+        older state lists as in sync may later have been removed from the in-sync set, so they can lack data. A state
+        without a leader does not count as older, because it was written for an operator's choice or by a leader that
+        resigned.
         """
         view, state = self.view, self.view.state
         if state is None:
@@ -94,7 +96,7 @@ class Outlook:
 
     @property
     def deposed_by(self) -> str:
-        """Why this node no longer leads; "" if it does."""
+        """The reason why this node, which was the leader, is no longer the leader; "" if it still is."""
         state = self.view.state
         if state is None or (state.epoch, state.leader) != (self.led, self.name):
             known = state is not None and not state.is_revoked
@@ -103,10 +105,10 @@ class Outlook:
 
     @property
     def may_create(self) -> bool:
-        """Whether this node may create the set's state. A node that has been in the set before waits for an operator.
-        The set's state has been lost then, and nothing else says which nodes have all acknowledged data. A new node
-        also waits if a node is present that has been in the set before. Of several new nodes, the first by name creates
-        the state.
+        """Whether this node is allowed to create the set's state in ZooKeeper, which does not exist. A node that has
+        been in the set before is not allowed to: the state must have been lost, and only an operator can find out which
+        nodes have all acknowledged data. A new node is not allowed to either if a node is present that has been in the
+        set before. Of several new nodes, only the first by name creates the state.
         """
         nodes = self.view.nodes
         return (
@@ -117,7 +119,9 @@ class Outlook:
 
     @property
     def waits_for_promises(self) -> bool:
-        """Whether only this node's promises to a leader (grants) prevent it from standing for election now."""
+        """Whether this node could stand for election now if it had given no grant to a leader (a promise not to stand
+        for some time).
+        """
         state = self.view.state
         return state is not None and self.promised and self._may_stand(state, promised=False)
 
@@ -179,8 +183,8 @@ class Outlook:
         return ""
 
     def _other_remedy(self) -> str:
-        """Return a text that is added to an advice for the operator if this node has no data, because such a node
-        should not lead. The text says how a node with data can lead instead. Return "" for a node with data.
+        """If this node has no data, return a text for the operator that says how a node with data can become the
+        leader. It replaces the usual advice to let this node lead. Return "" for a node with data.
         """
         if self.has_data:
             return ""

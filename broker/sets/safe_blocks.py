@@ -1,5 +1,5 @@
-"""Find the last block of a broker set that is safe on this node together with all blocks before it. A block is safe
-when those of its data that must be on this node's disk are there.
+"""Find out up to which block of a broker set all blocks are safe on this node. A block is safe when those of its data
+that must be on this node's disk are there.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class _Waiting:
 
 
 class SafeBlocks:
-    """Tracks which blocks are safe. Blocks may become safe in any order; a block counts when all blocks before it are
-    safe, too. Used on the reactor thread.
+    """Tracks which blocks are safe. Blocks can become safe in any order, but `number` grows to a block's number only
+    when all blocks before it are safe, too. Used on the reactor thread.
     """
 
     def __init__(
         self, store: Store, on_safe: Callable[[], None], on_failure: Callable[[MetaqError], None], safe: int = 0
     ) -> None:
-        """safe: the first value of `number`. on_safe: called when `number` has grown, but never during a call of `add`.
-        on_failure: called when the disk has failed. After `on_failure` was called, no block becomes safe any more.
+        """safe: the first value of `number`. on_safe: called when `number` has grown, except during a call of `add`.
+        on_failure: called with the error when data of a block cannot become safe; `number` then never reaches this
+        block.
         """
         self.number = safe
         """The number of the last block that is safe together with all blocks before it."""

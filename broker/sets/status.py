@@ -38,7 +38,7 @@ nodes of a set do not start at the same moment.
 """
 
 _NAMED = 8
-"""How many topics a log line names."""
+"""The maximum number of topics that a line of the broker's log names."""
 
 
 class Preference:
@@ -50,11 +50,12 @@ class Preference:
         self._tried_at = float("-inf")
 
     def due(self, now: float, preferred: str, *, ready: bool) -> bool:
-        """Return whether to hand over to `preferred` now. If the result is True, this object counts an attempt to hand
-        over. now: monotonic time in seconds.
+        """Return whether the leader should hand over to the node `preferred` now. If the result is True, the caller
+        must try to hand over, and this object returns False until PREFERRED_SECONDS have passed. now: monotonic time in
+        seconds.
 
-        ready: whether two things are true: this node leads and serves clients; and the preferred node is another node,
-        is in sync and receives all new blocks.
+        ready: True if this node leads and serves clients, and the preferred node is another node that is in sync and
+        receives all new blocks.
         """
         if not ready:
             self._ready_since = None
@@ -72,9 +73,9 @@ class SetReport:
     thread. Call `start` and `stop` once.
 
     A node has one of these roles: `leader`, `taking-over` (elected as leader, but not all its data are committed),
-    `handing-over`, `follower`, `joining` (connects to the leader, cuts its own data or gets a copy), `candidate`,
-    `waiting` (there is no leader to follow, or the node may not stand for election), and `stopped` (an operator has to
-    act).
+    `handing-over`, `follower`, `joining` (connects to the leader, cuts its own data or gets a copy), `candidate`
+    (stands for election), `waiting` (has no leader to follow, and is not allowed to stand for election), and `stopped`
+    (an operator has to act).
     """
 
     def __init__(self, broker: StoreHost, member: SetMember) -> None:
@@ -90,11 +91,13 @@ class SetReport:
         self._described: tuple[BrokerConfig, dict[str, Any]] = broker.config, served_settings(broker.config)
 
     def start(self) -> None:
-        """Begin to record changes of the status, and to hand over to a preferred node when that is due."""
+        """Begin to check the status regularly: log and record its changes, and hand over to the preferred node when it
+        has long been ready.
+        """
         self._timer = repeat(_LOOK_SECONDS, self._look, self._reactor, "the report of a broker set's node")
 
     def stop(self) -> None:
-        """Stop recording changes of the status, because the broker stops."""
+        """Stop checking the status. Called when the broker stops."""
         if self._timer is not None:
             self._timer.stop()
 
@@ -130,7 +133,9 @@ class SetReport:
         )
 
     def restart(self) -> None:
-        """Connect to the leader again. A node with the role `stopped` tries once more. A leader continues to lead."""
+        """Let this node connect to its leader again, even if its role is `stopped`. If this node leads, nothing
+        changes.
+        """
         self._member.try_again()
 
     def under_replicated(self) -> list[str]:
@@ -152,8 +157,8 @@ class SetReport:
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
-        """Return the names of the topics that need more in-sync nodes than there are now. `wanted` returns how many
-        nodes a topic needs. Takes O(topics), or O(partitions) if a topic needs more nodes.
+        """Return the names of the topics that need more in-sync nodes than there are now. wanted(topic configuration):
+        returns how many nodes the topic needs. Takes O(topics), or O(partitions) if a topic needs more nodes.
         """
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
@@ -164,9 +169,7 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return the settings of the present configuration that the status reports. A reload of the configuration
-        replaces them.
-        """
+        """Return those settings that the status reports, from the present configuration, which can change by a reload."""
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)
@@ -177,8 +180,8 @@ class SetReport:
         return NodeStatus(*status, since_ms=since)
 
     def _noted(self, name: str, value: Hashable) -> int:
-        """Return when the status field `name` got its present value, in Unix milliseconds. If `value` is new, record it
-        with the present time.
+        """Return the time, in Unix milliseconds, at which the status field `name` got its present value. If `value`
+        differs from the value at the last call, record it with the present time.
         """
         found = self._since.get(name)
         if found is None or found[0] != value:
@@ -213,8 +216,8 @@ class SetReport:
             ensureDeferred(self._member.hand_over(preferred)).addErrback(_not_handed_over)
 
     def _tell_refusals(self, refused: set[str] | None) -> None:
-        """Log which topics have stopped accepting messages, and which accept them again. refused: the topics that
-        accept none now; None if this node does not lead.
+        """Log which topics have stopped accepting messages since the last call, and which have begun to accept them
+        again. refused: the topics that accept no messages now; None if this node does not lead.
         """
         begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
         self._refused = refused or set()
@@ -228,7 +231,9 @@ class SetReport:
             _log.info("messages are taken again for %s: in-sync nodes: %d", _listed(ended), copies)
 
     def _tell_wait(self, found: MemberState, role: str) -> None:
-        """If this node has no leader and may not stand for election, log once what it waits for."""
+        """If this node has had no leader for _WAIT_TOLD_MS and is not allowed to stand for election, log once what it
+        waits for.
+        """
         text = self._lacking(found) if role == "waiting" and not found.stopping else ""
         since = self._noted(" wait", text)  # no node has such a name
         if text != self._told_wait and (not text or self._broker.now_ms() - since >= _WAIT_TOLD_MS):
@@ -237,8 +242,8 @@ class SetReport:
                 _log.warning("waits: %s", text)
 
     def _tell_unnamed(self, role: str) -> None:
-        """Log which topics are served without a section in server.ini. Log this once per leadership and after each
-        reload.
+        """Log the topics that this node serves as the leader although its server.ini has no section for them. Do so
+        once each time that it begins to lead, and after each reload.
         """
         leader, config = self._member.leader, self._broker.config
         told = self._told_unnamed
@@ -254,8 +259,8 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return a text that names the absent nodes that this node waits for; "" if this node waits for no other
-        node.
+        """Return a text that names the nodes that are not present and without which the set can have no leader; "" if
+        this node waits for no other node.
         """
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []

@@ -1,7 +1,7 @@
-"""Bring a follower's transaction log up to date: read the leader's files and send them as blocks of a copy
-(catching_up.py).
+"""Bring a follower's transaction log up to date: read the leader's files and send them to the follower, as
+catching_up.py does with the partitions.
 
-If the digest of the follower's log shows that the follower already has the same bytes, no file data are sent.
+If size and digest of the follower's log show that it has the same bytes, no file data are sent.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ __all__ = ["send_copy"]
 async def send_copy(
     broker: TransactionHost, connection: StreamProtocol, stopped: Callable[[], bool], theirs: tuple[int, str]
 ) -> int:
-    """Send the whole present transaction log to a follower, in blocks of a copy. Meanwhile the leader holds new blocks
-    back for this follower. Return the number of bytes sent.
+    """Send the whole present transaction log to a follower, as a copy. Until the copy is complete, the leader keeps its
+    new blocks for this follower in memory. Return the number of bytes sent. stopped: returns True when the copy should
+    end early.
 
     theirs: size and digest of the follower's log (TransactionMirror.describe). If the follower's log is the same as the
     leader's, this function sends no data, only a message that says so.
 
-    The copy may or may not contain bytes that the leader writes to the log meanwhile. Later blocks contain these bytes
-    in any case. Raises OSError.
+    Bytes that the leader writes to the log during the copy may be in the copy or not. The follower gets them in any
+    case, because the kept blocks contain them. Raises OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))
@@ -79,8 +80,8 @@ def _is_same(files: Files, directory: str, theirs: tuple[int, str]) -> bool:
 
 
 def _read(files: Files, path: str, position: int) -> bytes | None:
-    """Return at most PIECE_BYTES bytes of a file. Return None if the file was removed meanwhile. If it was removed, one
-    of the blocks that the leader holds back for the follower tells the follower to remove the file, too.
+    """Return at most PIECE_BYTES bytes of a file. Return None if the file was removed during the copy; in this case,
+    one of the new blocks that the leader keeps for the follower tells the follower to remove the file, too.
     """
     try:
         with opened(files, path) as fd:

@@ -1,13 +1,14 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
-The reactor thread writes received bytes to the files at once, as it does with the bytes of partitions. So a record of
-the transaction log is written before the messages that follow it in the stream. A worker thread does all syncs and all
-operations that use file names, one job at a time, in order.
+The reactor thread writes received bytes to the files as soon as they arrive, as it does with the bytes of partitions.
+So a record of the transaction log is in its file before the messages that the leader sends after this record are in
+theirs. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
 
-A copy of the leader's whole folder is made beside this node's old folder. When the copy is on the disk, it replaces the
-old folder. Until then the old folder is kept, because it has all data that were committed while this node was in sync.
-A folder with the name `.transactions.new` is always complete. If it exists at a start, the replacement was interrupted
-and is continued. Bytes that only the old folder has are kept as `damaged-…` files.
+When this node joins a leader, a copy of the leader's whole folder `transactions` is made beside this node's old folder.
+When the copy is on the disk, it replaces the old folder. Until then the old folder is kept, because it has all data
+that were committed while this node was in sync. A folder with the name `.transactions.new` is always complete. If it
+exists when the node starts, the replacement was interrupted and is continued. Bytes that only the old folder has are
+kept as `damaged-…` files.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def is_mirrored(name: str) -> bool:
 
 
 def log_bytes(files: Files, directory: str) -> int:
-    """Return the total size of the log's files, 0 if the folder does not exist. Blocks. Raises OSError."""
+    """Return the total size of the log's files in bytes; 0 if the folder does not exist. Blocks. Raises OSError."""
     return sum(files.status(os.path.join(directory, name)).size for name in log_names(files, directory))
 
 
@@ -98,7 +99,8 @@ def log_names(files: Files, directory: str) -> list[str]:
 
 class TransactionMirror:
     """Writes the leader's changes to this node's copy of the transaction log. Its methods run on the reactor thread.
-    Other code may use the folder only from the time when `ready` fires until the next entry is taken.
+    Other code is allowed to use the folder only after the Deferred of `ready` has fired and until `take` is called
+    next.
     """
 
     def __init__(
@@ -121,8 +123,9 @@ class TransactionMirror:
         self._failure: MetaqError | None = None
 
     def ready(self) -> Deferred[None]:
-        """Return a Deferred that fires when no worker thread uses the files and no copy is incomplete. After that, a
-        copy may replace the files, or the caller may open them as a transaction log.
+        """Return a Deferred that fires when no worker thread uses the files, and when an interrupted replacement was
+        finished and an incomplete copy deleted. Then the caller can begin a new copy, or open the files as a
+        transaction log.
 
         The Deferred fails with StoreError if the disk fails.
         """
@@ -158,8 +161,8 @@ class TransactionMirror:
         return deferred
 
     def describe(self) -> tuple[int, str]:
-        """Return log_bytes() and log_digest() of this node's files. May be called only after `ready` has fired and
-        before the next entry is taken. Blocks. Raises StoreError.
+        """Return log_bytes() and log_digest() of this node's files. Call this only after the Deferred of `ready` has
+        fired and before the next `take`. Blocks. Raises StoreError.
         """
         try:
             return log_bytes(self._files, self._place), log_digest(self._files, self._place)
@@ -167,8 +170,9 @@ class TransactionMirror:
             raise StoreError(f"the transaction log {self._place} cannot be read: {error}") from error
 
     def hold(self) -> None:
-        """Let other code use the files until `release` is called. Once `ready` has fired, this method must not be
-        called before the leader's stream has ended.
+        """Start no work on the files until `release` is called, because other code uses them. Do not call this while
+        this node follows a leader, that is, after the Deferred of `ready` has fired and before the connection to the
+        leader has ended.
         """
         self._running = True
 
@@ -179,8 +183,8 @@ class TransactionMirror:
     # --- what the leader sends ----------------------------------------------------------------------------------------
 
     def take(self, entry: StreamEntry) -> None:
-        """Apply the change that an entry of the stream describes, either at once or in a worker thread. Raises
-        RemoteProtocolError, StoreError, DiskFull.
+        """Make the change of the transaction log that an entry from the leader describes, either at once or later in a
+        worker thread. Raises RemoteProtocolError, StoreError, DiskFull.
         """
         if self._failure is not None:
             raise self._failure
@@ -199,7 +203,9 @@ class TransactionMirror:
             raise self._fail(error) from error
 
     def when_safe(self, done: Callable[[MetaqError | None], None]) -> None:
-        """Call `done(None)` when all changes taken so far are on the disk, or `done(error)` if they are not."""
+        """Call `done(None)` when all changes given to `take` so far are on the disk, or `done(error)` if they cannot be
+        written or synced.
+        """
         if self._failure is not None:
             done(self._failure)
             return
@@ -292,8 +298,8 @@ class TransactionMirror:
         self._start()
 
     def _fail(self, error: BaseException) -> MetaqError:
-        """Record that the files cannot be trusted until the next copy. If the error is only a full disk, the next copy
-        has to wait until the disk has room.
+        """Record that the files cannot be trusted until a new copy is complete, call all waiting callbacks with the
+        error, and return it: a DiskFull if `error` means that the disk is full, else a StoreError.
         """
         if isinstance(error, OSError) and no_room(error):
             self._failure = DiskFull(self._folder.path, str(error))
@@ -306,9 +312,10 @@ class TransactionMirror:
         return self._failure
 
     def _change(self, fd: int, change: LogChange) -> None:
-        """Sync the partitions, and then replace or remove a file of the log. After such a change, a replay of the log
-        can no longer restore messages that the leader already has on the disk in its partitions. These messages may not
-        be on the disk in this node's partitions yet, so the partitions are synced first.
+        """Sync the partitions, and then replace or remove a file of the log. The leader makes such a change when
+        messages of the log's old records are on the disk in the leader's partitions. In this node's partitions these
+        messages may not be on the disk yet, and after the change a replay of the log cannot restore them. So the
+        partitions are synced first.
         """
         if fd >= 0:
             self._files.close(fd)
@@ -317,9 +324,9 @@ class TransactionMirror:
         make_change(self._files, self._folder.path, change)
 
     def write_back(self) -> None:
-        """Write the present data to the disk, so that the sync at the end of the next copy has little to do. Raises
-        OSError. The caller may ignore this error, because only that later sync decides whether the data are safe. That
-        later sync uses file descriptors that stay open, so it also reports errors of this write.
+        """Sync the file systems of the partitions now, so that the sync at the end of the next copy has little to do.
+        Raises OSError. The caller may ignore this error: only the sync at the end of the copy decides whether the data
+        are safe, and its file descriptors stay open, so it reports errors of earlier writes, too.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -328,8 +335,9 @@ class TransactionMirror:
             file_systems.close()
 
     def _sync_all(self) -> None:
-        """Sync the log's files and the partitions at the end of a copy. The partitions must be synced, too, because the
-        copied log may no longer contain messages that the leader already has on the disk in its partitions.
+        """Sync the log's files and the partitions. Called when this node's log has the same bytes as the leader's, so
+        that no copy is needed. The partitions must be synced because the log no longer contains messages that the
+        leader has on the disk in its partitions, but that may be only in memory in this node's partitions.
         """
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):
@@ -415,7 +423,9 @@ class _Folder:
         return None
 
     def _drop_old(self) -> None:
-        """Remove the old folder, after moving this node's own files to the new folder."""
+        """Move the files that belong to this node alone from the old folder to the new one, and then remove the old
+        folder.
+        """
         files = self._files
         if not files.is_directory(self._old) or not files.is_directory(self.path):
             return
@@ -434,7 +444,7 @@ class _Folder:
 
 
 def _same_bytes(first: bytes, second: bytes) -> int:
-    """Return the length of the common prefix of both values."""
+    """Return the number of bytes at the beginning that both values have in common."""
     same, end = 0, min(len(first), len(second))
     while same < end:
         middle = (same + end + 1) // 2

@@ -6,33 +6,38 @@ rules.GRANT_SECONDS.
 """
 
 PINGS_PER_LOOK = 5
-"""The leader checks its logs for failures each time it has sent this many pings. A check takes 1 ms with 10,000
-logs.
+"""Each time the leader has sent this many pings, it checks its disk and logs for failures, and closes connections whose
+follower reads nothing. A check takes 1 ms with 10,000 logs.
 """
 
 TELL_SECONDS = 0.005
-"""If the leader has no new block to send, it sends its followers a message with only the number of the last committed
-block. This value is the minimum time between two such messages. New blocks and pings contain the number, too.
+"""When a block was committed and the leader has no new block to send, it sends its followers a message with only the
+number of the last committed block. This value is the minimum time between two such messages. New blocks and pings
+contain the number, too.
 """
 
 LOST_SECONDS = 0.5
-"""How long the leader waits for an in-sync follower to connect again before it removes the node from the in-sync
-set.
+"""How long the leader waits for an in-sync follower whose connection was lost to connect again, before it removes this
+follower from the in-sync set.
 """
 
 DROP_SECONDS = 2.0
-"""How long an in-sync follower may be silent before the leader removes it from the in-sync set. While an in-sync
-follower is silent, the leader acknowledges no puts.
+"""If an in-sync follower sends nothing for this long, the leader removes it from the in-sync set. Once the follower's
+last grant is over, until the removal, the leader acknowledges no puts.
 """
 
 LAG_SECONDS = 10.0
 """How long an in-sync follower may take to acknowledge a block before the leader removes it from the in-sync set."""
 
 JOIN_LAG_SECONDS = 0.5
-"""If a follower's lag is at most this, commits begin to wait for the follower, so that it can join the in-sync set."""
+"""If the oldest block that a follower has not acknowledged is at most this old, the leader begins to add the follower
+to the in-sync set: from then on, commits also wait for it.
+"""
 
 CHANGE_PAUSE_SECONDS = 1.0
-"""The time between two attempts to change the in-sync set when ZooKeeper refuses or does not answer."""
+"""How long a node waits before it tries again to change the set's state when ZooKeeper refused the change or did not
+answer.
+"""
 
 LIVE_BYTES = 4 << 20
 """When a follower lacks at most this many bytes, the leader ends the copy and begins to send the follower all new
@@ -40,24 +45,24 @@ blocks (the live stream).
 """
 
 LOOKED_AT = 1 << 11
-"""How many partitions a copy examines before the reactor does other work. The examination of this number of partitions
-takes some 5 ms.
+"""How many partitions a copy examines in one iteration of the reactor, before the reactor does other work. To examine
+this number of partitions takes some 5 ms.
 """
 
 COPY_WRITTEN_FACTOR = 2.0
-"""A copy may always read at up to this many times the rate at which producers write. Otherwise the copy might never
-catch up.
+"""The rate of copies is limited by the configuration, but the limit is never lower than this many times the rate at
+which producers write. If it were lower, the copy might never catch up.
 """
 
 PIECE_BYTES = 1 << 20
-"""How many bytes of one partition a copy reads and sends at once."""
+"""The maximum number of bytes of one partition that a copy reads and sends at once."""
 
 STREAM_READ_BYTES = 256 << 10
 """The maximum number of bytes that one read of a connection returns."""
 
 STUCK_SECONDS = 60.0
-"""The leader closes a follower's connection if data for the follower have waited in memory for this long and the
-follower has read none of them.
+"""The leader closes a follower's connection if the follower has read nothing for this long although data for it wait in
+the send buffer.
 """
 
 KEPT_PINGS = 64
@@ -79,21 +84,21 @@ CONNECT_SECONDS = 2.0
 """The time limit for connecting to the leader, and for the leader's answer to FOLLOW."""
 
 LISTED_SECONDS = 1.0
-"""If a node that ZooKeeper does not list asks to follow, the leader reads ZooKeeper again for this long before it
-refuses the node.
+"""If a node asks to follow whose znode the leader has not seen, the leader reads ZooKeeper again, for at most this
+long, before it refuses the node.
 """
 
 RECONNECT_SECONDS = (0.05, 1.0)
-"""The first and the longest pause before a follower tries again to connect, after the leader refused its connection."""
+"""The first and the longest pause before a follower tries again to connect, after an attempt has failed."""
 
 TRANSACTIONS_SECONDS = 2.0
-"""How long a hand-over waits for the end of open transactions, which would otherwise be lost. Meanwhile no transactions
-begin, but everything else goes on.
+"""How long a hand-over waits for the end of open transactions, which would otherwise be lost. During this time no new
+transactions begin, but everything else is served.
 """
 
 WRITE_BACK_SECONDS = 3.0
-"""If a leader hands over but does not stop, it first writes its page cache to the disk for this long, and only then
-refuses messages.
+"""If a leader hands over but its process does not stop, it first writes its page cache to the disk, for at most this
+long, and only then refuses messages.
 """
 
 DRAIN_SECONDS = 5.0
@@ -110,7 +115,7 @@ WITHDRAW_SECONDS = 3.0
 
 PREFERRED_SECONDS = 60.0
 """How long a preferred node must be in sync before the leader hands over to it. The leader also waits this long between
-two attempts.
+two attempts to hand over.
 """
 
 LEAVE_SECONDS = 3.0
@@ -134,4 +139,4 @@ NAMED_LOSSES = 5
 """How many lost partitions a log line names."""
 
 REMEMBER_SECONDS = 10.0
-"""The time between two searches for new partitions that are not yet listed in the node's file."""
+"""The time between two searches for new partitions, which are then added to the node's file (`history.json`)."""

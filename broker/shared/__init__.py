@@ -1,1 +1,1 @@
-"""Shared consumption: many consumers of one partition lease its messages one by one."""
+"""Shared groups: the members of such a group consume the same partitions, and each member leases single messages."""

@@ -1,6 +1,6 @@
-"""Keep track of the messages that the members of one group have leased from all partitions of a broker, and choose the
-member that gets the next suspect. A suspect is a message whose lease has expired before the member acknowledged or
-released the message (state.py). The code does no I/O.
+"""Count how many messages each member of one group has leased from all partitions of a broker, and choose the member
+that gets the next suspect. A suspect is a message whose lease has expired before the member acknowledged or released
+the message (state.py). The code does no I/O.
 """
 
 from __future__ import annotations
@@ -12,28 +12,32 @@ __all__ = ["Crew", "Suspicion"]
 
 
 class Suspicion(IntEnum):
-    """How a record is leased now, or was leased the last time."""
+    """How a record is leased now or, if it is not leased now, how it was leased last: NONE (as no suspect), or as a
+    suspect in one of two ways.
+    """
 
     NONE = 0
     SUSPECT = 1
-    """The record is the only one in its lease, but the member has other leases of the group, too."""
+    """The lease contains no other record, but the member has other messages of the group in other leases."""
     ALONE = 2
-    """The member has no other message of the group. If such a lease expires before the member has settled the record,
-    it counts as an attempt.
+    """The lease contains no other record, and the member has no other message of the group. If such a lease expires
+    before the member has settled the record, the lease counts as an attempt.
     """
 
 
 class Crew:
-    """The leases of one group's members on all partitions of a broker. Used on the reactor thread."""
+    """Counts the messages and suspects that each member of one group has leased from all partitions of a broker. Used
+    on the reactor thread.
+    """
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The member that gets no new messages until it has settled all messages that it has. Reason: a suspect waits
-        for a member without other messages, and will be leased to this member. The other members still get messages. ""
-        if no member is chosen.
+        """The name of the member to which the next suspect that must be a member's only message will be leased; "" if
+        no member is chosen. The chosen member gets no other messages until it has settled all that it has. The other
+        members get messages as usual.
         """
         self.chosen_for: object = None
-        """The SharedState of the partition with the suspect that waits for the chosen member."""
+        """The SharedState of the partition that has the suspect for the chosen member; None if no member is chosen."""
         self._is_wanted: Callable[[], bool] = lambda: False
         self._leased: dict[str, int] = {}
         self._suspects: dict[str, int] = {}
@@ -54,7 +58,7 @@ class Crew:
         return member in self._alone
 
     def take(self, member: str, suspicion: Suspicion, count: int = 1) -> None:
-        """Record that the member leases `count` messages."""
+        """Record that the member has leased `count` messages in the way `suspicion`."""
         self._leased[member] = self._leased.get(member, 0) + count
         if suspicion:
             self._suspects[member] = self._suspects.get(member, 0) + count
@@ -62,7 +66,7 @@ class Crew:
                 self._alone[member] = self._alone.get(member, 0) + count
 
     def let_go(self, member: str, suspicion: Suspicion) -> None:
-        """Record that the member's lease of one message has ended."""
+        """Record that the member's lease of one message, which was leased in the way `suspicion`, has ended."""
         leased = self._leased  # inlines _count_down: this runs for each message
         if (left := leased[member] - 1) > 0:
             leased[member] = left
@@ -76,9 +80,10 @@ class Crew:
     # --- a suspect for a member that has nothing else -----------------------------------------------------------------
 
     def choose(self, member: str, chosen_for: object, is_wanted: Callable[[], bool]) -> bool:
-        """Choose this member as the member that has to settle all its messages before it gets a suspect. Do nothing if
-        another member is chosen already, still has messages, and the suspect for that member still waits. Return
-        whether this member is chosen. is_wanted: returns whether the suspect still waits.
+        """Choose this member for a suspect: it gets no other messages until it has settled all that it has, and then
+        gets the suspect. Do nothing if another member was chosen before, has not settled its messages yet, and its
+        suspect is still waiting. Return whether this member is the chosen one after the call. chosen_for: see the
+        attribute. is_wanted: returns whether the suspect is still waiting.
         """
         if self.chosen and self.chosen in self._leased and self._is_wanted():
             return self.chosen == member
@@ -86,14 +91,14 @@ class Crew:
         return True
 
     def still_wanted(self) -> bool:
-        """Return whether the suspect for the chosen member still waits. If not, no member is chosen any more."""
+        """Return whether the suspect for the chosen member is still waiting to be leased. If not, cancel the choice."""
         if self._is_wanted():
             return True
         self.unchoose()
         return False
 
     def unchoose(self) -> None:
-        """Choose no member, because the suspect was leased or no longer waits."""
+        """Cancel the choice of a member, because the suspect was leased or is no longer waiting."""
         self.chosen, self.chosen_for, self._is_wanted = "", None, lambda: False
 
 

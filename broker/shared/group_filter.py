@@ -1,8 +1,8 @@
-"""A shared group's filter on a topic: one filter for all members, stored in the group's log.
+"""A shared group's filter on a topic: one filter for all members, stored in the internal log `/shared`.
 
-The first member that asks for messages of the topic sets the filter. A member that asks with another filter is refused.
-So all members agree on the messages that the filter excludes, and these messages count as done. The code does no I/O
-and reads no clock.
+The first member that asks for messages of the topic sets the filter. While the filter is in use, a member that asks
+with another filter is refused. So no member needs the messages that the filter excludes, and they count as done. The
+code does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .. import tuning
 __all__ = ["MAX_FILTER_BYTES", "GroupFilter", "TopicFilter"]
 
 MAX_FILTER_BYTES = 60_000
-"""The maximum size of a stored filter in bytes. A section of the group's log can contain a text of this size."""
+"""The maximum size of a stored filter in bytes. A section of a record in the internal log (rows.py) has room for a text
+of this size.
+"""
 
 _SHOWN = 1000
 """How many characters of a filter an error message shows."""
@@ -29,8 +31,8 @@ _SHOWN = 1000
 
 class GroupFilter(NamedTuple):
     """A shared group's filter on one topic. where: a filter by content; "" if there is none. tags: the tags of the
-    messages that the group wants, sorted; () means all tags. ordered: whether messages with the same key are leased one
-    at a time, in their order.
+    messages that the group wants, sorted; () if it wants messages with any tag or none. ordered: whether messages with
+    the same key are leased one after another, in the partition's order.
     """
 
     where: str = ""
@@ -39,7 +41,7 @@ class GroupFilter(NamedTuple):
 
     @classmethod
     def of(cls, request: AcquireRequest) -> GroupFilter:
-        """Return the filter in a member's request."""
+        """Return the filter that a member has sent in its request."""
         return cls(request.where.strip(), tuple(sorted(set(request.tags))), request.ordered)
 
     def __str__(self) -> str:
@@ -68,7 +70,7 @@ class GroupFilter(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> GroupFilter:
-        """Return the filter that `to_text` has turned into this text. Raises StoreError."""
+        """Return the filter from which `to_text` has made this text. Raises StoreError if it cannot be read."""
         try:
             found = simplejson.loads(text)
             return cls(str(found["where"]), tuple(map(str, found["tags"])), bool(found["ordered"]))
@@ -80,22 +82,28 @@ class TopicFilter:
     """The filter of one group on one topic of this broker. Used on the reactor thread."""
 
     def __init__(self, group: str, topic: str, now: float, known: GroupFilter | None = None) -> None:
-        """now: seconds of the caller's clock. known: the stored filter; None if no member has set a filter yet."""
+        """now: the present time in seconds of the caller's clock, as in the methods. known: the stored filter; None if
+        no member has set a filter yet.
+        """
         self.filter = known
         self._group = group
         self._topic = topic
         self._asked_at = now
 
     def is_in_use(self, now: float) -> bool:
-        """Return whether a member has asked for messages recently, or may have done so before this broker started."""
+        """Return whether a member has asked for messages in the last SHARED_MEMBER_SECONDS. Also True if this object
+        was created less than SHARED_MEMBER_SECONDS ago, because it is possible that a member asked shortly before the
+        broker was started.
+        """
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
-        """Check the filter in a member's request, and use it as the group's filter. Return whether this changes the
-        group's filter.
+        """Make `wanted`, the filter in a member's request, the group's filter. If the group has another filter that is
+        in use, refuse the request. Return whether the group's filter has changed.
 
-        has_leases: whether a member has leased messages of the topic or waits for them. Raises SharedRefused,
-        InvalidWhere."""
+        has_leases: whether a member has leased messages of the topic or waits for such messages; if True, the present
+        filter is in use. Raises SharedRefused, InvalidWhere.
+        """
         changes = wanted != self.filter
         if changes:
             wanted.check()

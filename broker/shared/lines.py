@@ -1,4 +1,7 @@
-"""Queues of messages that wait to be leased, one queue for each priority. Each queue is in the partition's order."""
+"""Two kinds of queues for messages that wait to be leased: `Line` for new messages; `Again` for messages that were
+leased before and, in an ordered group, also for new messages. The messages of one partition are in a queue of each kind
+for each priority; both kinds yield their messages in the partition's order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ FRONT = 512
 
 
 class QueuedMessage(NamedTuple):
-    """A record that may be leased. key: in an ordered group the hash of the record's key, else NO_KEY."""
+    """A record that waits to be leased. key: in an ordered group the hash of the record's key; NO_KEY if the record has
+    no key or the group is not ordered.
+    """
 
     offset: int
     size: int
@@ -26,8 +31,8 @@ class QueuedMessage(NamedTuple):
 
 
 class Line:
-    """Records of one priority that were never leased, in order of their offsets. Each record takes 12 bytes of memory.
-    Used on the reactor thread.
+    """A queue of the records of one priority that were never leased, in order of their offsets. Each record takes 12
+    bytes of memory. Used on the reactor thread.
     """
 
     __slots__ = ("_chunks", "_front", "_place", "count")
@@ -39,7 +44,7 @@ class Line:
         self._place = 0
 
     def add(self, offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int32]) -> None:
-        """Add records behind the last one."""
+        """Add records at the end of the queue. Their offsets are larger than those of the records in the queue."""
         if len(offsets):
             self._chunks.append((offsets, sizes))
             self.count += len(offsets)
@@ -71,8 +76,9 @@ class Line:
 
 
 class Again:
-    """Records of one priority that are added in any order and leased in the partition's order. A record may have been
-    settled since it was added, so the owner has to check whether it still waits. Used on the reactor thread.
+    """A queue of records that were leased before or, in an ordered group, of new records. They are added in any order
+    and taken in the partition's order. A record is not removed when a member settles it, so the owner has to check
+    whether the record that `peek` returns still waits to be leased. Used on the reactor thread.
     """
 
     __slots__ = ("_heap",)

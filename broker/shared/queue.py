@@ -53,7 +53,9 @@ _log = logging.getLogger(__name__)
 
 
 class Handed(NamedTuple):
-    """Leased records that were read, in order. damaged: records whose checksum is wrong."""
+    """The leased records that were read from the partition, in the order of their lease. grants, parts: the records,
+    and the bytes that contain them, without the damaged ones. damaged: the records whose checksum is wrong.
+    """
 
     grants: list[Grant]
     parts: list[Buffer]
@@ -84,18 +86,18 @@ class SharedQueue:
         memory: Shares,
         address: str,
     ) -> None:
-        """on_more: called when more messages may be leased than before. on_skipped: called with byte ranges of the
-        partition that nobody has to acknowledge. Each range has a start, an end and a number of records. address: the
-        address of the client that caused the creation of this queue. memory: the account in which `address` is charged
-        for the memory of this queue's state.
+        """on_more: called when there are more messages to lease than before. on_skipped: called with byte ranges of the
+        partition that no member has to acknowledge. Each range has a start, an end and a number of records. address:
+        the address of the client whose request has created this queue. memory: counts the memory of this queue's state
+        as used by `address`.
         """
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
         """The partition's log; None while the partition has no data."""
         self.mode: bool | None = None
-        """Whether the stored sections of this queue are in the internal log with group commit (True) or in the internal
-        log with asynchronous flush (False). None if no log has sections of this queue.
+        """Which of the two internal logs `/shared` contains the stored sections (rows.py) of this queue: True for the
+        log with group commit, False for the log with asynchronous flush, None if neither contains any.
         """
         self.filter: GroupFilter | None = None
         """The group's filter on the topic; None if no member has set it yet."""
@@ -105,7 +107,9 @@ class SharedQueue:
         self._members: dict[str, float] = {}  # when each member asked last, by the reactor's clock
         self._asked_at = -tuning.SHARED_MEMBER_SECONDS
         self.damaged_bytes = 0
-        """The number of bytes that were skipped as damaged since the start."""
+        """The number of the partition's bytes that were skipped because they are damaged, since this object was
+        created.
+        """
         self.failure: MetaqError | None = None
         """Why the last attempt to read ahead in the partition has failed; None if it has not."""
         self._reading = reading
@@ -124,14 +128,16 @@ class SharedQueue:
 
     @property
     def left(self) -> int:
-        """The number of unacknowledged messages, including leased ones."""
+        """The number of messages in the partition that the group has not finished (acknowledged or skipped), including
+        leased ones.
+        """
         if self.log is None:
             return 0
         return max(0, self.log.lookup.messages_behind(self.state.low) - self.state.done_above)
 
     def take_filter(self, found: GroupFilter, tag_hashes: npt.NDArray[np.uint32] | None) -> None:
-        """Use this valid filter from now on. tag_hashes: the hashes of the filter's tags; None means that all tags are
-        wanted.
+        """Use `found` as the group's filter from now on. The caller has checked it. tag_hashes: the hashes of the
+        filter's tags; None means that all tags are wanted.
         """
         self.filter = found
         self._tag_hashes = tag_hashes
@@ -140,23 +146,23 @@ class SharedQueue:
         self._epoch += 1
 
     def use_filter(self) -> None:
-        """If the filter has changed, read ahead again to select the waiting messages with the new filter. To be called
-        before messages are leased.
+        """If the filter has changed since the last call, drop the waiting messages, so that they are read ahead again
+        and selected by the new filter. To be called before messages are leased.
         """
         if self._filter_is_new:
             self._filter_is_new = False
             self.state.look_again(ordered=self.filter is not None and self.filter.ordered)
 
     def seen(self, member: str) -> None:
-        """Record that a member asks for messages now."""
+        """Remember the present time as the time when this member asked for messages last."""
         self._asked_at = self._members[member] = self._reactor.seconds()
         if len(self._members) > tuning.SHARED_MEMBERS:
             self._members = self.members
 
     @property
     def members(self) -> dict[str, float]:
-        """The members that have asked for messages recently, and when they asked. If there are very many, only the
-        latest members are included.
+        """A dict from each member that has asked for messages in the last SHARED_MEMBER_SECONDS to the time of its last
+        request, in seconds of the reactor's clock. At most half of SHARED_MEMBERS are included: those that asked last.
         """
         since = self._reactor.seconds() - tuning.SHARED_MEMBER_SECONDS
         found = sorted(self._members.items(), key=lambda item: item[1])[-tuning.SHARED_MEMBERS // 2 :]
@@ -164,7 +170,7 @@ class SharedQueue:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a member has asked for messages recently."""
+        """Whether a member has asked for messages in the last SHARED_MEMBER_SECONDS."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     @property
@@ -175,14 +181,16 @@ class SharedQueue:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Charge the account for the memory of the present state. To be called after each change of the state."""
+        """Count the memory that the state uses now as used by this queue's address. To be called after each change of
+        the state.
+        """
         known = self.state.known_bytes
         self._memory.add(self._address, known - self._counted)
         self._counted = known
         self.state.scarce = self._memory.room(self._address) <= 0
 
     def drop(self) -> None:
-        """Subtract this queue's memory from the account, because the queue is no longer used."""
+        """No longer count this queue's memory as used by its address. To be called when the queue is no longer used."""
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
@@ -201,7 +209,8 @@ class SharedQueue:
 
     def _look(self, epoch: int) -> None:
         """Read one slice ahead. If there is more to read, schedule the next call. If data must be loaded from the disk
-        first, the next call comes when they are loaded.
+        first, the next call is made when they are loaded. epoch: the value of `_epoch` when reading ahead began; if the
+        filter has changed since, begin reading ahead again.
         """
         log, state = self.log, self.state
         if log is None or epoch != self._epoch:
@@ -242,8 +251,8 @@ class SharedQueue:
             self._looking = False
 
     def _failed(self, error: MetaqError) -> None:
-        """Record that reading ahead has failed, and wake the waiting members. The next request of a member tries to
-        read again.
+        """Record that reading ahead has failed, and let `on_more` wake the waiting members, so that they get the error.
+        When a member asks for messages next, the queue tries again to read ahead.
         """
         self._looking = False
         self.failure = error
@@ -251,7 +260,9 @@ class SharedQueue:
         self._on_more(self)
 
     def _look_at_slice(self, log: PartitionLog, epoch: int) -> Deferred[None] | None:
-        """Read one slice ahead. Return None when it is done, else a Deferred; the caller tries again when it fires."""
+        """Read one slice ahead. Return None if the next slice can be read at once; else return a Deferred that fires
+        when the caller can call again.
+        """
         state = self.state
         start = state.scanned
         known = log.segments.damage.at(start) if len(log.segments.damage) else None
@@ -331,9 +342,10 @@ class SharedQueue:
         state.look(end, offsets, sizes, priorities, keys)
 
     def _leave_out(self, units: UnitArray, start: int, data: Buffer) -> UnitArray:
-        """Return the index units of the records that the group's filter accepts. `known_end` is the end of all records
-        that were leased or are done. Every record before `known_end` is accepted without a check, because the group may
-        have leased the record under an earlier filter. The members themselves check the records before `known_end`.
+        """Return the index units of those records that the group's filter accepts, and mark the others as skipped.
+        Records before the offset `state.known_end` are accepted without a check, because they may have been leased
+        under an earlier filter; the members themselves check such records. start: the offset of the first byte of
+        `data`.
         """
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         wanted = offsets < self.state.known_end
@@ -362,8 +374,8 @@ class SharedQueue:
     # --- what was leased ----------------------------------------------------------------------------------------------
 
     def read(self, grants: Sequence[Grant]) -> Handed | Deferred[Handed]:
-        """Read leased records. If they are in the page cache, return them at once, else return a Deferred. Raises
-        StoreError, or the Deferred fails with StoreError.
+        """Read these leased records from the partition. If they are in the page cache, return them at once, else return
+        a Deferred that fires with them. Raises StoreError, or the Deferred fails with StoreError.
         """
         log = self.log
         assert log is not None
@@ -378,8 +390,8 @@ class SharedQueue:
         return _checked(spans, parts)
 
     def examine(self, offset: int) -> Deferred[Soundness | BaseException]:
-        """Examine the position of a leased record whose checksum was wrong. The Deferred never fails: an error is its
-        result.
+        """Find out whether the partition is really damaged at the offset of a leased record whose checksum was wrong.
+        The Deferred never fails: an error is passed as its result.
         """
         log = self.log
         assert log is not None
@@ -403,7 +415,9 @@ def _keys(data: Buffer, starts: UnitArray, sizes: UnitArray, flags: UnitArray) -
 
 
 def _spans(grants: Sequence[Grant]) -> list[_Span]:
-    """Group records that directly follow each other in the partition."""
+    """Combine leased records that directly follow each other in the partition into spans, so that each span is read at
+    once.
+    """
     spans: list[_Span] = []
     first, end = 0, grants[0].offset
     start = end
@@ -417,9 +431,7 @@ def _spans(grants: Sequence[Grant]) -> list[_Span]:
 
 
 def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
-    """Read the records from the disk, in a worker thread. All records of a span are in one segment, because a slice
-    that was read ahead never goes beyond a segment's end.
-    """
+    """Read the records from the disk, in a worker thread. Each span is within one segment."""
     parts: list[Buffer] = []
     for span in spans:
         data = b""
@@ -433,7 +445,9 @@ def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
 
 
 def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
-    """Check the records' checksums, and divide the records into good and damaged ones."""
+    """Return the spans' records as a Handed, divided by their checksums into good and damaged ones. parts: the bytes of
+    each span.
+    """
     good: list[Grant] = []
     good_parts: list[Buffer] = []
     damaged: list[Grant] = []

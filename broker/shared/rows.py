@@ -15,11 +15,12 @@
     SUSPECTS (2)       text: [[offset, suspicion, 1 if the last lease has expired unsettled], …]. After a STATE, and
                        after each section about a suspect
 
-All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that nobody has
-to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN replace
-all earlier sections of the group and partition. serial: a number that is higher in each new record, no matter to which
-of the two logs the record is appended. If both logs have sections of the same group and partition, only the sections in
-the log with the higher serial are used. In this log, the first of these sections is a STATE.
+All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that no member
+has to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN
+replace all earlier sections of the same group and partition. There are two logs `/shared`: one with group commit and
+one with asynchronous flush. serial: a number that is higher in each new record, no matter to which of the two logs the
+record is appended. If both logs have sections of the same group and partition, only the log that has the section with
+the highest serial is used for them; its first section of this group and partition is a STATE.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class _Note(IntEnum):
 
 
 class SharedKey(NamedTuple):
-    """Identifies a group on a partition of this broker."""
+    """Identifies a shared group on one partition of this broker."""
 
     group: str
     topic: str
@@ -127,7 +128,7 @@ class RowSection(NamedTuple):
 
 
 def encode_body(serial: int, encoded: Sequence[bytes]) -> bytes:
-    """Return the body of a record with these sections."""
+    """Return the body of a record that consists of these encoded sections."""
     return _HEAD.pack(_VERSION, serial) + b"".join(encoded)
 
 
@@ -154,7 +155,9 @@ def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
 
 
 def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
-    """Return SUSPECTS sections with the information about these suspects; b"" if there are none."""
+    """Return one or more SUSPECTS sections with the information about these suspects, joined; b"" if `suspects` is
+    empty.
+    """
     notes = []
     for first in range(0, len(suspects), _SUSPECTS_IN_NOTE):
         rows = [
@@ -165,13 +168,15 @@ def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
 
 
 def done_section(key: SharedKey, ranges: Sequence[tuple[int, int]]) -> bytes:
-    """Return a section which says that the records at [start, end) are done."""
+    """Return a section which says that the records in these ranges are done. ranges: the first byte offset and the end
+    offset of each range.
+    """
     return _section(RowKind.DONE, key, _COUNT.pack(len(ranges)) + b"".join([_RANGE.pack(*each) for each in ranges]))
 
 
 def skipped_section(key: SharedKey, ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return a section which says that nobody has to acknowledge the bytes [start, end). ranges: start, end and number
-    of records of each range.
+    """Return a section which says that no member has to acknowledge the bytes in these ranges. ranges: for each range
+    the first byte offset, the end offset and the number of records.
     """
     return _section(RowKind.SKIPPED, key, _COUNT.pack(len(ranges)) + np.array(ranges, _COUNTED_ROW).tobytes())
 
@@ -185,7 +190,9 @@ def changed_section(key: SharedKey, changes: Sequence[tuple[int, int, int, HeldS
 
 
 def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -> bytes:
-    """Return a section with the whole state. now, now_ms: see SharedState.begin."""
+    """Return sections with the whole state of the group on the partition: a STATE, and SUSPECTS if there are suspects.
+    now, now_ms: see SharedState.begin.
+    """
     ranges = list(state.ranges())
     held = []
     for offset, each in state.items():
@@ -199,7 +206,9 @@ def state_section(key: SharedKey, state: SharedState, now: float, now_ms: int) -
 
 
 def forgotten_section(key: SharedKey) -> bytes:
-    """Return a section which says that the group on this partition was forgotten."""
+    """Return a section which says that the group was removed, so that no earlier section of it on this partition
+    counts.
+    """
     return _section(RowKind.FORGOTTEN, key, b"")
 
 
@@ -275,8 +284,8 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Apply a section to a state that is being read. Must not be called for a STATE, FORGOTTEN or FILTER section.
-    Raises StoreError.
+    """Change a state that is being read from a log as this section says. Must not be called for a STATE, FORGOTTEN or
+    FILTER section. Raises StoreError.
     """
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:
@@ -299,7 +308,7 @@ def apply(section: RowSection, state: SharedState) -> None:
 
 
 def read_state(payload: memoryview, state: SharedState) -> None:
-    """Fill a new state from a STATE section."""
+    """Fill a new, empty SharedState from the content of a STATE section."""
     low, ranges, held = _STATE.unpack_from(payload)
     state.low = state.scanned = low
     place = _STATE.size

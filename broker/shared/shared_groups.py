@@ -1,11 +1,12 @@
-"""All shared groups of a broker. Leases and settlements are stored before the requests are answered, and are read again
-at the start of the broker.
+"""Serve all shared groups of a broker. Leases and settlements are stored in internal logs before the requests are
+answered, and are read from there when the broker starts.
 
 All leases, settlements and skipped bytes of one iteration of the reactor become one record of an internal log
-(rows.py). The record is written at the beginning of the next iteration, and then the requests are answered. So even the
-requests of sixty-four members need only a few appends. An answer to SETTLE waits until that record is as safe as the
-partition's messages. An answer to ACQUIRE waits until the record is written. In a broker set, an answer to ACQUIRE also
-waits until the other nodes have the record, so that a new leader does not lease the same message again.
+(rows.py). The record is written at the beginning of the next iteration, and then the requests are answered. So many
+requests that arrive at the same time, for example of sixty-four members, need only one or two appends. A SETTLE request
+is answered when that record is as safe as the partition's messages. An ACQUIRE request is answered when the record is
+written. In a broker set, it is answered only when the other in-sync nodes have the record, too, so that a new leader
+does not lease the same messages to other members.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ LIMITS = Limits(
 )
 
 _RECORD_BYTES = 4 << 20
-"""The maximum number of bytes of sections in one record, unless a single section is larger. A start of the broker,
-which reads the log, accepts records that are much longer than this limit.
+"""The maximum number of bytes of sections in one record, unless a single section is larger. When the log is read at the
+start of the broker, records that are much longer than this limit are accepted, too.
 """
 
 _TOKEN_BITS = 63
@@ -91,18 +92,22 @@ contains a token.
 """
 
 Fire = Callable[[MetaqError | None], None]
-"""fire(error): answers a request. error: why the request's record could not be stored, or None."""
+"""fire(error): answers a request whose record was to be stored. error: why the record could not be stored; None if it
+was stored.
+"""
 
 
 class Leases:
-    """The messages that one ACQUIRE request has leased. The member should handle them in the order of `handed`."""
+    """The result of one ACQUIRE request: the messages that were leased. The member should handle them in the order of
+    `handed`.
+    """
 
     __slots__ = ("damaged_bytes", "handed", "suspicion", "token", "waiting")
 
     def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
-        """waiting: the number of further messages that could be leased now. damaged_bytes: the number of damaged bytes
-        that were skipped. suspicion: tells whether the leased message is a suspect, and how it is leased. A suspect is
-        the only message of its lease.
+        """waiting: the number of further messages of the partition that could be leased now. damaged_bytes: the size of
+        the leased messages that are not delivered because they are damaged. suspicion: if the lease has only one
+        message and this is a suspect, how it is leased; else NONE.
         """
         self.suspicion = suspicion
         self.handed = handed
@@ -113,8 +118,8 @@ class Leases:
 
 class _Gathered:
     """The sections that one iteration of the reactor has to write to one internal log. written: functions that answer
-    requests as soon as the sections are appended. safe: functions that answer requests when the appended record is
-    safe.
+    requests as soon as the sections are appended. safe: functions that answer requests when the appended record is as
+    safe as the partition's messages.
     """
 
     def __init__(self) -> None:
@@ -124,8 +129,8 @@ class _Gathered:
 
 
 class _SharedTopic:
-    """A shared group on one topic of this broker. memory: the account in which the filter's memory counts as used by
-    the client address `address`. It is counted from the time when the topic has a queue.
+    """A shared group on one topic of this broker. memory: counts the filter's memory as used by the client address
+    `address`, from the time when the group has a queue on this topic.
     """
 
     def __init__(self, agreed: TopicFilter, memory: Shares, address: str = NOBODY) -> None:
@@ -137,7 +142,9 @@ class _SharedTopic:
         self._tag_hashes: npt.NDArray[np.uint32] | None = None
 
     def why_not(self, wanted: GroupFilter, address: str) -> str | None:
-        """Return why the memory limit does not allow a new filter; None if it does."""
+        """Return the reason why the memory limit of `address` does not allow the filter `wanted`; None if it is allowed
+        or is the present filter.
+        """
         more = 0 if wanted == self.agreed.filter else wanted.held_bytes
         return self._memory.why_not(address, more) if more else None
 
@@ -149,14 +156,16 @@ class _SharedTopic:
             queue.take_filter(self.agreed.filter, self._tag_hashes)
 
     def take_filter(self, agreed: GroupFilter) -> None:
-        """Replace the filter by a new filter on which the members have agreed."""
+        """Let all queues of the topic use a new filter, which TopicFilter has accepted."""
         if self.queues:
             self._count()
         for queue in self.queues:
             queue.take_filter(agreed, self._tag_hashes)
 
     def drop(self) -> None:
-        """Subtract the filter's memory from the account, because this object is no longer used."""
+        """No longer count the filter's memory as used by its address. To be called when this object is no longer
+        used.
+        """
         self._memory.add(self._address, -self._counted)
         self._counted = 0
 
@@ -168,8 +177,8 @@ class _SharedTopic:
 
 
 class _SharedGroup:
-    """A shared group on all partitions of this broker. held_back: the partitions on which members get no messages
-    because of suspects although messages are available.
+    """A shared group on all partitions of this broker. held_back: the partitions that have messages to lease, but where
+    a waiting member got none because of a suspect.
     """
 
     def __init__(self) -> None:
@@ -179,8 +188,8 @@ class _SharedGroup:
 
 
 class SharedGroups(Memory[StoredStates]):
-    """Leases and settles messages for all shared groups. Its methods run on the reactor thread. While another node of
-    the broker set leads, this node serves no shared group.
+    """Leases and settles messages for all shared groups. Its methods run on the reactor thread. In a broker set, only
+    the leader serves shared groups.
     """
 
     topic = SHARED_TOPIC
@@ -233,15 +242,16 @@ class SharedGroups(Memory[StoredStates]):
 
     @property
     def takes_shared(self) -> bool:
-        """Whether this broker leases messages. A broker with the replication of metaq 1.x does not, because that
-        replication copies only messages.
+        """Whether this broker serves shared groups. A broker with the replication of metaq 1.x does not, because that
+        replication copies only messages and no leases.
         """
         return self._writing.takes_all_kinds and self._partitions.takes_puts
 
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, request: AcquireRequest, address: str = NOBODY) -> Deferred[Leases] | None:
-        """Lease messages for a member at this address. Return None if there are no messages now. Raises SharedRefused,
+        """Handle an ACQUIRE request: lease messages to the member that sends it from this address. Return a Deferred
+        that fires with the leased messages, or None if the member can get no message now. Raises SharedRefused,
         StoreError, and the errors that Partitions.find raises.
         """
         queue = self._queue_for(request, address)
@@ -290,8 +300,8 @@ class SharedGroups(Memory[StoredStates]):
         return answer
 
     def _expire_all_of(self, group: str, now: float) -> None:
-        """Expire the group's ended leases on all partitions, because a member may wait for the end of a suspect's lease
-        on another partition.
+        """Handle the group's leases that are over, on all partitions. Called when a member gets no message of the
+        partition for which it asks, because the reason can be a suspect on another partition whose lease is over.
         """
         for queue in self._groups[group].queues:
             queue.state.expire(now)
@@ -347,9 +357,9 @@ class SharedGroups(Memory[StoredStates]):
         answer: Deferred[Leases],
         error: MetaqError | None,
     ) -> None:
-        """Read the messages that an ACQUIRE has leased. Called when the leases were written, or when writing them has
-        failed. error: why the leases could not be stored; None if they were stored. If there is an error, the leases
-        are revoked instead.
+        """Called when the leases of an ACQUIRE request were written to the internal log, or when this has failed. Read
+        the leased messages and fire `answer` with them. error: why the leases could not be written; None if they were
+        written. With an error, revoke the leases and let `answer` fail.
         """
         if error is not None:
             queue.state.revoke(grants, token)
@@ -381,13 +391,17 @@ class SharedGroups(Memory[StoredStates]):
         answer.errback(error)
 
     def give_back(self, key: SharedKey, grants: Sequence[Grant], token: int) -> None:
-        """Release messages that were leased but not delivered to a member."""
+        """Release messages that were leased but could not be delivered to the member. The lease does not count as an
+        attempt.
+        """
         queue = self._queues.get(key)
         if queue is not None and grants:
             self._settle(queue, [Settlement(each.offset, token, 0, SettleAction.RETURN) for each in grants])
 
     def withdraw(self, key: SharedKey, chosen: Callable[[ParkedRequest], bool]) -> None:
-        """End the chosen waiting requests, because their members no longer want messages."""
+        """End the waiting ACQUIRE requests for which `chosen` returns True, because their members no longer want
+        messages.
+        """
         self._parked.end(key, chosen)
 
     def _read(
@@ -400,7 +414,9 @@ class SharedGroups(Memory[StoredStates]):
         answer.callback(Leases(handed, token, queue.state.available, damaged, suspicion))
 
     def _examined(self, queue: SharedQueue, grant: Grant, token: int, place: Soundness | BaseException) -> None:
-        """Settle a leased record that was not delivered, because its checksum was wrong."""
+        """Called when the position of a leased record with a wrong checksum was examined. If the record is really
+        damaged, acknowledge it, because no member can get it; else release it, so that it is read again.
+        """
         if isinstance(place, Damaged):
             queue.damaged_bytes += grant.size
             self._settle(queue, [Settlement(grant.offset, token, 0, SettleAction.ACK)])
@@ -410,9 +426,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- settling -----------------------------------------------------------------------------------------------------
 
     def settle(self, request: SettleRequest, settlements: Sequence[Settlement]) -> Deferred[bytes] | bytes:
-        """Settle the messages of a SETTLE request, at most SHARED_SETTLED. The answer has an outcome for each message.
-        Raises NotLeader, and the errors that Partitions.find raises. The Deferred fails with StoreError, NotLeader, or
-        another error that leaves the outcome unknown.
+        """Handle a SETTLE request: acknowledge, release or extend up to SHARED_SETTLED leased messages. The returned
+        answer has an outcome for each message. Raises NotLeader, and the errors that Partitions.find raises. The
+        Deferred fails with StoreError, NotLeader, or another error that leaves the outcome unknown.
         """
         self._partitions.find(request.topic, request.partition)  # raises if it is not served here
         if not self.enabled:
@@ -466,8 +482,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def watch(self, log: PartitionLog) -> None:
-        """Watch this log for new messages if a shared group uses it. Must be called before the log's first use, and
-        again each time after another object has replaced the log's callback `on_visible` by its own.
+        """If a shared group reads this log, let the log notify the group's queues of new messages. To be called before
+        the log's first use, and again each time that another object has replaced the log's callback `on_visible` by its
+        own.
         """
         queues = self._by_partition.get((log.topic, log.partition))
         if not queues:
@@ -510,8 +527,8 @@ class SharedGroups(Memory[StoredStates]):
                 self._look_soon(queue)
 
     def _wake(self, queue: SharedQueue) -> None:
-        """In the next iteration of the reactor, handle the requests of waiting members again: as many as there are
-        messages for, or all if there is an error to report.
+        """In the next iteration of the reactor, handle the queue's waiting ACQUIRE requests again: as many as there are
+        messages for, or all if reading ahead has failed, so that they get the error.
         """
         if not (queue.state.available or queue.failure) or not self._parked.waiting(queue.key):
             self._set_timer(queue)
@@ -519,8 +536,8 @@ class SharedGroups(Memory[StoredStates]):
         self._wake_later(queue.key, None)
 
     def _wake_held_back(self, group: str) -> None:
-        """Wake the group's members that wait because of suspects. Another member may have settled the messages that
-        they wait for.
+        """Handle again the waiting requests of members that got no messages because of suspects (`held_back`), because
+        another member may have settled a suspect.
         """
         found = self._groups.get(group)
         if found is None:
@@ -544,9 +561,9 @@ class SharedGroups(Memory[StoredStates]):
                 self._wake_those_of(queue, among, until)
 
     def _wake_those_of(self, queue: SharedQueue, among: Sequence[ParkedRequest] | None, until: float) -> None:
-        """Wake the queue's waiting members one by one while there are messages for them or an error to report. Stop at
-        the time `until`, but wake at least one member. Members that have not been woken by then are woken in a later
-        iteration of the reactor.
+        """Handle the queue's waiting requests again, one by one, while there are messages for them or an error to
+        report. among: only these requests; None means all. Stop at the time `until`, but handle at least one request;
+        the rest are handled in a later iteration of the reactor.
         """
         state, seconds, woken = queue.state, self._reactor.seconds, count()
         left = self._parked.wake_some(
@@ -560,8 +577,8 @@ class SharedGroups(Memory[StoredStates]):
             self._set_timer(queue)
 
     def _wake_later(self, key: SharedKey, among: Sequence[ParkedRequest] | None) -> None:
-        """In the next iteration of the reactor, wake the requests of `among` that still wait. If among is None, wake
-        all waiting requests.
+        """In the next iteration of the reactor, handle again those requests of `among` that are still waiting. If
+        `among` is None, handle all waiting requests of this queue.
         """
         if not self._waking:
             self._reactor.callLater(0, self._wake_all)
@@ -569,8 +586,9 @@ class SharedGroups(Memory[StoredStates]):
             self._waking[key] = among
 
     def _set_timer(self, queue: SharedQueue, *, waits: bool = False) -> None:
-        """Schedule a check for waiting members, for the time when the next lease ends or a released message comes back.
-        waits: whether a member is about to wait.
+        """If members wait for messages of this queue, set a timer for the time when the next lease or the next delay of
+        a released message ends, so that the members then get these messages. waits: True if a member that is not parked
+        yet is about to wait.
         """
         when, key = queue.state.next_time, queue.key
         if when is None or not (waits or self._parked.waiting(key)):
@@ -601,7 +619,9 @@ class SharedGroups(Memory[StoredStates]):
         return self._gather_in(group_commit, section)
 
     def _write_state(self, queue: SharedQueue) -> _Gathered:
-        """Write the whole state of the queue to the internal log, including the latest changes."""
+        """Write a section with the whole state of the queue, including changes that are not written yet, to the
+        internal log.
+        """
         queue.mode = queue.log is not None and queue.log.has_group_commit
         section = state_section(queue.key, queue.state, self._reactor.seconds(), self.now_ms())
         if queue.filter is not None:
@@ -658,8 +678,8 @@ class SharedGroups(Memory[StoredStates]):
         self._writing.when_safe(waiting, safe)
 
     def _fire(self, fires: Sequence[Fire], failure: MetaqError | None, first: int = 0) -> None:
-        """Answer requests: call the functions in `fires` from index `first` on. If the calls take long, make the
-        remaining calls in later iterations of the reactor.
+        """Answer requests: call the functions in `fires` from index `first` on with `failure`. If the calls take long,
+        make the remaining calls in later iterations of the reactor.
         """
         until = self._reactor.seconds() + tuning.SHARED_SLICE_SECONDS
         for number in range(first, len(fires)):
@@ -671,7 +691,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- starting, leading, following ---------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Begin to serve shared groups, because this node now leads. Memory.lead describes the steps."""
+        """Begin to serve shared groups, because this node has become the leader of its set. Memory.lead describes the
+        steps.
+        """
         self._stop()
         found: dict[SharedKey, tuple[StoredState, bool]] = {}
         serial = 0
@@ -803,9 +825,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of a group, or with "" of all groups. The sorted order is kept, and new queues are
-        added at the end. So the keys are nearly in order at the next call, and sorting 10,000 of them takes only a
-        tenth of the time.
+        """Return the sorted keys of the queues of a group; "" means of all groups. The method also brings the stored
+        queues into this order, so that at the next call only new queues, which are at the end, are out of order.
+        Sorting 10,000 keys then takes a tenth of the time.
         """
         keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
         if not group and keys != list(self._queues):
@@ -817,9 +839,9 @@ class SharedGroups(Memory[StoredStates]):
         return [self._queues[key] for key in self._keys(group)]
 
     def each(self, group: str = "") -> Iterator[SharedQueue]:
-        """Yield the queues that `queues` returns, for reports to operators. Skip queues that no longer exist. Before a
-        queue is yielded, its ended leases are expired. Raises NotLeader if this node has stopped leading since the
-        first queue.
+        """Yield the queues that `queues` returns, for reports to operators. Skip queues that were removed after the
+        first one was yielded. Before a queue is yielded, `SharedState.expire` handles its leases that are over. Raises
+        NotLeader if this node has stopped leading since the first queue.
         """
         led = self._led
         for key in self._keys(group):
@@ -830,8 +852,8 @@ class SharedGroups(Memory[StoredStates]):
                 yield queue
 
     def forget(self, group: str) -> Deferred[int]:
-        """Remove a group and its stored state. The Deferred gives the number of partitions that the group had. Raises
-        SharedRefused if the group has members or leased messages, or does not exist.
+        """Remove a group and its stored state. The Deferred fires with the number of partitions on which the group had
+        a state. Raises SharedRefused if the group has members or leased messages, or does not exist.
         """
         queues = self.queues(group)
         now = self._reactor.seconds()
@@ -861,8 +883,8 @@ class SharedGroups(Memory[StoredStates]):
 
 
 def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str, str], int]]:
-    """Return the values with their group and topic. If there are more than PAGE_GROUPS values, return only the largest
-    values, and a last entry with the sum of the other values.
+    """Return pairs of a key (group, topic) and its value. If there are more than PAGE_GROUPS values, return only the
+    largest ones, and a last pair with the sum of all others.
     """
     if len(values) <= tuning.PAGE_GROUPS:
         return sorted(values.items())
@@ -872,8 +894,8 @@ def _largest(values: Mapping[tuple[str, str], int]) -> Sequence[tuple[tuple[str,
 
 
 def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict[tuple[str, str], GroupFilter]:
-    """Return the newest stored filter of each group and topic. A partition that has had no request since the filter was
-    replaced still has an older filter.
+    """Return the newest stored filter of each group and topic. Each partition stores the filter when it gets a request,
+    so the filters of some partitions can be older.
     """
     newest: dict[tuple[str, str], StoredState] = {}
     for key, (stored, _) in found.items():
@@ -889,7 +911,8 @@ def _newest_filters(found: Mapping[SharedKey, tuple[StoredState, bool]]) -> dict
 
 def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
     """Return whether this version can use a stored filter. Another version of the broker may have allowed filters that
-    this version does not allow. If the filter cannot be used, the next member that asks sets the filter.
+    this version does not allow. If it cannot be used, the group has no filter until a member asks for messages, which
+    sets a new one.
     """
     try:
         found.check()
@@ -900,7 +923,7 @@ def _can_be_read(found: GroupFilter, group: str, topic: str) -> bool:
 
 
 def _cut(sections: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Divide the sections into groups that fit into one record each."""
+    """Divide the sections into lists, each of which fits into one record (_RECORD_BYTES)."""
     taken: list[bytes] = []
     size = 0
     for section in sections:

@@ -5,23 +5,24 @@
     waiting     looked at (below `scanned`) and never leased; in a line for each priority
     unknown     from `scanned` on
 
-Invariants, checked by tests after every step (`check`):
+Invariants, which a unit test checks after every change of a state:
 - every record from `low` to `scanned` is exactly one of done, held and waiting;
 - a record is leased to at most one member, until `until`;
 - with `ordered`, only the first record of a key that is not done is held or may be leased.
 
-Times are seconds of the caller's clock, which never goes back. While a state is being read from a log and is not in use
-yet, it has Unix milliseconds instead; `begin` converts them.
+Times are seconds of the caller's clock, which never goes back. While a state is being read from a log, its times are
+Unix milliseconds; `begin` converts them before the state is used.
 
-The holder of an expired lease may still settle the message until another member gets the message; the state checks the
-token of the request. If a member gets the same message twice in a row, it may settle the message with the token of
-either lease.
+A member whose lease has expired may settle the message as long as no other member has leased it; the token in the
+request shows which lease is meant. If a member has leased the same message twice in a row, it may settle the message
+with the token of either lease.
 
-*Suspects* are messages whose lease has expired unsettled. Either the suspect itself or another message of the same
-lease may have killed the worker. Therefore the expiry that made the message a suspect does not count as an attempt. A
-suspect gets a lease of its own, and a member has only one suspect at a time. If the member has no other message of the
-group then, or if the message's lease has expired twice, the suspect is the member's only message (crew.py). If a lease
-expires that was the member's only one, the expiry counts as an attempt, because no other message can be the cause.
+*Suspects* are messages whose lease has expired before the member settled (acknowledged or released) them. Either the
+suspect itself or another message that the member had may have killed the member's process. Therefore the lease whose
+expiry made the message a suspect does not count as an attempt. A suspect is leased alone, without other messages in the
+same lease, and a member has only one suspect at a time. If the member has no other message of the group when it leases
+the suspect, or if the message's lease has expired twice, the member gets no other message until it has settled the
+suspect (crew.py). If such a lease expires, it counts as an attempt, because no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -46,31 +47,33 @@ from .lines import FRONT, NO_KEY, Again, Line, QueuedMessage
 __all__ = ["NO_KEY", "Grant", "HeldFigures", "HeldMessage", "HeldState", "Limits", "SharedState", "Suspect"]
 
 _AHEAD_BYTES, _FRONT_BYTES, _ORDERED_BYTES, _KEY_BYTES, _HELD_BYTES, _RANGE_BYTES = 12, 180, 110, 850, 400, 300
-"""How many bytes of memory a state takes. _AHEAD_BYTES: for each record read ahead. _FRONT_BYTES: in addition, for each
-record at the front of a queue. _ORDERED_BYTES: in an ordered group, in addition for each record read ahead. _KEY_BYTES:
-in an ordered group, for each message key. _HELD_BYTES: for each held record. _RANGE_BYTES: for each range of
-acknowledged records.
+"""Measured sizes, in bytes, from which the memory of a state is computed. _AHEAD_BYTES: for each record read ahead.
+_FRONT_BYTES: in addition, for each record at the front of a queue. _ORDERED_BYTES: in an ordered group, in addition for
+each record read ahead. _KEY_BYTES: in an ordered group, for each message key. _HELD_BYTES: for each held record.
+_RANGE_BYTES: for each range of acknowledged records.
 """
 
 _MOST_MS = 8 * 24 * 3600 * 1000
-"""A limit in milliseconds for the rest of a lease that is read from the log. The limit is higher than any time that a
-client may request. If the clock was set back, leases would otherwise become too long.
+"""The maximum remaining time, in milliseconds, of a lease or delay that is read from the log. The limit is higher than
+any time that a client may request. Without it, leases would become too long if the clock was set back.
 """
 
 _EARLIER = 16
-"""How many tokens of earlier leases are kept if the same member has leased the same message several times."""
+"""How many tokens of earlier leases are kept for a message that the same member has leased several times in a row."""
 
 
 class HeldState(Enum):
-    """The state of a held record."""
+    """The state of a held record (leased, or released and not done)."""
 
     LEASED = "leased"
     READY = "ready"
-    """The record may be leased again."""
+    """The record waits to be leased again."""
     DELAYED = "delayed"
-    """The record may be leased again at the time `until`."""
+    """The record was released with a delay and becomes READY at the time `until`."""
     UNSEEN = "unseen"
-    """The record becomes READY once the broker has read ahead in the partition up to this record."""
+    """The record can be leased again, but only after the broker has read ahead in the partition up to it; then it
+    becomes READY.
+    """
 
 
 _LEASED, _READY, _DELAYED, _UNSEEN = HeldState
@@ -78,8 +81,8 @@ _NONE, _SUSPECT, _ALONE = Suspicion
 
 
 class Suspect(NamedTuple):
-    """Information about a suspect record. has_ended: whether its last lease has expired before a member settled the
-    record.
+    """Information about a suspect record. suspicion: how it was leased last. has_ended: whether this lease has expired
+    before a member settled the record.
     """
 
     offset: int
@@ -88,9 +91,9 @@ class Suspect(NamedTuple):
 
 
 class HeldMessage:
-    """A record that was leased and is not done. until: when its lease ends, or when it may be leased again. earlier:
-    the tokens of the leases directly before the present one, if `member` had these leases, too. has_ended: whether the
-    last lease has expired before a member settled the record.
+    """A record that was leased and is not done. until: when its lease ends or, for a DELAYED record, when its delay
+    ends. earlier: the tokens of the leases directly before the present one, if `member` had these leases, too.
+    has_ended: whether the last lease has expired before a member settled the record.
     """
 
     __slots__ = (
@@ -124,18 +127,20 @@ class HeldMessage:
 
     @property
     def next_suspicion(self) -> Suspicion:
-        """How the record may be leased next, as the lowest allowed value of Suspicion."""
+        """How the record must be leased next: with this value of Suspicion or a higher one."""
         if not self.has_ended:
             return self.suspicion
         return _SUSPECT if self.suspicion is _NONE else _ALONE
 
     @property
     def attempts_before(self) -> int:
-        """The number of counted attempts of the record before its next lease."""
+        """How many of the record's leases so far count as attempts."""
         return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
 
     def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
-        """Lease the record again."""
+        """Lease this record again, to this member and in the way `suspicion`. The present token becomes an earlier one
+        if the same member had the last lease.
+        """
         self.attempts = self.attempts_before + 1
         self.earlier = (*self.earlier, self.token)[-_EARLIER:] if member == self.member else ()
         self.state, self.until, self.token, self.member = _LEASED, until, token, member
@@ -143,8 +148,8 @@ class HeldMessage:
 
 
 class HeldFigures(NamedTuple):
-    """Numbers about the held records. delayed: the number of records that wait until they may be leased again.
-    most_attempts: the highest number of attempts of a held record. members: how many records each member has leased.
+    """Numbers about the held records. delayed: how many records are DELAYED. most_attempts: the highest number of
+    attempts of any held record. members: a dict from each member to the number of records that it has leased now.
     """
 
     delayed: int
@@ -153,7 +158,9 @@ class HeldFigures(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """A record that was leased just now. attempts: includes this lease."""
+    """A record that was leased by one call of `acquire`. size: in bytes. attempts: how many leases count as attempts,
+    including this one.
+    """
 
     offset: int
     size: int
@@ -163,9 +170,11 @@ class Grant(NamedTuple):
 
 class Limits(NamedTuple):
     """The limits of one group on one partition. held: the maximum number of leased or released records. ahead: the
-    maximum number of records read ahead. ahead_bytes: the maximum number of their bytes. ranges: the maximum number of
-    ranges of acknowledged records. share: one of every `share` leases takes the oldest waiting record. scarce: replaces
-    `held` and `ahead` while memory is scarce.
+    maximum number of records read ahead and not leased. ahead_ordered: the same in an ordered group. ahead_bytes: the
+    maximum number of bytes of the records read ahead. ranges: the maximum number of ranges of acknowledged records.
+    share: of this many leased records, one is the oldest waiting record whatever its priority, so that records of low
+    priority are leased, too.
+    scarce: used instead of `held` and `ahead` while memory is scarce.
     """
 
     held: int
@@ -183,18 +192,20 @@ class SharedState:
     """
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
-        """low: the byte offset where the group begins to read the partition. crew: the group's Crew, which all
-        partitions share; None if the group has only this partition.
+        """low: the byte offset where the group begins to read the partition. crew: the Crew object of the group, which
+        the states of all its partitions use; None if the group has only this partition.
         """
         self.low = low
         self.scanned = low
         """The byte offset where reading ahead will continue; all data before it have been read ahead."""
         self.ordered = False
         self.scarce = False
-        """Whether memory is scarce. While it is scarce, only a few records are leased and read ahead."""
+        """Whether the group's client address has used up its part of the broker's memory. While this is True, only a
+        few records are held and read ahead (`Limits.scarce`).
+        """
         self.leased = 0
         self.done_above = 0
-        """The number of done records above `low`."""
+        """The number of done records behind the byte offset `low`."""
         self.crew = Crew() if crew is None else crew
         self._limits = limits
         self._held: dict[int, HeldMessage] = {}
@@ -208,8 +219,8 @@ class SharedState:
         self._in_lines = 0
         self._ready = 0  # held records that are READY
         self._keys: dict[int, deque[tuple[int, int, int]]] = {}
-        """The waiting records of each key in an ordered group. If a record of the key is in a line or held, the key's
-        entry has offset, size and priority of the records that wait behind that record.
+        """In an ordered group, a dict from the hash of a key to the records of this key that must wait until an earlier
+        record of the same key, which is held or in a line, is done: offset, size and priority of each.
         """
         self._behind_keys = 0
         self._ahead_bytes = 0
@@ -250,21 +261,21 @@ class SharedState:
 
     @property
     def next_time(self) -> float | None:
-        """When to call `expire` next: a time that is not later than the next end of a lease or of a delay; None if
-        there is none.
+        """When `expire` must be called next: the time when the next lease or delay ends, or an earlier time; None if no
+        lease or delay exists.
         """
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
 
     def has_leases(self, now: float) -> bool:
-        """Return whether any lease has not expired yet. The result is right even if `expire` has not handled all
-        expired leases.
+        """Return whether any lease is not over at the time `now`. Leases that are over do not count, even if `expire`
+        has not handled them.
         """
         return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
     def figures(self) -> Generator[None, None, HeldFigures]:
-        """Count the held records, SHARED_COUNTED of them before each `yield`. Changes made meanwhile may or may not be
-        counted.
+        """Count the held records, and yield after each SHARED_COUNTED of them. Changes that are made between the steps
+        are counted only in part.
         """
         every = list(self._held.values())
         delayed = most_attempts = 0
@@ -283,11 +294,13 @@ class SharedState:
     # --- leasing ------------------------------------------------------------------------------------------------------
 
     def acquire(self, count: int, max_bytes: int, until: float, token: int, member: str) -> list[Grant]:
-        """Lease at most `count` records with at most `max_bytes` together; the first record alone may be larger.
+        """Lease at most `count` records to this member and return them. Together they have at most `max_bytes`, but a
+        single record can be larger.
 
-        Call `expire` before this method. until: when the leases end. token: unique to this lease. A suspect gets a
-        lease of its own. The result may be empty although records are available, if the member has a suspect, or if it
-        will get one once it has settled its messages.
+        Call `expire` before this method. until: when the lease ends. token: identifies this lease. If a suspect is
+        leased, it is the only record of the result. The result can be empty although records are available: if the
+        member has a suspect that must be its only message, or must settle its messages because it will get such a
+        suspect.
         """
         crew = self.crew
         if crew.has_one_alone(member):
@@ -315,8 +328,9 @@ class SharedState:
         return granted
 
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
-        """Return two values. The first value says which suspect to lease next: the line (queue) that contains it, and
-        how to lease it; None if there is none. The second value is whether the member has to wait for a suspect.
+        """Return two values. The first value says which suspect to lease to this member now: the line (queue) whose
+        first record it is, and how to lease it; None if there is none. The second value is whether the member gets
+        nothing now because it will get a suspect later.
         """
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
@@ -340,8 +354,8 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Return whether `line` has a suspect that may next be leased as `suspicion` says. If True, the suspect is the
-        first record of `line` when this method returns.
+        """Return whether `line` has a waiting suspect whose next lease must be of the kind `suspicion`. Entries of
+        other records are removed from the line's beginning, so that this suspect is then the first.
         """
         while (returned := line.peek()) is not None:
             held = self._held.get(returned.offset)
@@ -370,8 +384,8 @@ class SharedState:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
     def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
-        """Return priority, record and line of the next record to lease, without removing it. levels: the priorities
-        that have records, highest first.
+        """Return priority, record and line of the record that must be leased next, without removing it from its line;
+        None if there is none. levels: the priorities that have records, highest first.
         """
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
@@ -388,8 +402,8 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """Return the first record of this priority that may be leased, and its line. full: whether no further records
-        may be held, so that only records that are already held are considered.
+        """Return the first record of this priority that can be leased, and its line; None if there is none. full: True
+        if the limit of held records is reached, so that only records that are held already can be leased.
         """
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
@@ -404,7 +418,9 @@ class SharedState:
         return found
 
     def _is_ready(self, offset: int) -> bool:
-        """Return whether a held record may be leased together with other records."""
+        """Return whether the record at this offset is held, waits to be leased again, and is no suspect, so that it can
+        be leased together with other records.
+        """
         held = self._held.get(offset)
         return held is not None and held.state is _READY and held.next_suspicion is _NONE
 
@@ -431,9 +447,7 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the entries of settled and replaced leases from the heap of lease ends, which has one entry for each
-        lease.
-        """
+        """Remove the entries of records that were settled or leased anew from the heap of lease ends."""
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]
@@ -448,11 +462,11 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Make records ready to be leased again if their lease or their delay has ended. Return how many more records
-        may be leased now than before the call.
+        """Make the held records whose lease or delay is over READY. Return how many more records wait to be leased
+        again than before the call.
 
-        If very many records are due, this call handles only some of them and the next call handles the rest. Until then
-        `next_time` is in the past.
+        One call handles at most SHARED_EXPIRED records. If there are more, `next_time` is in the past after the call,
+        and the next call handles the rest.
         """
         before = self._ready
         left = tuning.SHARED_EXPIRED
@@ -484,7 +498,9 @@ class SharedState:
         return self._ready - before
 
     def _come_back(self, offset: int, held: HeldMessage) -> None:
-        """Put a held record into its line, so that it may be leased again."""
+        """Put a held record whose lease or delay is over into the line (queue) from which it is leased again. If the
+        broker has not read ahead up to this record yet, make it UNSEEN instead.
+        """
         if held.state is _LEASED:
             held.has_ended = True
             self._let_go(held)
@@ -501,7 +517,9 @@ class SharedState:
         lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
 
     def _let_go(self, held: HeldMessage) -> None:
-        """Record that the lease of a held record ends. Called before the record's state and member change."""
+        """Count one leased record less, because the lease of this held record ends. Called before the record's state
+        and member are changed.
+        """
         if held.state is _LEASED:
             self.leased -= 1
             self.crew.let_go(held.member, held.suspicion)
@@ -519,7 +537,9 @@ class SharedState:
         return self._held[offset].attempts
 
     def ack(self, offset: int, token: int, done: list[tuple[int, int]] | None = None) -> SettleOutcome:
-        """Acknowledge a record. If the record becomes done, append its range of byte offsets [start, end) to `done`."""
+        """Acknowledge a record, and return the outcome. If the token is right, the record is done and its range of byte
+        offsets [start, end) is appended to the list `done`.
+        """
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -531,7 +551,9 @@ class SharedState:
         return SettleOutcome.DONE
 
     def _drop(self, offset: int, held: HeldMessage) -> None:
-        """Remove a record from the held records. The next record with its key may then be leased."""
+        """Remove a record from the held records. In an ordered group, the next record with the same key can then be
+        leased.
+        """
         del self._held[offset]
         if held.state is _LEASED:  # inlines _let_go
             self.leased -= 1
@@ -556,8 +578,8 @@ class SharedState:
 
     def release(self, offset: int, token: int, now: float, delay: float, *, counts: bool = True) -> SettleOutcome:
         """Release a leased record, so that it may be leased again in `delay` seconds. counts: whether the lease counts
-        as an attempt. False means that the member has not worked on the record; a suspect then stays a suspect. If
-        True, the record is no longer a suspect, because a member has reported on it.
+        as an attempt. If False, the member has not worked on the record, and a suspect remains a suspect. If True, the
+        record is no longer a suspect, because the member has worked on it and was not killed.
         """
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
@@ -583,7 +605,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def extend(self, offset: int, token: int, until: float) -> SettleOutcome:
-        """Let the record's lease end at `until`."""
+        """Change the end of a leased record's lease to the time `until`."""
         held = self._find(offset, token)
         if isinstance(held, SettleOutcome):
             return held
@@ -598,7 +620,7 @@ class SharedState:
         return SettleOutcome.DONE
 
     def revoke(self, grants: Iterable[Grant], token: int) -> None:
-        """Undo an `acquire` whose answer could not be sent."""
+        """Undo an `acquire` whose lease could not be stored."""
         for grant in grants:
             if self._has(grant.offset, token):
                 self.release(grant.offset, token, 0.0, 0.0, counts=False)
@@ -627,11 +649,15 @@ class SharedState:
 
     @property
     def known_end(self) -> int:
-        """The end offset of all records that were leased or done. All records behind it are new."""
+        """The byte offset where the last record ends that was ever leased or is done. No record behind it was ever
+        leased.
+        """
         return self._known_end
 
     def skip(self, start: int, end: int, records: int = 0) -> None:
-        """Mark bytes that nobody has to acknowledge as done. records: how many records they contain."""
+        """Mark the bytes [start, end), which no member has to acknowledge, as done. records: how many records they
+        contain.
+        """
         if start >= self._known_end or not any(first <= start < last for first, (last, _) in self._ranges.items()):
             self._mark_done(start, end, records)
 
@@ -645,8 +671,9 @@ class SharedState:
         priorities: npt.NDArray[np.uint8] | None,
         keys: Sequence[int] | None,
     ) -> None:
-        """Add the records that were read ahead, from byte offset `scanned` to `end`. priorities: None means that all
-        priorities are 0. keys: given only if `ordered` is set.
+        """Add the records that were read ahead, from byte offset `scanned` to `end`, to the lines of waiting records.
+        Records that are done or held are left out. priorities: None means that all priorities are 0. keys: given only
+        if `ordered` is set.
         """
         self.scanned = end
         if len(offsets) and int(offsets[0]) < self._known_end:
@@ -670,8 +697,8 @@ class SharedState:
             self._lines[priority].add(offsets[chosen], sizes[chosen])
 
     def _line_up(self, offset: int, size: int, priority: int, key: int) -> None:
-        """Add a record of an ordered group. If other records of the same key wait or are leased, the new record is put
-        behind them.
+        """Add a record that was read ahead in an ordered group. If an earlier record of the same key waits or is held,
+        the new record waits until that record is done.
         """
         if key != NO_KEY:
             behind = self._keys.get(key)
@@ -684,8 +711,8 @@ class SharedState:
         self._in_lines += 1
 
     def _unknown(self, offsets: npt.NDArray[np.int64], keys: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-        """Return a mask of the records that are neither done nor held. Held records of the state UNSEEN become
-        READY.
+        """Return a boolean array that is True for each of these records that is neither done nor held. Held records
+        among them that are UNSEEN become READY.
         """
         new = np.ones(len(offsets), bool)
         if self._ranges:
@@ -709,8 +736,9 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Remove the waiting records from the state, so that they are read ahead again. ordered: the new value of
-        `ordered`.
+        """Remove all records that were read ahead and never leased from the state, so that they are read ahead again.
+        Held records that are READY become UNSEEN until then.
+        ordered: the new value of the attribute `ordered`.
         """
         self.ordered = ordered
         self.scanned = self.low
@@ -734,7 +762,7 @@ class SharedState:
 
     def cut(self, first: int) -> int:
         """Remove the records before byte offset `first` from the state, because retention has removed them. Return how
-        many of them were held.
+        many held records were removed.
         """
         if first <= self.low:
             return 0
@@ -763,10 +791,11 @@ class SharedState:
         return len(gone)
 
     def clip(self, end: int) -> bool:
-        """Remove all state behind byte offset `end`, where the partition ends, because other records may be appended
-        there. To be called before `begin`.
+        """Remove everything that a stored state says about bytes behind the byte offset `end`, where the partition
+        ends. The partition has lost these bytes, and other records can be appended there. To be called before `begin`.
 
-        Return whether there was any such state."""
+        Return whether anything was removed.
+        """
         changed = self.low > end
         self.low = min(self.low, end)
         for offset in [offset for offset, held in self._held.items() if offset + held.size > end]:
@@ -788,7 +817,7 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """Apply a stored section which says that records were leased, or are held in another state."""
+        """Add records to this state that are leased, or held in another state, as a stored section says."""
         for offset, size, priority, attempts in grants:
             before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)
@@ -804,20 +833,20 @@ class SharedState:
                 held.suspicion = _SUSPECT
 
     def read_suspects(self, suspects: Iterable[Suspect]) -> None:
-        """Apply a stored section with information about suspects."""
+        """Set `suspicion` and `has_ended` of held records to the values in a stored SUSPECTS section."""
         for offset, suspicion, has_ended in suspects:
             if (held := self._held.get(offset)) is not None:
                 held.suspicion, held.has_ended = suspicion, has_ended
 
     def read_done(self, start: int, end: int, records: int = 1) -> None:
-        """Apply a stored entry which says that a record was acknowledged or bytes were skipped."""
+        """Mark the bytes [start, end) as done, because a stored entry says that records there were acknowledged or
+        skipped.
+        """
         self._held.pop(start, None)
         self._mark_done(start, end, records)
 
     def read_change(self, offset: int, until_ms: int, attempts: int, state: HeldState) -> None:
-        """Apply a stored entry about a held record. The entry says that the record was released, or that its lease was
-        extended.
-        """
+        """Change a held record, because a stored entry says that it was released or that its lease was extended."""
         held = self._held.get(offset)
         if held is not None:
             if state is not _LEASED and attempts == held.attempts:  # a member has worked on it
@@ -846,7 +875,9 @@ class SharedState:
     # --- writing it down ----------------------------------------------------------------------------------------------
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Yield start, end and number of records of each done range above `low`."""
+        """Yield each range of done records behind the byte offset `low`: the range's first byte offset, its end offset
+        and its number of records.
+        """
         for start, (end, count) in self._ranges.items():
             yield start, end, count
 

@@ -1,4 +1,4 @@
-"""The status of shared groups for operators."""
+"""Report the status of shared groups to operators."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["answer_status"]
 
 
 def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame) -> Work:
-    """Answer a SHARED_STATUS request. The status of each group and partition is taken at the moment when it is
-    described, so the parts of one answer may show different moments. Raises RemoteProtocolError, NotLeader.
+    """Answer a SHARED_STATUS request. The answer is made in several turns, so its parts can show the states of the
+    groups at different moments. Raises RemoteProtocolError, NotLeader.
     """
     request = SharedStatusRequest.from_ext(frame.ext)
     texts = []

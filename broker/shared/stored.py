@@ -1,5 +1,5 @@
-"""The states of shared groups that are stored in an internal log `/shared`. The log is read at the start of the broker.
-Followers of a broker set go on reading it, as the leader appends to it.
+"""Read the states of shared groups from an internal log `/shared`. The log is read when the broker starts. A follower
+of a broker set also reads what the leader appends to the log later.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ __all__ = ["StoredState", "StoredStates"]
 
 
 class StoredState(NamedTuple):
-    """The stored state of one group on one partition. serial: the serial number of the last record about this group and
-    partition. state: None if the group was forgotten.
+    """The stored state of one group on one partition. serial: the serial number (rows.py) of the last record about this
+    group and partition. state: None if the group was forgotten.
     filter: the group's filter on the topic; None if an earlier version of the broker has written the state.
     filter_serial: the serial number of the record that contains the filter.
     """
@@ -30,21 +30,21 @@ class StoredState(NamedTuple):
 
 
 class StoredStates(LogReader):
-    """The states that are stored in one log."""
+    """Reads the states of shared groups that are stored in one log."""
 
     def __init__(self, log: PartitionLog, limits: Limits) -> None:
         super().__init__(log)
         self._limits = limits
         self._states: dict[SharedKey, StoredState] = {}
         self.serial = 0
-        """The highest serial number of a record that was read."""
+        """The highest serial number among the records that were read."""
 
     def _clear(self) -> None:
         self._states.clear()
 
     def _read(self, most: int | None) -> None:
-        """Continue to read the log from the last position. most: the maximum number of bytes to read; None means no
-        limit.
+        """Read the log from the position where the last call has ended. most: the maximum number of bytes to read; None
+        means no limit.
         """
         for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):
             serial, found = sections(body)
@@ -75,7 +75,9 @@ class StoredStates(LogReader):
         self._states[key] = StoredState(serial, state, found, filter_serial)
 
     def take_all(self) -> dict[SharedKey, StoredState]:
-        """Return the states, and keep no copy of them. A later call reads the log again."""
+        """Return the states that were read, and drop this object's references to them. Afterwards the object has to
+        read the log from its beginning.
+        """
         states, self._states = self._states, {}
         self.forget()
         return states

@@ -33,21 +33,21 @@ __all__ = ["ServerDriver", "moment"]
 _log = logging.getLogger(__name__)
 
 UNITS_IN_TURN = 256
-"""How many simple requests, or parts of long requests, are handled before other connections are served. This number of
+"""The maximum number of simple requests, or parts of long requests, that one turn of the server handles. This number of
 requests takes a few milliseconds.
 """
 
 PEERS_IN_TURN = 256
-"""How many connections may be written to in one turn."""
+"""The maximum number of connections to which one turn of the server sends answers."""
 
 BUFFERED_BYTES = 256 * 1024
-"""The maximum number of received bytes of requests that wait to be handled. If a connection has more of them, the
-driver stops reading from it.
+"""If unsent answers and requests that wait to be handled have more than this many bytes for one connection, the driver
+stops reading from this connection.
 """
 
 MOST_CONNECTIONS = 65_536
-"""The maximum number of connections of all addresses together. The limit is lower if the process may not have so many
-file descriptors.
+"""The maximum number of connections of all addresses together. The limit is lower if the process is not allowed to open
+so many file descriptors.
 """
 
 DESCRIPTORS_FOR_OTHERS = 64
@@ -91,21 +91,27 @@ class _Peer(TwistedProtocol):
             self._driver.lost(self, connection)
 
     def pauseProducing(self) -> None:  # noqa: N802
-        """Stop writing and reading, because the transport's buffer is full."""
+        """Called by Twisted when the transport's send buffer is full: stop sending answers to this connection and
+        reading requests from it.
+        """
         self._full = True
         self._regulate()
 
     def resumeProducing(self) -> None:  # noqa: N802
-        """Write and read again, because the transport's buffer is empty."""
+        """Called by Twisted when the transport's send buffer is empty: send answers and read requests again."""
         self._full = False
         self.flush()
         self._regulate()
 
     def stopProducing(self) -> None:  # noqa: N802
-        """Do nothing, because the connection is lost and connectionLost follows."""
+        """Do nothing: Twisted calls this method when the connection is lost, and then calls connectionLost, which does
+        the work.
+        """
 
     def flush(self) -> None:
-        """Send pending answers, and close the connection if it is finished."""
+        """Send the answers that wait for this connection, and close the connection if the server has finished with it.
+        Do nothing while the send buffer is full.
+        """
         connection = self._connection
         if connection is None or self._full:
             return
@@ -116,7 +122,9 @@ class _Peer(TwistedProtocol):
             self._transport.loseConnection()
 
     def _regulate(self) -> None:
-        """Start or stop reading from the connection."""
+        """Stop reading from the connection while its send buffer is full or too many of its bytes wait, and start
+        reading again afterwards.
+        """
         connection = self._connection
         silenced = self._full or (connection is not None and _is_too_much(connection))
         if silenced != self._silenced and connection is not None and not connection.finished:
@@ -139,19 +147,19 @@ class _Peer(TwistedProtocol):
 
 
 def _is_too_much(connection: PeerConnection) -> bool:
-    """Return whether a connection has more than BUFFERED_BYTES bytes of unsent answers and of requests that wait to be
-    handled. An incomplete request does not count, because a request that is larger than the limit must still be
-    received.
+    """Return whether a connection's unsent answers and requests that wait to be handled have more than BUFFERED_BYTES
+    bytes together. If only a part of one request has arrived, its bytes do not count, because otherwise a request
+    larger than the limit could never be received.
     """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
 
 class ServerDriver(Factory):
-    """Listens on a port for a standalone ZooKeeper server, and passes requests and answers between the connections and
-    the server. Its methods run on the reactor thread.
+    """Listens on a port for a standalone ZooKeeper server, passes received requests to the server, and sends its
+    answers. Its methods run on the reactor thread.
 
     files: the server's files, already loaded; None if no data are kept. failure: the error of a failed write to the
-    log; the driver has then stopped by itself. stopped: called when the driver no longer listens.
+    files, after which the driver has stopped by itself; else None. stopped: called when the driver no longer listens.
     """
 
     noisy = False
@@ -174,7 +182,7 @@ class ServerDriver(Factory):
         self._stalled_ms = 0
 
     def listen(self, host: str, port: int) -> None:
-        """Serve at this address. Raises ConfigError if that fails."""
+        """Begin to accept connections at this address. Raises ConfigError if that fails."""
         listening = tcp.Port(port, cast(Any, self), _BACKLOG, host, self._reactor)
         listening.transport = connection_class()
         try:
@@ -240,8 +248,9 @@ class ServerDriver(Factory):
         self._soon()
 
     def _now(self) -> Moment:
-        """Return the server's time. The server's clock stands still while this thread does not run. So after such a
-        pause, received requests are handled before sessions expire.
+        """Return the present time of the server's clock. This clock does not count the time during which the reactor
+        thread was prevented from running. So sessions do not expire after such a pause before the requests that arrived
+        meanwhile are handled.
         """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)
@@ -272,7 +281,9 @@ class ServerDriver(Factory):
             self._reactor.callLater(0, self._turn)
 
     def _turn(self) -> None:
-        """Do a limited part of the pending work, so that other work of the reactor is not delayed."""
+        """Do one turn: handle a limited number of requests and send a limited number of answers, so that other work of
+        the reactor is not delayed. If work is left, schedule the next turn.
+        """
         server = self._server
         more = server.work(UNITS_IN_TURN, self._now())
         if self._keeper is not None:

@@ -51,7 +51,7 @@ class InProcessZooKeeper(LocalZooKeeper):
 
     @property
     def pid(self) -> int | None:
-        """The id of this process once the server was started, else None."""
+        """The process id of this process from `start` until `stop`; None before and afterwards."""
         return os.getpid() if self._driver else None
 
     def start(self, timeout: float = 30.0) -> None:

@@ -23,19 +23,22 @@ __all__ = ["Keeper"]
 _log = logging.getLogger(__name__)
 
 SNAPSHOT_LOG_BYTES = 16 << 20
-"""A snapshot is made when the log has grown by this many bytes since the last snapshot. If the last snapshot was larger
-than that, the log must have grown by the size of that snapshot.
+"""A new snapshot is made when the log has grown by this many bytes since the last snapshot, or by the size of the last
+snapshot if that is larger.
 """
 
 PARTS_WAITING = 8
-"""How many parts of a snapshot may wait to be written. No further parts are made while so many wait."""
+"""The maximum number of a snapshot's parts that wait to be written. While so many wait, no further part is made."""
 
 _Task = list[LogBatch] | tuple[Callable[[], None], Callable[[], None] | None]
-"""A task of the worker thread: either entries to write, or another action and its callback."""
+"""A task of the worker thread: either log entries to write, or a function to call and a callback for its end (or
+None).
+"""
 
 
 class Keeper:
-    """Keeps one server's state in files. Its methods run on the reactor thread; a daemon thread writes the files.
+    """Writes the changes of one server's state to its log, and makes snapshots of the state. Its methods run on the
+    reactor thread; a daemon thread writes the files.
 
     synced: called with the position of the last synced entry after each sync. woken: called when `look_after` may have
     work. failed: called once, with the error, if a write fails; nothing is written afterwards. These three functions
@@ -57,7 +60,7 @@ class Keeper:
         self._failed = failed
         self._snapshot: Iterator[bytes] | None = None
         self._snapshots = 0
-        """How many snapshots are unfinished: 0 or 1."""
+        """How many snapshots were begun and are not complete yet: 0 or 1."""
         self._parts_waiting = 0
         self._tasks: deque[_Task] = deque()
         self._closing = False
@@ -66,7 +69,9 @@ class Keeper:
         self._thread.start()
 
     def look_after(self, server: StandaloneServer) -> bool:
-        """Take the server's new entries, and continue a snapshot. Return whether this should be called again soon."""
+        """Take the server's new log entries and let the worker thread write them; begin or continue a snapshot if one
+        is due. Return whether this method should be called again soon.
+        """
         if batch := server.take_log():
             self._add_batch(batch)
         if self._snapshot is None:
@@ -103,8 +108,8 @@ class Keeper:
         self._files.close()
 
     def _add_batch(self, batch: LogBatch) -> None:
-        """Add a batch behind all earlier ones. If the last task still waits and also writes entries, add the batch to
-        that task.
+        """Add log entries to the worker thread's tasks, behind all earlier ones. If the last waiting task writes
+        entries, too, add these to that task.
         """
         with self._wake:
             if self._tasks and isinstance(self._tasks[-1], list):

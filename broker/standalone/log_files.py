@@ -8,16 +8,16 @@ thread may call them, but only one thread at a time.
     block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries
              (coordination/standalone/log_entries.py)
 
-All numbers are in network byte order. A log's header has the zxid before its first entry; a block has the zxid of its
-last entry. The log files form a chain: each begins where the previous one ends.
+All numbers are in network byte order. The header of a log file contains the zxid of the entry before the file's first
+entry. A block contains the zxid of its last entry. Each log file begins with the entry that follows the last entry of
+the previous log file.
 
 Invariants:
-- A block is written only after the block before it is synced. So only the last block of the last file can be
-  incomplete. If an intact block follows a bad block, the bad block was not left incomplete by a crash but was damaged
-  later.
+- A block is written only after the block before it is synced. So a crash can leave only the last block of the last file
+  incomplete. If an intact block follows a bad block, the bad block was complete and was damaged later.
 - A snapshot file gets its final name only after two syncs: of the snapshot, and of all log entries that the snapshot
   may include.
-- A log is removed when no kept snapshot needs it.
+- A log file is removed when no snapshot that is kept needs its entries.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class _Block(NamedTuple):
     zxid: int
     entries: bytes
     end: int
-    """The byte position after the block."""
+    """The position in the file, in bytes, where the block ends."""
 
 
 class LogFiles:
-    """The files of one directory.
+    """Reads and writes the log files and snapshot files in one directory.
 
-    Every method may raise OSError. Nothing may be written after such an error, because the content of the disk is
-    unknown.
+    Every method may raise OSError. The caller must not write anything after such an error, because the content of the
+    disk is unknown.
     """
 
     def __init__(self, files: Files, directory: str) -> None:
@@ -88,8 +88,8 @@ class LogFiles:
             files.unlink(self._path(_TEMPORARY))
 
     def load(self) -> None:
-        """Read all files, cut off an incomplete block at the end of the log, and prepare to append. Raises
-        CorruptRecord, StoreError.
+        """Read the newest snapshot and the log entries after it, cut off an incomplete block at the end of the log, and
+        prepare to append. Raises CorruptRecord, StoreError.
         """
         start = self._load_snapshot()
         logs = self._numbers("log")
@@ -110,7 +110,7 @@ class LogFiles:
         return restored
 
     def append(self, entries: bytes, zxid: int) -> None:
-        """Write a block and sync it."""
+        """Append a block with these entries to the log and sync it. zxid: of the last entry."""
         block = _encode_block(entries, zxid)
         with naming(self._log_path):
             write_all(self._files, self._fd, [block], self._end)
@@ -121,9 +121,7 @@ class LogFiles:
         self.zxid = zxid
 
     def begin_snapshot(self) -> None:
-        """Begin a new log file for later entries, and begin a snapshot file. `add_to_snapshot` then writes the
-        snapshot's entries.
-        """
+        """Begin a new log file for entries from now on, and begin a snapshot file, which `add_to_snapshot` fills."""
         self._files.close(self._fd)
         self._begin_log()
         self._snapshot_zxid = self.zxid
@@ -137,8 +135,8 @@ class LogFiles:
             self._write_snapshot(_encode_block(entries, self._snapshot_zxid))
 
     def finish_snapshot(self) -> None:
-        """Sync the complete snapshot, give it its name, and remove the files that are no longer needed. Before this
-        call, the caller must have appended to the log all entries that the snapshot may include.
+        """Sync the complete snapshot, give it its final name, and remove the snapshots and log files that are no longer
+        needed. Before this call, the caller must have appended to the log all entries that the snapshot may include.
         """
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)
@@ -162,7 +160,7 @@ class LogFiles:
         return os.path.join(self._directory, name)
 
     def _numbers(self, kind: str) -> list[int]:
-        """Return the numbers in the names of all files of this kind, sorted."""
+        """Return the numbers in the names of all files of this kind ("log" or "snapshot"), sorted."""
         names = (_NAME.fullmatch(name) for name in self._files.list_directory(self._directory))
         return sorted(int(name[2], 16) for name in names if name and name[1] == kind)
 
@@ -195,8 +193,8 @@ class LogFiles:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def _load_snapshot(self) -> int:
-        """Load the entries of the newest good snapshot into `_restored`. Return the snapshot's zxid; 0 if there never
-        was a snapshot.
+        """Load the entries of the newest snapshot that is not damaged into `_restored`. Return the zxid of this
+        snapshot; 0 if no snapshot was ever made.
         """
         numbers = self._numbers("snapshot")
         for number in reversed(numbers):
@@ -251,8 +249,8 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Make sure that all bytes of the file are on the disk, and write missing bytes again. If a sync failed in an
-        earlier run, some bytes may only be in the page cache.
+        """Make sure that all bytes of the file are on the disk. After a failed sync of an earlier run, some bytes may
+        be only in the page cache and would never be written, so they are written again.
         """
 
         def sync() -> None:
@@ -285,8 +283,8 @@ class LogFiles:
 
 
 def _befores(logs: list[int]) -> set[int]:
-    """Return the zxids before the first entries of these log files. logs: the numbers in the files' names; each is the
-    zxid of the log's first entry.
+    """Return, for each of these log files, the zxid of the entry before its first entry. logs: the numbers in the
+    files' names; each is the zxid of the file's first entry.
     """
     return {number - 1 for number in logs}
 
@@ -323,7 +321,7 @@ def _block_at(data: bytes, at: int) -> _Block | None:
 
 
 def _has_block(data: bytes, at: int) -> bool:
-    """Return whether a good block begins at `at` or anywhere behind it."""
+    """Return whether an intact block begins at the position `at` or anywhere behind it."""
     while (at := data.find(_BLOCK_MAGIC, at)) >= 0:
         if _block_at(data, at):
             return True

@@ -21,7 +21,9 @@ __all__ = ["ServerPlace", "open_server"]
 
 
 class ServerPlace(NamedTuple):
-    """The settings of a server. directory: where its files are; None means that no data are kept."""
+    """The settings of a server. directory: where its files are; None means that the server keeps its data in memory
+    only.
+    """
 
     directory: Path | None
     host: str
@@ -31,7 +33,9 @@ class ServerPlace(NamedTuple):
 
 
 def open_server(place: ServerPlace, reactor: Any, files: Files = REAL_FILES) -> ServerDriver:
-    """Read the server's files, and return its driver. Call `ServerDriver.listen` next. Raises OSError, StoreError."""
+    """Read the server's files, and return a driver for the server. Call its method `listen` next. Raises OSError,
+    StoreError.
+    """
     log = None
     if place.directory is not None:
         log = LogFiles(files, str(place.directory))

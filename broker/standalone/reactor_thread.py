@@ -22,7 +22,9 @@ _shared: tuple[int, Any] | None = None
 
 
 def shared_reactor() -> Any:
-    """Return the running reactor that all servers of this process share. A forked process starts its own reactor."""
+    """Return the reactor that all servers of this process share; start it if it does not run. After a fork, the child
+    process starts its own reactor.
+    """
     global _shared
     with _lock:
         if _shared is None or _shared[0] != os.getpid():

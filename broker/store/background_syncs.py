@@ -1,6 +1,6 @@
 """Start due syncs and checkpoints. A checkpoint is a sync of a log's data and index, after which a start of the broker
-need not check these data. If only a few jobs are due, they are started one by one; if many are due, in groups that
-share one sync.
+need not check these data. If only a few such jobs are due, each job makes its own sync. If many are due, groups of jobs
+share one sync of the whole file systems.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _Group = Sequence[tuple[PartitionLog, SyncJob]]
 
 
 class BackgroundSyncs:
-    """Remembers the logs that have data not covered by a checkpoint, and starts the sync jobs that are due for them.
-    Only the thread that owns the store may use this object. A call of `tick` takes O(due logs).
+    """Keeps a list of the logs that have data not covered by a checkpoint, and starts the syncs and checkpoints that
+    are due for these logs. Only the thread that owns the store may use this object. A call of `tick` takes a time
+    proportional to the number of logs that have a job to start.
     """
 
     def __init__(
@@ -36,11 +37,11 @@ class BackgroundSyncs:
         run_in_thread: RunInThread,
         on_sync_end: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_sync_end: called after each sync or checkpoint of a log, no matter which part of the broker requested
-        it.
+        """on_sync_end: called when a sync or checkpoint of a log has ended or the log has failed, no matter which part
+        of the broker had requested the job.
         """
         self.unit_limit = tuning.MAX_UNSTORED_UNITS
-        """How many index units each log may hold in memory before it writes them to its index file."""
+        """The maximum number of index units that each log keeps in memory before it writes them to its index file."""
         self._on_sync_end = on_sync_end
         self._file_systems = file_systems
         self._run_in_thread = run_in_thread
@@ -63,18 +64,18 @@ class BackgroundSyncs:
         self._fresh.append(log)
 
     def checkpoint_soon(self, log: PartitionLog) -> None:
-        """Request a checkpoint of the log. The checkpoint does not start at once; it may have to wait for other
-        background jobs.
+        """Request a checkpoint of the log. One of the next calls of `tick` starts it, when fewer than the maximum
+        number of background jobs are running.
         """
         self._pending[log] = DATA | INDEX
 
     def request(self, log: PartitionLog, kind: int) -> None:
         """Request a background job for the log; no put waits for this job. kind: what the job does, as the bits DATA
-        and INDEX (durability.py). The job starts at once unless other jobs are running.
+        and INDEX (durability.py). The job starts at once unless the maximum number of background jobs are running.
 
-        A job that only writes index units does not wait behind syncs, because memory must not grow while the disk is
-        slow. If a checkpoint is requested again while it waits for its turn, the log's index units are written at once,
-        so that memory does not grow.
+        A job that only writes index units does not wait until syncs have ended; otherwise the units in memory would
+        become more and more while the disk is slow. For the same reason, the log's index units are written at once if a
+        checkpoint is requested again while the first request is waiting.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
             self._full[log] = None
@@ -115,9 +116,9 @@ class BackgroundSyncs:
         self._closed = True
 
     def finish(self) -> None:
-        """A dirty log has data that no checkpoint covers. If there are so many dirty logs that one sync of the whole
-        file systems takes less time than single syncs, make this sync on this thread. To be called after `stop`.
-        Blocks.
+        """If so many logs have data that no checkpoint covers that one sync of the whole file systems takes less time
+        than a sync of each log, make this one sync, and the checkpoints, on this thread. Otherwise do nothing. To be
+        called after `stop`. Blocks.
         """
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:
@@ -141,8 +142,8 @@ class BackgroundSyncs:
                 log.request(kind)
 
     def sync_ended(self, log: PartitionLog) -> None:
-        """Handle the end of a syncing job of the log, or the log's failure, no matter which part of the broker
-        requested the job.
+        """Called when a sync or checkpoint of the log has ended or the log has failed, no matter which part of the
+        broker had requested the job. If it was a background job, start the next ones.
         """
         if log in self._background:
             self._background.discard(log)
@@ -193,8 +194,8 @@ class BackgroundSyncs:
             self._fail_dirty(str(result))
 
     def _fail_dirty(self, cause: str) -> None:
-        """Mark all logs with unsynced data as failed. The kernel reports lost data only once and does not say which
-        file has lost them.
+        """Mark all logs that have data not covered by a checkpoint as failed. Called after a sync of whole file systems
+        has failed: the kernel reports lost data only once and does not say which file has lost them.
         """
         _log.error("a sync of all partitions failed, those with unsynced data take no more writes: %s", cause)
         for log in list(self._dirty):
@@ -203,8 +204,8 @@ class BackgroundSyncs:
 
 
 def _begin(wanted: Sequence[tuple[PartitionLog, int]]) -> _Group:
-    """Begin a job for each log in `wanted` that can begin one now. wanted: logs, each with the kind of its job (the
-    bits DATA and INDEX).
+    """Begin a job for each log in `wanted` that can begin one now, and return these logs with their jobs. wanted: pairs
+    of a log and the kind of its job (the bits DATA and INDEX).
     """
     jobs = [(log, log.begin(kind)) for log, kind in wanted]
     return [(log, job) for log, job in jobs if job is not None]

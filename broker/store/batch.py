@@ -1,5 +1,5 @@
-"""Make the bytes and the index units of an append, either from single puts or from a client's batch of whole
-records.
+"""Make the records and the index units that are appended to a partition, either from single puts or from a client's
+batch, which consists of whole records.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def encode_puts(
 ) -> tuple[list[Buffer], bytes]:
     """Return the records and packed index units of single puts, ready for PartitionLog.append.
 
-    puts: (flag, checksum, body) of each put. The caller has already verified or computed the checksum (31 bits). ids:
-    one message id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms. If now_ms is None,
-    this function takes the time from the ids, which this broker must have assigned. Bodies are not copied.
+    puts: (flag, checksum, body) of each put. The checksum has 31 bits, and the caller has verified or computed it. ids:
+    one message id per put. base_offset: the log's end_offset. now_ms: the store time in Unix ms. If now_ms is None, the
+    ids must have been assigned by this broker, and the time in each id is the record's store time. Bodies are not
+    copied.
     """
     buffers: list[Buffer] = []
     units = []
@@ -74,7 +75,7 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """Return the same as `encode_puts`. For more than a few puts, this function uses numpy columns, which means that it
+    """Return the same as `encode_puts`, but faster for more than a few puts. For these, the function uses numpy, and
     copies the bodies.
     """
     if len(puts) <= tuning.FEW_PUTS:
@@ -90,9 +91,9 @@ class StampedRecords(NamedTuple):
     """Whole records that already have their message ids, together with their index units.
 
     data: the records back to back, possibly read-only. starts, ends: where each record starts and ends in `data`.
-    units: an array of UNIT_DTYPE. Its byte offsets are relative to `data`; the append adds the offset of `data` in the
-    partition. intact: for each record, whether its body matches its checksum. flags: all flag bits that are set in any
-    of the records.
+    units: an array of UNIT_DTYPE. Their byte offsets count from the beginning of `data`; when the records are appended,
+    the offset of `data` in the partition is added. intact: for each record, whether its body matches its checksum.
+    flags: all flag bits that are set in any of the records.
     """
 
     data: memoryview
@@ -164,8 +165,8 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """Return the same index units as `units_of`, but packed as bytes. The function uses numpy columns only if there are
-    more than a few records.
+    """Return the same index units as `units_of`, but packed as bytes. For a few records, the function does not use
+    numpy, because that takes less time.
     """
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)
@@ -182,9 +183,9 @@ def stamp_in_slices(
 
     Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids. If body is writable, the ids
     are written into body itself, else into a copy of body. sizes: the size of each record in bytes, including the
-    header. ids: the message ids that this broker has assigned, one per record. numpy handles all records of one slice
-    at once. Records with an attribute are also read one by one, to get their tag. Raises RemoteProtocolError if sizes,
-    length fields and body do not agree or there is no record.
+    header. ids: the message ids that this broker has assigned, one per record. The function handles the records in
+    slices, each of them with one numpy operation per step. Records with an attribute are also read one by one, to get
+    their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or there is no record.
     """
     data = memoryview(body)
     if data.readonly:
@@ -221,7 +222,9 @@ def _slice_end(stamped: StampedRecords, first: int) -> int:
 def _stamp(
     stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
 ) -> npt.NDArray[np.int64]:
-    """Write the ids of these records and verify their checksums. Return their flags."""
+    """Write the message ids `ids` into the records `chosen`, and record in `stamped.intact` whether their checksums
+    match. Return the records' flags.
+    """
     data, starts, ends, _, intact, _ = stamped
     starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
     headers, in_place = _headers(data, starts, widths)
@@ -240,8 +243,8 @@ def _stamp(
 def _headers(
     data: memoryview, starts: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.void], bool]:
-    """Return the headers of the records, and whether the returned array shares the memory of `data`. The array shares
-    this memory only if all records have the same size; otherwise the headers are copies.
+    """Return an array of the records' headers, and whether this array shares the memory of `data`, so that a change of
+    the array changes the records. It shares this memory only if all records have the same size; otherwise it is a copy.
     """
     width = int(widths[0])
     if (widths == width).all():
@@ -265,8 +268,8 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """Finds the tag hashes of records. Most records have the same attribute, so each distinct attribute is decoded only
-    once.
+    """Finds the tag hashes of records. Many records have the same attribute, so the result is kept for each distinct
+    attribute, which is decoded only once.
     """
 
     def __init__(self) -> None:
@@ -275,8 +278,8 @@ class _Tags:
     def hash_in_slices(
         self, stamped: StampedRecords, first: int, flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """Call `hash` for all records from `first` on that have an attribute, with pauses. flags: the flags of the
-        records from `first` on.
+        """Call `hash` for those records that have an attribute, and pause (`yield`) every few milliseconds. first: the
+        number of the first record to examine. flags: the flags of this record and the records after it.
         """
         tagged = np.flatnonzero(flags & ATTRIBUTE_FLAG)
         for done in range(0, len(tagged), tuning.SLICE_ATTRIBUTES):
@@ -288,7 +291,9 @@ class _Tags:
     def _hash_in_slices(
         self, stamped: StampedRecords, tagged: npt.NDArray[np.intp], flags: npt.NDArray[np.int64]
     ) -> Generator[None, None, None]:
-        """Call `hash` for these records, with more pauses if their attributes may be long."""
+        """Call `hash` for the records `tagged`, in more and smaller steps with pauses between them if their attributes
+        may be long.
+        """
         sizes = (stamped.ends[tagged] - stamped.starts[tagged]).cumsum()
         done = 0
         while done < len(tagged):

@@ -23,11 +23,11 @@ __all__ = ["CopiedPiece", "CopyReader"]
 
 
 class CopiedPiece(NamedTuple):
-    """The bytes `data` of a partition, which begin at byte offset `base`. They belong to the segment that begins at
-    byte offset `segment`.
+    """A piece of a partition. base: the byte offset where the bytes `data` begin in the partition. segment: the first
+    offset of the segment that contains them.
 
     units: the packed index units of the records in `data`. The records follow each other without gaps. If units is b"",
-    the bytes are damaged (`PartitionLog.append_damaged`).
+    the bytes are damaged, and the copy appends them with `PartitionLog.append_damaged`.
     """
 
     base: int
@@ -46,7 +46,8 @@ class CopyReader:
     """
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
-        """Copy the index units that are only in memory, at most 2 MiB per segment. Called on the owning thread.
+        """Prepare to read the partition's present content. Called on the thread that owns the store. The index units
+        that are not in the index files yet are copied, at most 2 MiB per segment.
 
         start: byte offset of the first piece to read. piece_bytes: maximum size of a piece; a larger record is a piece
         by itself.
@@ -65,8 +66,8 @@ class CopyReader:
         }
 
     def read(self, offset: int) -> CopiedPiece:
-        """Return the piece that begins at `offset`. The offset must be below `end`, and must be the end of another
-        piece or of a record. Blocks.
+        """Return the piece that begins at `offset`. The offset must be below `end`, and a record or another piece must
+        end there. Blocks.
 
         Raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
         """
@@ -100,8 +101,8 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the index units of the records from `offset` on, up to the next gap between records. Return the units
-        of as many records as fit into one piece of the copy, but at least one unit.
+        """Return the index units of the records from `offset` on: of as many records as fit into one piece of the copy
+        and follow each other without a gap, but of at least one. The result is empty only if no record is left.
         """
         reader = self._readers.get(segment)
         if reader is None:

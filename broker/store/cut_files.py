@@ -1,11 +1,11 @@
-"""Cut off the end of a partition on the disk. After a crash at any point, the next start finds the partition either as
-it was before the cut or as it is after the cut.
+"""Cut off the end of a partition on the disk. If the broker crashes at any moment, its next start finds the partition
+either as it was before the cut or as it is after the cut.
 
 The removed data are kept: whole segments as `<segment>.damaged-<first offset>`, the end of the last remaining segment
 as `<segment>.damaged-<where it was cut>`. When the removed data are on the disk under these names, the file `cut`,
-which describes the cut, is written in the partition's directory and synced. From then on the cut is valid: if a start
-of the broker finds the file `cut`, it finishes the cut. Before a cut, the journal must no longer hold data of the
-partition. Otherwise a start would restore the removed bytes from the journal.
+which describes the cut, is written in the partition's directory and synced. From then on the cut can no longer be
+undone: if the broker finds the file `cut` when it starts, it finishes the cut. Before a cut, the journal must no longer
+contain data of the partition. Otherwise the next start of the broker would restore the removed bytes from the journal.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NOWHERE = -1
 
 
 class Change(NamedTuple):
-    """Describes a cut: remove all data from byte offset `end` on. If `begin` is given: remove all data and begin an
-    empty segment at offset `begin`, which lies in none of the partition's segments.
+    """Describes a cut: remove all data from byte offset `end` on. If `begin` is not None: remove all data and begin an
+    empty segment at byte offset `begin`, which must lie in none of the partition's segments.
     """
 
     end: int
@@ -56,7 +56,8 @@ def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> Non
 
 
 def set_aside(files: Files, file: SegmentFile) -> str | None:
-    """Remove a segment from its partition. Return the path under which its data are kept, or None if it has no data.
+    """Take a segment out of its partition: rename its data file and remove its index files. Return the new path of the
+    data file; None if the segment had no data.
 
     The directory is not synced. Raises OSError.
     """
@@ -73,12 +74,14 @@ def set_aside(files: Files, file: SegmentFile) -> str | None:
 
 
 class CutUnfinished(StoreError):
-    """Raised if the cut has begun, or may have begun, and only the next start of the broker can finish it."""
+    """Raised if a cut has failed after it had begun, or may have begun. Only the next start of the broker can finish
+    it.
+    """
 
 
 def change_partition(files: Files, directory: str, change: Change) -> list[str]:
-    """Carry out a change and sync it. Return the paths of the files that keep the removed data. Blocks, so it is called
-    in a worker thread.
+    """Carry out the change in the partition's files, and sync them. Return the paths of the files that contain the
+    removed data. Blocks, so it is called in a worker thread.
 
     Before the call, all data and indexes of the partition must be synced, nothing may write to them, and the journal
     must hold no data of the partition. On failure, raises StoreError if nothing was changed, else CutUnfinished.
@@ -119,7 +122,9 @@ def finish_cut(files: Files, directory: str) -> None:
 
 
 def _shortened(found: Sequence[SegmentFile], change: Change) -> SegmentFile | None:
-    """Return the segment that stays but has bytes behind the new end. Return None if there is none."""
+    """Return the segment that the change makes shorter: it is not removed but has bytes behind the new end. Return None
+    if there is none.
+    """
     if change.begin is not None:
         return None
     file = next((file for file in reversed(found) if file.first_offset < change.end), found[0])
@@ -136,8 +141,8 @@ def _copy_end(files: Files, directory: str, file: SegmentFile, end: int) -> str:
 
 
 def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
-    """The file `cut` describes the change. Do all steps of the change that are not done yet. Return the files that keep
-    the removed data.
+    """Do all steps of a change that are not done yet, after the file `cut`, which describes the change, was written.
+    Return the paths of the segments that were taken out.
     """
     found = segment_files(files, directory)
     kept = []
@@ -161,8 +166,8 @@ def _carry_out(files: Files, directory: str, change: Change) -> list[str]:
 
 
 def _goes(file: SegmentFile, first: SegmentFile, change: Change) -> bool:
-    """Return whether the change removes the whole segment. If all data are cut off, the first segment is kept as an
-    empty segment.
+    """Return whether the change removes the whole segment `file`. first: the partition's first segment, which is kept
+    as an empty segment if all data are cut off.
     """
     if change.begin is not None:
         return file.first_offset != change.begin
@@ -198,8 +203,8 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
 
 
 def _units(files: Files, file: SegmentFile, end: int) -> UnitArray:
-    """Return index units of a segment, at least for all records that begin before `end`. The units are read from the
-    index file, or made again from the records.
+    """Return the index units of a segment, at least of all records that begin before byte offset `end`. The units are
+    read from the index file or, if it does not have them all, made from the records.
     """
     stored = read_checkpoint(files, file.index_path, file.first_offset)
     if stored is not None and stored.checkpoint.crc is not None and stored.checkpoint.end >= min(end, file.end):

@@ -1,10 +1,10 @@
-"""Cut off the ends of partitions of a store that is in use: wait until a cut is possible, and give the logs their new
-segments after the cut.
+"""Cut off the ends of partitions while the store is in use: wait until a cut is possible, let a worker thread change
+the files, and then let the log objects use the changed segments.
 
-First, all data of these partitions are synced, and the journal removes all its present files. Otherwise a start of the
-broker could restore the removed data from the journal. Then a worker thread changes the partitions' files
-(cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). `tick` checks whether the
-next step can run.
+First, all data of these partitions are synced, and the journal removes all files that it has now, because the next
+start of the broker could restore the removed data from these files. Then a worker thread changes the partitions' files
+(cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). Each call of `tick` checks
+whether the next of these steps can begin.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Cut(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The results for the logs of a request that were cut, and the error that stopped the cut of the next log; None if
-    all were cut.
+    """The result of a request. cuts: the results of the logs that were cut. error: why the next log was not cut; None
+    if all logs were cut.
     """
 
     cuts: list[_Cut]
@@ -97,12 +97,14 @@ class Cutting:
         self._lock = threading.Lock()  # held while files are changed: close() waits for it
 
     def start(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
-        """Begin to carry out the changes. Nothing may be appended to these logs until `done` is called."""
+        """Begin to carry out these changes, or after the earlier requests if there are any. The caller must not append
+        to these logs until `done` is called.
+        """
         self._waiting.append(_Request(dict(changes), done))
         self.tick()
 
     def tick(self) -> None:
-        """Begin the next step of the present request if it can run now."""
+        """Begin the next step of the oldest request if it can run now."""
         if not self._waiting or self._running or self._closed:
             return
         request = self._waiting[0]
@@ -119,7 +121,9 @@ class Cutting:
             self._run_in_thread(partial(self._work, request.changes, self._journal_number), self._worked)
 
     def close(self) -> None:
-        """Start no more cuts. Wait while files are being changed."""
+        """Start no more cuts, wait until no file is being changed, and call `done` with an error for all waiting
+        requests.
+        """
         with self._lock:
             self._closed = True
         for request in self._waiting:
@@ -127,8 +131,9 @@ class Cutting:
         self._waiting.clear()
 
     def _is_ready(self, logs: Mapping[PartitionLog, Change]) -> bool:
-        """Return whether the journal holds no data of the logs and nothing is left to write for them. Raises StoreError
-        if these two conditions can never be met.
+        """Return whether the logs can be cut now: the journal has no data of them, and all their data and indexes are
+        synced. If not, request what is needed for that. Raises StoreError if the logs cannot be cut before a restart of
+        the broker.
         """
         for log in logs:
             if log.read_only is not None:
@@ -207,4 +212,4 @@ class Cutting:
 
 
 def _no_sync() -> None:
-    """Do nothing, because all data are already synced."""
+    """Used as the sync function of the recovery. Does nothing, because all data were synced before the cut."""

@@ -1,5 +1,5 @@
-"""Damaged bytes of a partition: the damaged ranges that have been found so far, and a check whether a good record lies
-at an offset.
+"""Damaged bytes of a partition: remember the damaged ranges that were found, and check whether a good record (whose
+checksum matches) is at an offset.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Damaged(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """A good record that contains the examined offset. start: the byte offset where the record begins. size: the
-    record's bytes, including its header.
+    """A good record that contains the byte at the examined offset. start: the byte offset where the record begins.
+    size: the record's bytes, including its header.
     """
 
     start: int
@@ -45,8 +45,8 @@ class DamagedRanges:
     """The damaged ranges of one partition that have been found so far, in order. Only the thread that owns the store
     may use this object.
 
-    Holds at most 1,024 ranges. If there are more, the first ranges are forgotten. A forgotten range is found again when
-    somebody reads its bytes.
+    At most 1,024 ranges are kept. When there are more, the range with the lowest offset is removed; it is found again
+    when somebody reads its bytes.
     """
 
     __slots__ = ("_ends", "_starts")
@@ -69,8 +69,8 @@ class DamagedRanges:
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Return the first units, up to the next damaged range. The units must be consecutive, and the first of them
-        must not lie in a damaged range.
+        """Return those of these units that come before the first damaged range behind the first unit. The units must be
+        in the partition's order, and the first of them must not be in a damaged range.
         """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):
@@ -78,10 +78,10 @@ class DamagedRanges:
         return units[: int(np.searchsorted(units["offset"], self._starts[number]))]
 
     def add(self, found: Damaged) -> int:
-        """Add a damaged range, and merge it with the ranges found before that begin in it. Return how many bytes of the
-        added range were not known as damaged.
+        """Add a damaged range, and merge it with the known ranges that overlap it. Return how many bytes were not known
+        as damaged before.
 
-        If the added range begins in a range found before and ends behind it, the range found before is extended.
+        If the added range begins in a known range and ends behind it, the known range is extended.
         """
         known = self.at(found.start)
         if known is not None:
@@ -98,12 +98,12 @@ class DamagedRanges:
         return end - found.start - before
 
     def forget_before(self, offset: int) -> None:
-        """Forget the ranges before `offset`, which retention removed."""
+        """Remove the ranges before `offset`, because retention has removed these bytes."""
         count = bisect_right(self._ends, offset)
         del self._starts[:count], self._ends[:count]
 
     def forget_from(self, offset: int) -> None:
-        """Forget the ranges behind `offset`, which a cut removed."""
+        """Remove the ranges behind `offset`, because a cut has removed these bytes."""
         count = bisect_left(self._starts, offset)
         del self._starts[count:], self._ends[count:]
         if self._ends:
@@ -111,11 +111,11 @@ class DamagedRanges:
 
 
 def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -> Soundness:
-    """Check whether a good record lies where the first of these index units of a segment points. Any thread may call
-    this. Raises OSError.
+    """Check whether a good record is at the offset in the first of these index units. If not, return the damaged range
+    that begins there. Any thread may call this. Raises OSError.
 
-    fd, first_offset: the segment's data file and first offset. Reads records up to the first good one, or up to the
-    first gap between units.
+    fd, first_offset: the descriptor of the segment's data file, and the segment's first offset. The damaged range ends
+    at the first good record, or where the next unit does not follow directly.
     """
     start = end = int(units[0]["offset"])
     for offset, _, _, size, _ in units.tolist():
@@ -132,11 +132,12 @@ def _is_good(files: Files, fd: int, position: int, size: int) -> bool:
 
 
 def place_by_walking(files: Files, fd: int, first_offset: int, start: int, end: int, offset: int) -> Soundness:
-    """Check whether a good record lies at `offset` of a segment without an index. Any thread may call this. Raises
-    OSError.
+    """Check whether a good record contains the byte at `offset` in a segment without an index. If not, return the
+    damaged range around it. Any thread may call this. Raises OSError.
 
-    Checks records one by one from `start` on, where a record or damage must begin. start <= offset < end, in bytes.
-    Reads up to the record at `offset`, or up to the next good record behind it: at worst all of [start, end).
+    The records are checked one by one from the byte offset `start` on, where a record or a damaged range must begin;
+    start <= offset < end. The function reads up to the record at `offset` or, if there is damage, up to the next good
+    record behind it: at worst all bytes of [start, end).
     """
     reached = start
     for units, position in walk(files, fd, start - first_offset, end - first_offset, first_offset):

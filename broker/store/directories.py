@@ -41,7 +41,7 @@ def partition_path(data_path: str, topic: str, partition: int) -> str:
 
 
 def lock_data_path(files: Files, path: str) -> int:
-    """Create the directory if needed and lock it. Closing the returned descriptor releases the lock.
+    """Create the data directory if needed and lock it. The lock ends when the returned descriptor is closed.
 
     Raises ConfigError if the directory cannot be used, DirectoryInUse if another broker has locked it.
     """
@@ -61,8 +61,8 @@ def lock_data_path(files: Files, path: str) -> int:
 
 
 def _make(files: Files, path: str) -> None:
-    """Create the missing directories of the path, and sync the directory entry of each. Files in a directory survive a
-    power cut only if the directory's own entry is on the disk. Raises OSError.
+    """Create the missing directories of the path, and sync the entry of each new directory in its parent. Without this
+    sync, files in a new directory would not survive a power cut. Raises OSError.
     """
     missing, above = [], os.path.abspath(path)
     while not files.is_directory(above):
@@ -74,8 +74,8 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """Lock a data directory like `lock_data_path`, but while the broker is running. Raises ConfigError also if the
-    directory contains partitions, because only a start of the broker can open partitions.
+    """Do the same as `lock_data_path`, for a data directory that is added while the broker is running. Raises
+    ConfigError also if the directory contains partitions, because the broker opens partitions only when it starts.
     """
     fd = lock_data_path(files, path)
     try:
@@ -90,8 +90,8 @@ def lock_empty_path(files: Files, path: str) -> int:
 
 
 def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDirectory]:
-    """Return all partition directories, sorted by name. Skip other directories with a warning (metaq 1.x would not
-    start).
+    """Return all partition directories in these data directories, sorted by name. Log a warning for each other
+    directory and skip it (metaq 1.x would not start).
 
     Raises StoreError if two data directories contain the same partition.
     """

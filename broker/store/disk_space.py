@@ -1,8 +1,8 @@
-"""Measure the free space of the data directories, and decide which of them refuse puts because they are too full.
+"""Measure the free space of the data directories, and decide for which of them puts are refused because they are too
+full. Puts to a directory are refused if fewer bytes than its reserve are free; consumers can still read. The reserve is
+kept free for writes that must not fail: index units, checkpoints, the journal, commits of transactions.
 
-Puts are refused if less than a reserve is free. The reserve is for writes that must not fail: index units, checkpoints,
-the journal, commits of transactions. Consumers can go on reading. Puts are accepted again when more space than the
-reserve is free.
+Puts are accepted again when 5 % more than the reserve is free.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ _log = logging.getLogger(__name__)
 
 MAX_DEFAULT_RESERVE_BYTES = 1 << 30
 DEFAULT_RESERVE_PART = 0.05
-"""The default reserve as a part of the file system's size. The reserve is at most MAX_DEFAULT_RESERVE_BYTES."""
+"""The default reserve as a fraction of the file system's size. If this is more than MAX_DEFAULT_RESERVE_BYTES, the
+default reserve is MAX_DEFAULT_RESERVE_BYTES.
+"""
 
 _RETURN_FACTOR = 1.05  # puts return at this multiple of the reserve, so that they do not go on and off each second
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Return whether a write failed because the disk is full. A write that failed for this reason has lost no data. A
-    failed sync, by contrast, may have lost data.
+    """Return whether the error means that a write failed because the disk is full, so that no data were lost. False for
+    a failed sync, which may have lost data whatever its cause.
     """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
@@ -55,8 +57,8 @@ class Room(NamedTuple):
 
 
 class DiskSpace:
-    """The free space of all data directories. Only the thread that owns the store may use this object; a worker thread
-    measures the space.
+    """Measures the free space of all data directories and decides which puts are refused. Only the thread that owns the
+    store may use this object; a worker thread measures the space.
     """
 
     def __init__(
@@ -74,8 +76,8 @@ class DiskSpace:
         self._looking = False
         self._told = ""  # why the last measurement failed
         self.full: dict[str, DiskFull] = {}
-        """Maps a data path to the reason why puts to it are refused. Empty while all directories have enough free
-        space.
+        """A dict from each data path to which puts are refused to the error that puts get. Empty while all data paths
+        have enough free space.
         """
 
     def rooms(self) -> list[Room]:
@@ -83,14 +85,14 @@ class DiskSpace:
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
-        """Return the error for a data directory that had fewer than `least` bytes free at the last measurement, None if
-        there is none.
+        """Return the DiskFull error of a data directory that had fewer than `least` free bytes at the last measurement;
+        None if there is no such directory.
         """
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """Return the error for a data directory that refuses puts. If no directory refuses puts, return the result of
-        `empty`.
+        """Return the DiskFull error of a data directory to which puts are refused. If there is none, return the result
+        of `empty`.
         """
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 

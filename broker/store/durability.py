@@ -1,12 +1,13 @@
-"""Record which data of one partition are appended and which are safe, and decide what the partition must do after each
-event. The code does no I/O, reads no clock and starts no thread.
+"""Record which data of one partition are appended and which are safe, and decide after each event what the caller must
+do for the partition. The code does no I/O, reads no clock and starts no thread.
 
-Data are safe when they are as durable as this node promised. With asynchronous flush, data are safe when they are
-appended; with group commit, when they survive a power cut. Readers see safe data, unless the log has a lower limit
-(`PartitionLog.limit_visibility`).
+Data are safe when they are stored on this node as durably as the topic's settings demand. With asynchronous flush, data
+are safe when they are appended; with group commit, when they survive a power cut. Readers see safe data, unless the log
+has a lower limit (`PartitionLog.limit_visibility`).
 
-Every method that is named after an event records the event and returns the log's next actions, as bits.
-`Durability.take_answers` then returns the callbacks to call. The mode decides what an event means:
+Every method that is named after an event records the event and returns, as bits, the actions that the caller must
+execute. `Durability.take_answers` returns the callbacks that must be called after the event. The mode decides what an
+event means:
 
     SHOWING   asynchronous flush: readers see data as soon as it is appended, and a sync follows by count or time
     WAITING   group commit: readers see only safe data, and waiters are told when theirs is safe
@@ -46,13 +47,15 @@ SafeCallback = Callable[[MetaqError | None], None]
 
 # the work of a job, as bits; plain integers because a job is requested once per append
 DATA = 1
-"""Sync the data."""
+"""The job syncs the partition's data."""
 INDEX = 2
-"""Write the index units. Together with DATA, also sync the units and move the checkpoint."""
+"""The job writes the index units to the index file. Together with DATA, the job makes a checkpoint: it also syncs the
+units and records up to where data and units are on the disk.
+"""
 
 # actions, as bits for the same reason
 SHOW = 1
-"""More data are safe, so let readers see all data up to `safe_end`."""
+"""Let readers see all data up to `safe_end`, because more data are safe than before."""
 TELL = 2
 """After SHOW, call the callbacks that `take_answers` returns."""
 JOURNAL = 4
@@ -60,17 +63,17 @@ JOURNAL = 4
 SYNC = 8
 """Sync the partition's own files now."""
 SYNC_SOON = 16
-"""Sync the partition's own files in the background, when it is this partition's turn. No put waits for this sync.
+"""Sync the partition's own files in the background, when other background syncs have ended. No put waits for this sync.
 """
 MARK_DIRTY = 32
-"""The partition now has data that no checkpoint covers, so the caller must call `due` from now on."""
+"""The partition has data that no checkpoint covers and had none before; from now on, call `due` regularly."""
 
 _NEVER = float("-inf")
 _NOWHERE = -1
 
 
 class Mode(IntEnum):
-    """The mode of a partition, see the module's docstring."""
+    """The mode of a partition. The module's docstring explains the modes."""
 
     SHOWING = 0
     WAITING = 1
@@ -79,23 +82,23 @@ class Mode(IntEnum):
 
 
 class DurabilityEvent(IntEnum):
-    """The events of a partition. Each mode may react differently to them."""
+    """The events of a partition. The mode decides what the partition does after an event (TABLE)."""
 
     APPENDED = 0
     PAST_THRESHOLD = 1
-    """Data were appended, and more records are unsynced than asynchronous flush allows."""
+    """Data were appended under asynchronous flush, and more records are not synced than the flush policy allows."""
     BEHIND_GAP = 2
-    """Data were appended behind bytes that neither the journal nor a sync covers, so the journal could not replay the
-    new data.
+    """Data were appended behind bytes that are neither in the journal nor synced. After a power cut these bytes would
+    be missing, so new data could not be restored from the journal; a sync must make them safe.
     """
     SAFE = 3
-    """A sync of the files or of the journal covers more data than before."""
+    """Because of a sync of the partition's files or of the journal, more data survive a power cut than before."""
     ALL_SAFE = 4
-    """The same as SAFE, and in the mode LEAVING all data that were appended under group commit are safe now."""
+    """The same as SAFE, in the mode LEAVING, when all data that were appended under group commit are safe now."""
     GROUP_COMMIT = 5
-    """The settings now ask for group commit."""
+    """The topic's settings were changed to group commit."""
     ASYNCHRONOUS = 6
-    """The settings now ask for asynchronous flush."""
+    """The topic's settings were changed to asynchronous flush."""
     FAILURE = 7
     """A sync failed. The sync is never repeated, because the kernel has dropped the data that it could not write."""
 
@@ -138,13 +141,13 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
 
 
 class Durability:
-    """The state of one partition. All offsets are byte offsets of the partition. Counts are numbers of records, as this
-    node's log counts them; other nodes may count differently.
+    """Records which data of one partition are appended, safe and synced, and decides what to do (see the module's
+    docstring). All offsets are byte offsets in the partition. Counts are numbers of records in this node's log; the log
+    of another node of a broker set may have another count for the same offset.
 
-    Invariants: safe_end <= end. While puts wait for the disk (not in the mode SHOWING), data below safe_end survive a
-    power cut. After a failure safe_end does not move and no job begins. Each waiting callback is called once, in the
-    order of arrival. At most one syncing job runs at a time, and beside it at most one job that only writes index
-    units.
+    Invariants: safe_end <= end. In the modes WAITING and LEAVING, data below safe_end survive a power cut. After a
+    failure, safe_end does not change and no job begins. Each waiting callback is called once, in the order of arrival.
+    At most one syncing job runs at a time, and beside it at most one job that only writes index units.
     """
 
     __slots__ = (
@@ -171,8 +174,8 @@ class Durability:
     )
 
     def __init__(self, policy: FlushPolicy, end: int, count: int, synced_end: int) -> None:
-        """end: the end offset of the readable data that the start of the broker found. count: the number of records in
-        these data. synced_end: all data before this byte offset are on the disk.
+        """end: the end offset of the data that the broker found when it started. count: the number of records in these
+        data. synced_end: all data before this byte offset are on the disk.
         """
         self.mode = _WAITING if policy.has_group_commit else _SHOWING
         self.end = self.safe_end = end
@@ -182,9 +185,9 @@ class Durability:
         """All data before this byte offset are on the disk in the partition's own files."""
         self.unsynced_records = 0
         self.dirty = False
-        """Whether some data are not covered by a checkpoint."""
+        """Whether the partition has data that no checkpoint covers."""
         self.read_only: str | None = None
-        """Why nothing more may be appended; None while appends are allowed."""
+        """The reason why appends are refused; None while they are allowed."""
         self.failure: LogReadOnly | None = None
         self._policy = policy
         self._journal_end = _NOWHERE  # end of this partition's entries in the journal
@@ -197,13 +200,15 @@ class Durability:
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts are answered, and visible to readers, only when they are safe."""
+        """Whether puts wait for the disk: they are acknowledged and visible to readers only when they are safe. True in
+        the modes WAITING and LEAVING.
+        """
         return self.mode is _WAITING or self.mode is _LEAVING
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether some data could be restored only from the journal or the transaction log after a power cut. Also True
-        if there will be such data once the journal's present write is synced.
+        """Whether the partition has data that would be lost from its own files by a power cut and would have to be
+        restored from the journal or the transaction log. Data that are being written to the journal count, too.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
@@ -215,15 +220,15 @@ class Durability:
         self._committed_end = max(self._committed_end, end)
 
     def lacks(self, end: int) -> bool:
-        """Return whether data below `end` still have to be made safe. Return False if they are safe already, or if a
-        sync has failed.
+        """Return whether some data below `end` are not safe yet but can become safe. Return False if all are safe, or
+        if a sync has failed.
         """
         return self.safe_end < end and self.failure is None
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def appended(self, end: int, records: int) -> int:
-        """Record an append of `records` records up to `end`. Return the actions."""
+        """Record that `records` records were appended, so that the data now end at `end`. Return the actions."""
         base, self.end = self.end, end
         self.count = count = self.count + records
         self.unsynced_records = unsynced = self.unsynced_records + records
@@ -263,7 +268,7 @@ class Durability:
 
     def safe(self, end: int, count: int) -> int:
         """Record that the data below `end` (the first `count` records) now survive a power cut, because of a sync or
-        the journal.
+        the journal. Return the actions.
         """
         if end <= self.safe_end or not self.has_group_commit:
             return 0
@@ -272,8 +277,9 @@ class Durability:
         return self._show(DurabilityEvent.SAFE, end, count)
 
     def synced(self, end: int, count: int, *, all_covered: bool) -> int:
-        """Record that a job has synced the data below `end`. all_covered: whether checkpoints cover all data, including
-        later appends.
+        """Record that a job has synced the data below `end` (the first `count` records). Return the actions.
+        all_covered: whether checkpoints cover all data of the partition, including data that were appended during the
+        job.
         """
         self.synced_end = max(self.synced_end, end)
         if all_covered:
@@ -282,15 +288,17 @@ class Durability:
         return self.safe(end, count)
 
     def failed(self, failure: LogReadOnly) -> int:
-        """Record that a sync of the files or of the journal failed. A second failure is ignored."""
+        """Record that a sync of the partition's files or of the journal failed. Return the actions. Only the first
+        failure is kept.
+        """
         if self.failure is None:
             self.failure = failure
             self.write_failed(failure.cause)
         return self._next(DurabilityEvent.FAILURE)
 
     def write_failed(self, cause: str) -> None:
-        """Allow no more appends. Existing data can still be made safe. If a cause is set already, the old cause
-        stays.
+        """Allow no more appends, for the reason `cause`. Data that were appended before can still become safe. If
+        `read_only` has a reason already, it is not changed.
         """
         if self.read_only is None:
             self.read_only = cause
@@ -334,8 +342,9 @@ class Durability:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, end: int, callback: SafeCallback) -> bool:
-        """Keep the callback until the data below `end` are safe or a sync fails; then `take_answers` returns it. Return
-        False without keeping it if the caller should call it now.
+        """Keep the callback until the data below `end` are safe or a sync fails, and return True; after that event,
+        `take_answers` returns the callback. If one of these is true now, do not keep the callback and return False; the
+        caller calls it with the result of `answer_for`.
         """
         if self.safe_end >= end or self.failure is not None:
             return False
@@ -343,14 +352,14 @@ class Durability:
         return True
 
     def answer_for(self, end: int) -> MetaqError | None:
-        """Return the answer for a callback that asks about the data below `end` and that `wait` has not kept: None if
-        the data are safe, else the failure.
+        """Return the argument for a callback that `wait` has not kept: None if the data below `end` are safe, else the
+        failure.
         """
         return None if self.safe_end >= end else self.failure
 
     def take_answers(self) -> list[tuple[SafeCallback, MetaqError | None]]:
-        """Return the callbacks to call now, with their answers. Each callback is returned once, in the order of
-        arrival.
+        """Remove and return the callbacks to call now, each with its argument, in the order in which `wait` has kept
+        them.
         """
         waiters = self._waiters
         answers: list[tuple[SafeCallback, MetaqError | None]] = []
@@ -365,7 +374,7 @@ class Durability:
 
     @property
     def syncing(self) -> bool:
-        """Whether a job that syncs data is running. A syncing job may take long."""
+        """Whether a job that syncs the partition's data is running. Such a job can take long."""
         return self._running != 0
 
     @property
@@ -376,11 +385,12 @@ class Durability:
 
     def begin(self, kind: int) -> int:
         """Request a job of this kind (the bits DATA and INDEX); with `kind` 0, request nothing new. Return the kind of
-        the job to begin now, which includes what earlier calls have requested; 0 means that no job is to begin.
+        the job that the caller must begin now, which includes what earlier calls have requested; 0 if no job is to
+        begin now.
 
-        If a syncing job is running, the next syncing job begins after it and serves all requests that were made
-        meanwhile. A job that only writes index units runs beside a syncing job. If a job that only writes index units
-        cannot begin now, its request is not kept.
+        While a syncing job is running, requests of syncing jobs are kept, and one next job serves them all. A job that
+        only writes index units can run at the same time as a syncing job. If such a job cannot begin now, its request
+        is dropped.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -402,8 +412,8 @@ class Durability:
             self._running = 0
 
     def begin_last(self) -> int:
-        """Return the kind (the bits DATA and INDEX) of a last job that covers all data; 0 after a failure. To be called
-        when no job is running any more.
+        """Return the kind (the bits DATA and INDEX) of the last job before the store is closed, which makes a
+        checkpoint of all data; 0 after a failure. To be called when no job is running any more.
         """
         self._running = self._wanted = 0
         self._writing_units = False
@@ -413,8 +423,8 @@ class Durability:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> int:
-        """Return the kind (the bits DATA and INDEX) of the job that is due for a dirty partition at monotonic time
-        `now` (seconds); 0 for none.
+        """Return the kind (the bits DATA and INDEX) of the job that must be started at monotonic time `now` (seconds)
+        because the last one was long enough ago; 0 if there is none. Called while `dirty` is True.
         """
         if self.failure is not None:
             return 0
@@ -432,8 +442,8 @@ class Durability:
         return 0
 
     def next_due(self, now: float) -> float:
-        """Return the monotonic time, in seconds, of the next call of `due` after a call at `now`. No job becomes due
-        before the returned time.
+        """Return the monotonic time, in seconds, at which `due` must be called next if it was called at `now`. Before
+        this time `due` would return 0.
         """
         checkpoint = self._checkpointed_at + self._checkpoint_seconds
         if checkpoint <= now or self.has_group_commit:

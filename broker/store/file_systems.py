@@ -1,5 +1,5 @@
-"""Sync all files of a file system at once. Find the file systems that contain the partitions, and keep a file
-descriptor open for the syncs of each.
+"""Sync all files of a file system with one call. This module finds the file systems that contain the partitions, and
+keeps one file descriptor open for each of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["FileSystems"]
 
 
 class FileSystems:
-    """Syncs file systems. Its descriptors stay open, because Linux then reports every write that failed since the last
-    sync, even if it failed between two calls.
+    """Syncs file systems. The descriptors stay open between the syncs, because Linux then reports with each sync every
+    write that has failed since the last sync of the same descriptor.
 
-    (A descriptor that is opened for each call misses an error that was already reported to another process's
-    syncfs(2).) Partition directories may be links to other disks. Any thread may use this object.
+    (With a descriptor that is opened for each call, an error is missed that was reported to another process's syncfs(2)
+    before.) Partition directories may be links to other disks. Any thread may use this object.
     """
 
     def __init__(self, files: Files) -> None:
@@ -27,7 +27,9 @@ class FileSystems:
         self._descriptors: dict[int, int] = {}  # by device
 
     def add(self, directories: Iterable[str]) -> None:
-        """Open a descriptor for each file system of these directories. Raises OSError."""
+        """Open a descriptor for each file system that contains one of these directories, if there is none yet. Raises
+        OSError.
+        """
         with self._lock:
             self._descriptors_of(directories)
 

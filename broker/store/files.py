@@ -57,8 +57,9 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 class FailedSync(OSError):
-    """A sync has failed. The data that it should have written may be lost, whatever the cause. Freeing disk space does
-    not restore them. By contrast, a write that fails because the disk is full has lost nothing (disk_space.no_room).
+    """Raised if a sync has failed. The data that it should have written may be lost, even if the cause was a full disk
+    and space is freed later. This differs from a write that fails because the disk is full, by which no data are lost
+    (disk_space.no_room).
     """
 
 
@@ -74,7 +75,8 @@ class NotCached(Exception):  # no error: a reason to come back
     """The requested data are not in the page cache, and the owning thread must not wait for the disk
     (`OpenFiles.cached_only`).
 
-    The caller runs `load()` in any thread, which reads the data into the cache, and then repeats the request.
+    The caller calls `load()` in a thread that may wait, which reads the data into the cache, and then repeats what has
+    raised this exception.
     """
 
     def __init__(self, files: Files, path: str, size: int, position: int) -> None:
@@ -86,12 +88,14 @@ class NotCached(Exception):  # no error: a reason to come back
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return the path of the file with the missing data, and the position where `load` begins to read."""
+        """Return the path of the file with the missing data, and the byte position in the file where `load` begins to
+        read.
+        """
         return self._path, self._start
 
     def load(self) -> None:
-        """Read the data into the page cache. An OSError is ignored, because the repeated request gets it again and
-        reports it.
+        """Read the data into the page cache. An OSError is ignored, because the caller gets the same error when it
+        repeats its request.
         """
         with suppress(OSError), opened(self._files, self._path) as fd:
             for start in range(self._start, self._start + self._size, tuning.LOAD_BYTES):
@@ -113,7 +117,7 @@ class Readable(Protocol):
 
 
 class Files:
-    """The calls of the operating system that the store needs for files. Test doubles derive from this class.
+    """The calls of the operating system that the store needs for files. Tests use subclasses that let calls fail.
 
     Every method may raise OSError. All may be called on any thread.
     """
@@ -131,8 +135,8 @@ class Files:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Return whether any of these bytes are in the page cache; True if this is unknown. The bytes must lie in the
-        file.
+        """Return whether any of the `size` bytes from `position` are in the page cache; True if this is unknown. The
+        file must have these bytes.
         """
         start = position - position % mmap.ALLOCATIONGRANULARITY
         length = position + size - start
@@ -144,8 +148,9 @@ class Files:
         return any(page & 1 for page in bytes(pages))
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
-        """Read only bytes that are in the page cache. Raises BlockingIOError if none are in it. Raises OSError with
-        EOPNOTSUPP if the file system cannot tell which bytes are in it.
+        """Read from `position` into `buffer`, but only bytes that are in the page cache. Return the number of bytes
+        read. Raises BlockingIOError if none of them are in the page cache, and OSError with EOPNOTSUPP if the file
+        system cannot tell which bytes are.
         """
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
@@ -157,7 +162,9 @@ class Files:
             os.posix_fadvise(fd, position, size, advice)
 
     def unused_memory_part(self) -> float:
-        """Return the unused part of the machine's memory, 0 … 1. Memory of the page cache counts as used."""
+        """Return which part of the machine's memory is unused, as a fraction from 0 to 1. Memory of the page cache
+        counts as used.
+        """
         return os.sysconf("SC_AVPHYS_PAGES") / os.sysconf("SC_PHYS_PAGES")
 
     def start_writeback(self, fd: int, position: int, size: int) -> None:
@@ -167,7 +174,7 @@ class Files:
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
-        """Sync the file's data. All syncs raise FailedSync if they fail."""
+        """Sync the file's data. Raises FailedSync if that fails, like all methods that sync."""
         with _syncing():
             os.fdatasync(fd)
 
@@ -195,14 +202,14 @@ class Files:
         return FileStatus(found.st_size, found.st_mtime_ns // 1_000_000, found.st_ino)
 
     def space(self, path: str) -> tuple[int, int]:
-        """Return how many bytes this process may still write to the file system of `path`, and the file system's
-        size.
+        """Return how many more bytes this process can write to the file system of `path`, and the size of this file
+        system in bytes.
         """
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
     def device(self, file: int | str) -> int:
-        """Return the device number of a descriptor or a path."""
+        """Return the number of the device (file system) that contains the file. file: a descriptor or a path."""
         return os.stat(file).st_dev
 
     def is_directory(self, path: str) -> bool:
@@ -225,8 +232,8 @@ class Files:
         os.unlink(path)
 
     def lock(self, path: str) -> int:
-        """Create a plain file and lock it; the lock lasts until the file's descriptor is closed. Raises BlockingIOError
-        if another process holds the lock.
+        """Create a plain file if it does not exist, lock it, and return its descriptor. The lock ends when the
+        descriptor is closed. Raises BlockingIOError if another process holds the lock.
         """
         fd = self.open(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -257,7 +264,9 @@ def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
 
 
 def write_all(files: Files, fd: int, buffers: Sequence[Buffer], position: int) -> None:
-    """Write all buffers back to back at `position`. Raises OSError; then a part may have been written."""
+    """Write all buffers back to back at `position`. Raises OSError; in this case a part of the bytes may have been
+    written.
+    """
     if len(buffers) > _MAX_BUFFERS:
         buffers = (b"".join(buffers),)
     size = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
@@ -315,8 +324,8 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """Return `path`. If a file with this path exists, append a number to get a path that no file has. So files that an
-    earlier recovery has kept are not overwritten.
+    """Return `path` or, if a file with this path exists, `path` with a number appended, so that no file has it. The
+    caller then does not overwrite files that an earlier recovery has kept.
     """
     name, number = path, 1
     with suppress(FileNotFoundError):
@@ -327,10 +336,10 @@ def unused_name(files: Files, path: str) -> str:
 
 
 def check_named(files: Files, path: str) -> None:
-    """Raise FailedSync if the file no longer has its name, because a start would not find the synced data. To be called
-    after a sync.
+    """Raise FailedSync if no file has this path any more. To be called after a sync of the file:
 
-    (Open files stay writable when their directory is deleted or moved away.)
+    an open file can be written and synced even if its directory was deleted or moved away, but the next start of the
+    broker would not find the data.
     """
     if not may_exist(files, path):
         raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
@@ -348,16 +357,16 @@ def may_exist(files: Files, path: str) -> bool:
 
 
 def default_open_limit() -> int:
-    """Return how many file descriptors the store may keep open. The result is half of the process's soft limit, but at
-    most 2,048; the other half is for connections.
+    """Return the default for the number of file descriptors that the store keeps open. The result is half of the
+    process's soft limit, but at most 2,048; the other half is for connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
 
 
 class OpenFile:
-    """A file that is opened when it is used. `OpenFiles` may close the file between uses. Only the thread that owns the
-    store may use this object.
+    """A file that is opened when it is used. `OpenFiles`, which has made this object, can close the file between two
+    uses. Only the thread that owns the store may use this object.
 
     A descriptor that `use()` returns is valid until another file of the same `OpenFiles` is used. `pin()` keeps the
     descriptor open for as long as a worker thread needs it.
@@ -380,8 +389,8 @@ class OpenFile:
         return self._table.open(self) if fd is None else fd
 
     def write(self, buffers: Sequence[Buffer], position: int) -> None:
-        """Write like the function `write_all`. If the file was not open, it may be closed again after the write
-        (`OpenFiles.write`).
+        """Write all buffers back to back at `position`. If the file was not open before, `OpenFiles.write` decides
+        whether it is closed after the write. Raises the errors of the function `write_all`.
         """
         fd = self.fd
         if fd is None:
@@ -402,7 +411,7 @@ class OpenFile:
         self.pins -= 1
 
     def close(self) -> None:
-        """Close the descriptor if it is open. The file may be used again later."""
+        """Close the descriptor if it is open. The next use opens the file again."""
         if self.fd is not None:
             self._table.forget(self)
 
@@ -421,7 +430,9 @@ class OpenFile:
         return read_exactly(self._table.files, fd, size, position)
 
     def require(self, size: int, position: int) -> None:
-        """Raise NotCached if waiting is not allowed and reading these bytes would wait."""
+        """Raise NotCached if waiting for the disk is not allowed now (`OpenFiles.cached_only`) and these bytes are not
+        all in the page cache.
+        """
         if not self._table.may_wait:
             self.read(size, position)
 
@@ -444,8 +455,8 @@ class CachedOnly:
 
 
 class OpenFiles:
-    """Keeps at most `limit` descriptors open. The clock algorithm (cheap, close to LRU) chooses the descriptor to
-    close.
+    """Keeps at most `limit` descriptors open. If one more is needed, the clock algorithm (which is similar to LRU but
+    faster) chooses the descriptor to close.
 
     Pinned files are never closed, so more than `limit` descriptors may be open if all are pinned. Only the thread that
     owns the store may use this object.
@@ -468,7 +479,7 @@ class OpenFiles:
         return len(self._ring)
 
     def file(self, path: str, flags: int = os.O_RDWR) -> OpenFile:
-        """Return a handle for `path` without opening it."""
+        """Return an OpenFile object for `path`. The file is opened at its first use. flags: for opening it."""
         return OpenFile(self, path, flags)
 
     def open(self, file: OpenFile) -> int:
@@ -483,11 +494,11 @@ class OpenFiles:
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Write to a file that is not open. If fewer than `limit` files are open, or another open file has not been
-        used lately and can be closed, the written file stays open. Otherwise it is closed again after the write.
+        """Open a file that is not open, and write to it. If fewer than `limit` files are open, or an open file that was
+        not used lately can be closed instead, the written file stays open.
 
-        So the other files stay open for their next writes. If they were closed instead, and more than `limit` files
-        were written one after the other, each file would be closed before its next write.
+        Otherwise it is closed after the write, and the other files stay open. Reason: if more than `limit` files are
+        written in rotation and each write closed another file, every file would be closed before its next write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -497,8 +508,8 @@ class OpenFiles:
 
     def _has_idle(self) -> bool:
         """Return whether the open file that the clock algorithm examines next may be closed, because it was not used
-        lately. The clock algorithm advances only once in MISSES_PER_STEP calls, but this finds unused files soon
-        enough.
+        lately. The algorithm goes on to the next file only once in MISSES_PER_STEP calls, which is enough to find
+        unused files.
         """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:
@@ -527,8 +538,8 @@ class OpenFiles:
             self._ring.rotate(-1)
 
     def read_cached(self, fd: int, size: int, position: int) -> Buffer | None:
-        """Read like OpenFile.read_cached. If the file system cannot tell which data are in the page cache, read the
-        data anyway, which may mean waiting for the disk.
+        """Return `size` bytes from `position` if all of them are in the page cache, else None. If the file system
+        cannot tell which data are in the page cache, read the data anyway, which can mean waiting for the disk.
         """
         if self._waiting_devices and self.files.device(fd) in self._waiting_devices:
             return read_exactly(self.files, fd, size, position)

@@ -1,5 +1,5 @@
-"""The index file beside each segment contains one unit of fixed size for each record. Everything in the file except the
-store times can be derived from the segment's data.
+"""The index file beside each segment contains one unit of fixed size for each record. If the file is lost, the broker
+computes it again from the segment's data, though store times only roughly (see below).
 
     <20-digit first offset>.index, little-endian
     off size header                                        off size unit (where: index_blocks.py)
@@ -16,13 +16,14 @@ store times can be derived from the segment's data.
      52    8 zero
      60    4 CRC-32 of bytes 0…59
 
-Version 1 had its units back to back, without checksums. The checkpoint of a file of version 1 is trusted, but its units
-are made again.
+In a file of version 1, the units were back to back, without checksums. The broker trusts the checkpoint of such a file,
+but computes its units anew from the segment's data.
 
-Store time: a record that a Java broker has written contains no time. Its message id is negative and contains no date.
-So when its unit is rebuilt, only an upper bound of its store time is known. The bound is stored as a NEGATIVE number:
--t means "stored at t or earlier". Searches use abs(t) and assume that times do not decrease, which is true because the
-broker's message clock never goes back.
+Store time: the unit of a record of this broker is rebuilt with the time that the message id contains. A record that a
+Java broker has written has a negative message id, which contains no time. So when the unit of such a record is rebuilt,
+only an upper bound of its store time is known. The bound is stored as a NEGATIVE number: -t means "stored at t or
+earlier". Searches use the absolute value of this field and assume that it does not decrease from one unit to the next.
+This is true because the clock from which the broker takes store times never goes back.
 """
 
 from __future__ import annotations
@@ -95,9 +96,12 @@ _UNCHECKED_VERSION = 1
 
 
 class Checkpoint(NamedTuple):
-    """The content of an index header, which promises: `units` units describe all data in [first_offset, end).
+    """The content of an index header. It states that the first `units` units in the file describe all data in
+    [first_offset, end) (byte offsets in the partition), and that these data and units are on the disk. max_id: the
+    largest positive message id in these units, or 0.
 
-    crc: the value of Units.crc. None means that the file has version 1 and that its units are not used.
+    crc: the CRC-32 of the covered units in the last block (see Units.crc). None means that the file has version 1,
+    whose units the broker does not use.
     """
 
     first_offset: int
@@ -108,14 +112,14 @@ class Checkpoint(NamedTuple):
 
 
 def pack_header(checkpoint: Checkpoint) -> bytes:
-    """Return the header of an index file: the 64 bytes before the units."""
+    """Return the 64 bytes of an index file's header, which contains this checkpoint."""
     head = _HEADER.pack(_MAGIC, _VERSION, UNIT_BYTES, *checkpoint)
     return head + _HEADER_CRC.pack(crc32(head))
 
 
 def unpack_header(data: bytes) -> Checkpoint | None:
-    """Return the checkpoint that an index header contains. Return None if the bytes are not a complete header of a
-    known version.
+    """Return the checkpoint that an index header contains. Return None if `data` is not a complete, undamaged header of
+    version 1 or 2.
     """
     if len(data) != HEADER_BYTES or _HEADER_CRC.unpack_from(data, HEADER_BYTES - 4)[0] != crc32(data[:-4]):
         return None
@@ -133,12 +137,14 @@ def largest_id(units: Buffer | UnitArray) -> int:
 
 
 Vouched = tuple[int, int]
-"""A range of synced data of a segment: its first byte offset and its end."""
+"""A range of a segment's data that an index header states to be synced: (byte offset of its beginning, byte offset of
+its end).
+"""
 
 
 class StoredCheckpoint(NamedTuple):
-    """A checkpoint that was read from a file, and the last unit that it covers: (offset, id, time_ms, size, tag). The
-    unit is None if the checkpoint covers no unit.
+    """A checkpoint that was read from an index file, and the last unit that the checkpoint covers: (offset, id,
+    time_ms, size, tag). last_unit is None if the checkpoint covers no unit.
     """
 
     checkpoint: Checkpoint
@@ -149,9 +155,9 @@ def read_checkpoint(files: Files, path: str, first_offset: int) -> StoredCheckpo
     """Return the checkpoint of an index file. Return None if the file is missing, damaged or too short, or belongs to
     another segment.
 
-    Of all units, this function checks only the ones in the last block that the checkpoint covers. A file that cannot be
-    read counts as damaged, because it can be rebuilt. Raises OSError if the file cannot be opened, StoreError if memory
-    is short.
+    This function does not check all units, but only those in the last block that the checkpoint covers (in a file of
+    version 1, none). A file that can be opened but not read counts as damaged, because the broker can rebuild it.
+    Raises OSError if the file cannot be opened, StoreError if memory is short.
     """
     try:
         with opened(files, path) as fd:
@@ -189,15 +195,16 @@ def write_units(
     files: Files, path: str, stored: int, units: Buffer, crc: int = 0, vouched: Vouched | None = None
 ) -> int:
     """Write units to an index file behind its first `stored` units, without a sync. If `stored` is 0, create the file
-    anew. Return the CRC-32 of the units in the last block if that block is incomplete.
+    anew. Return the CRC-32 of the units in the file's last, incomplete block, for the next call.
 
-    crc: the result of the last write; 0 if nothing is stored. vouched: a range of data that the old file's header
-    declares as synced. This argument is given only if no units are stored (because the old file has version 1, or the
-    range is damaged). If the old file were overwritten, no header would declare the range as synced before the next
-    checkpoint is written. If the broker restarted before that, the start would check, and perhaps cut, data that it
-    could have trusted. So if `vouched` is given, the old file is replaced by a new file with the same statement in its
-    header, and the call waits for the disk. Any thread may call this function, but only one thread at a time per file.
-    Raises OSError; then the units that the header covers are unchanged, and either the old file or the new one exists.
+    crc: the result of the previous call for this file; 0 if `stored` is 0. vouched: a range of the segment's data that
+    the header of the existing file states to be synced. The caller passes it only if `stored` is 0 because the existing
+    file has version 1 or its range is damaged. If this function then overwrote the existing file, no header would state
+    that the range is synced until the next checkpoint is written. If the broker restarted before that checkpoint, it
+    would check, and perhaps cut, data that it could have trusted. So if `vouched` is given, this function replaces the
+    existing file by a new file with the same statement in its header, and waits for the disk. Any thread may call this
+    function, but only one thread at a time per file. Raises OSError; then the units that the header covers are
+    unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -208,12 +215,12 @@ def write_units(
 
 
 def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, end: int) -> tuple[Checkpoint, int]:
-    """Replace or create an index file with these units. Return its header, and the CRC-32 of the units in its last
-    block if that block is incomplete (as `write_units` does).
+    """Replace or create an index file with these units. Return the checkpoint in the new file's header, and the CRC-32
+    of the units in the file's last, incomplete block (like `write_units`).
 
-    The header says that the data in [first_offset, end) and the units for them are synced. `units` may also contain
-    units for data behind `end`, about which the header says nothing. Any thread may call this. At every moment either
-    the old file or the new, synced file exists. Raises OSError.
+    The header says that the data in [first_offset, end) and the units for them are synced. `units` can also contain
+    units for data behind `end`, which are written but which the header does not cover. Any thread may call this. At
+    every moment either the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -230,13 +237,13 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
 
 
 def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: bool) -> None:
-    """Write a new header that covers more units than before. `write_units` has written these units, and the data that
-    they describe are synced.
+    """Write a new header to an index file, with a checkpoint that covers more units than the header that is in the
+    file. The caller has written these units with `write_units` and has synced the data that they describe.
 
-    sync: whether to sync the units first. If False, a sync of the whole file system has already put them on the disk.
-    Any thread may call this; other units may be written behind the checkpoint meanwhile. The header itself is not
-    synced, because the older header is also true after a crash. The header is written only after all units that it
-    covers are synced. Raises OSError.
+    sync: whether to sync the units before the header is written. The caller passes False if a sync of the whole file
+    system has put the units on the disk. Any thread may call this, even while another thread writes units that the
+    checkpoint does not cover. The header itself is not synced: if a crash loses it, the file has the previous header,
+    which covers fewer units but is also true. Raises OSError.
     """
     with opened(files, path, os.O_RDWR | (0 if checkpoint.units else os.O_CREAT)) as fd:
         if sync:
@@ -245,8 +252,8 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: b
 
 
 FRESH_SUFFIX = ".new"
-"""The suffix of an index file during its rebuild. If a crash has left such a file, the next rebuild overwrites it, or
-it is removed together with the segment.
+"""The suffix of the new index file while `replace_index` writes it. If a crash has left such a file, the next rebuild
+overwrites it, or it is removed together with the segment.
 """
 
 
@@ -255,11 +262,12 @@ def _end_of(unit: Any) -> int:
 
 
 class Units(ABC):
-    """The index units of one segment. The first `stored` units are in a file, and every read verifies the checksums of
-    the units that it reads. The other units are in memory.
+    """The index units of one segment. The first `stored` units are in the index file, and every read of them verifies
+    their checksums. The units behind them are only in memory.
 
-    crc: the CRC-32 of the units in the file's last block, if that block is not complete. A search reads O(log n)
-    blocks. All methods that read raise IndexDamaged, or StoreError if descriptors or memory are short.
+    crc: the CRC-32 of the units in the file's last block, if that block is not complete. A search among n units reads
+    O(log n) blocks of the file. All methods that read units raise IndexDamaged if the file is damaged or cannot be
+    read, and StoreError if the process has no free file descriptor or memory.
     """
 
     __slots__ = ("_tail", "crc", "path", "stored")
@@ -275,10 +283,10 @@ class Units(ABC):
 
     @abstractmethod
     def _load(self, size: int, position: int) -> Buffer:
-        """Return `size` bytes of the file; fewer only at its end."""
+        """Return `size` bytes of the index file from byte `position` on; fewer only at the end of the file."""
 
     def unit(self, number: int) -> Unit:
-        """Return unit `number`, 0 <= number < len: (offset, id, time_ms, size, tag)."""
+        """Return unit `number` as (offset, id, time_ms, size, tag), 0 <= number < len(self)."""
         if number >= self.stored:
             return self._unstored(number)
         block = block_of(number)
@@ -346,12 +354,13 @@ def _time(unit: Unit) -> int:
 
 
 class Index(Units):
-    """The index units of one segment. The first `stored` units are in the index file. The other units are in memory
-    until the next checkpoint.
+    """The index units of one segment. The first `stored` units are in the index file. The units behind them are only in
+    memory until the next checkpoint writes them to the file.
 
     Only the thread that owns the store may use this object; `write_units` runs in other threads on a copy of the units.
-    A search takes O(1) if it begins where an earlier `units_ending_by` ended, which is usual for readers that read in
-    order. (Units never change, so a known record boundary stays valid.) A read of the file may raise NotCached, like
+    `starting_before` and `ending_by` take O(1) for an offset at which the result of an earlier `units_ending_by` ended,
+    because the object remembers these offsets. A consumer that reads a partition in order asks for just these offsets.
+    (Units never change, so a remembered offset stays valid.) Methods that read the file can raise NotCached, like
     `OpenFile.read`.
     """
 
@@ -366,7 +375,7 @@ class Index(Units):
         crc: int = 0,
         vouched: Vouched | None = None,
     ) -> None:
-        """crc: see Units. vouched: see `write_units`."""
+        """tail: the packed units that are only in memory. crc: see Units. vouched: see `write_units`."""
         super().__init__(file.path, stored, crc, tail)
         self.vouched = vouched
         self.file = file
@@ -380,11 +389,11 @@ class Index(Units):
 
     @property
     def max_id(self) -> int:
-        """The largest positive message id, 0 if there is none. Takes O(unstored units)."""
+        """The largest positive message id of the segment's units, 0 if there is none. Takes O(unstored units)."""
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
     def extend(self, units: Buffer) -> int:
-        """Add packed units. Return how many units are only in memory now."""
+        """Add packed units in memory, behind the present units. Return how many units are now only in memory."""
         self._tail += units
         return len(self._tail) // UNIT_BYTES
 
@@ -404,11 +413,15 @@ class Index(Units):
         self.max_stored_id = max(self.max_stored_id, max_id)
 
     def reader(self, files: Files) -> UnitReader:
-        """Return a reader of the present units for a worker thread. Units that are only in memory are copied."""
+        """Return an object with which a worker thread can read the units that exist now. Units that are only in memory
+        are copied into that object.
+        """
         return UnitReader(files, self.path, self.stored, self.crc, self._tail)
 
     def units_ending_by(self, start: int, offset: int, max_count: int) -> UnitArray:
-        """Return at most `max_count` units from number `start` on. Their records end at or before `offset`."""
+        """Return the units from number `start` on whose records end at or before `offset`, but at most `max_count`
+        units.
+        """
         stop = min(len(self), start + max_count)
         chunks: list[UnitArray] = []
         size = tuning.SEARCH_FIRST_UNITS
@@ -469,7 +482,9 @@ class UnitReader(Units):
     __slots__ = ("_fd", "_files")
 
     def __init__(self, files: Files, path: str, stored: int, crc: int, tail: Buffer = b"") -> None:
-        """stored, crc: the values of the segment's Index. tail: the packed units that are only in memory."""
+        """stored, crc: the values of these attributes of the segment's Index. tail: the packed units that are only in
+        memory.
+        """
         super().__init__(path, stored, crc, tail)
         self._files = files
         self._fd = -1
@@ -494,13 +509,15 @@ class UnitReader(Units):
             yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """Yield the arrays of `chunks`, but in reverse order, the last array first."""
+        """Yield units start … stop-1 in arrays of at most 2 MiB like `chunks`, but the array with the last units first."""
         for last in range(stop, start, -tuning.UNITS_PER_READ):
             yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
-        """Search the units start … stop-1 for this message id. Return the number of the unit that has the id, or None.
-        ascending: whether the ids of these units are known to be sorted.
+        """Search the units start … stop-1 for this message id. Return the number of the first unit that has the id, or
+        None.
+        ascending: whether the caller knows that the ids of these units are in ascending order; then the search is
+        binary.
         """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)

@@ -10,13 +10,14 @@ functions.
     4092    4 CRC-32 of the block's units and the 28 bytes above, begun with the number of the block
 
 The trailer (the fields behind the units) is written once, by the write that completes the block. An incomplete block
-has no trailer; readers know from elsewhere how many units it has and the CRC-32 of these units (`Checkpoint.crc`,
-`Units.crc`). Each write computes the block's new CRC-32 from the CRC-32 that the previous write returned. So a write
-need not read the file, and no byte that the index header covers is written twice. Because the computation of the CRC-32
-begins with the block's number, the CRC-32 also detects a block that is in the wrong place.
+has no trailer. Its reader gets the number of its units and their CRC-32 from the file's header (`Checkpoint.units`,
+`Checkpoint.crc`) or from memory (`Units.stored`, `Units.crc`). A write that adds units to an incomplete block computes
+the block's new CRC-32 from the CRC-32 that the previous write returned. So a write need not read the file, and no byte
+that the index header covers is written twice. Because the computation of the CRC-32 begins with the block's number, the
+CRC-32 also detects a block that was written to another block's position.
 
-Many blocks are read and checked at once. The equivalent simple code is in tests/unit/broker/store/test_references.py;
-the benchmark is `consume`.
+To save time, `read_units` reads and checks many blocks at once. Simpler code with the same results is in
+tests/unit/broker/store/test_references.py; the benchmark is `consume`.
 """
 
 from __future__ import annotations
@@ -76,17 +77,22 @@ _BLOCK = np.dtype(
     [("units", f"V{_BLOCK_UNIT_BYTES}"), ("magic", "S8"), ("number", "<u8"), ("zero", "V12"), ("crc", "<u4")]
 )
 _RIGHT = 0x2144DF1C
-"""The CRC-32 of a good block, trailer included. (Any bytes followed by their own CRC-32 have this CRC-32.)"""
+"""The CRC-32 of a complete, good block, trailer included (block 0: without the file's header), if the computation
+begins with the block's number. It is the same for all blocks, because any bytes followed by their own CRC-32 have this
+CRC-32.
+"""
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""Error numbers that mean a lack of descriptors or memory; they do not show that the file is damaged."""
+"""The error numbers of failed opens and reads that mean that the process lacks file descriptors or memory, and not that
+the file is damaged.
+"""
 
 _Load = Callable[[int, int], Buffer]
 """load(size, position): returns `size` bytes of the file from `position` on; fewer only at the end of the file."""
 
 
 class IndexDamaged(Exception):  # internal: the log then reads the data themselves and rebuilds the index
-    """An index file does not hold the bytes that were written to it."""
+    """Raised if an index file does not contain the bytes that were written to it, or cannot be read."""
 
     def __init__(self, path: str, block: int, reason: str) -> None:
         super().__init__(f"{path}: block {block}, at byte {block * BLOCK_BYTES}: {reason}")
@@ -96,8 +102,9 @@ class IndexDamaged(Exception):  # internal: the log then reads the data themselv
 
 
 def unreadable(path: str, position: int, error: OSError) -> IndexDamaged | StoreError:
-    """Return the error to raise for a failed read of an index file. A file that is missing or has a bad sector counts
-    as damaged, so that it is rebuilt.
+    """Return the error that the caller must raise after a read of an index file has failed with `error`: StoreError if
+    descriptors or memory are short, else IndexDamaged. So a file that is missing or has a bad sector counts as damaged
+    and is rebuilt.
     """
     if error.errno in _SCARCE:
         return StoreError(f"{path} cannot be read: {error}")
@@ -110,7 +117,7 @@ def block_of(number: int) -> int:
 
 
 def unit_position(number: int) -> int:
-    """Return the byte position of unit `number` in the file."""
+    """Return the byte position of unit `number` in the index file."""
     block, place = divmod(number + _HEADER_UNITS, _BLOCK_UNITS)
     return block * BLOCK_BYTES + place * UNIT_BYTES
 
@@ -121,12 +128,12 @@ def first_of(block: int) -> int:
 
 
 def order_times(units: UnitArray, floor_ms: int = 0) -> None:
-    """Raise store times in place, so that each is at least `floor_ms` (Unix ms) and at least the time of the record
-    before it.
+    """Increase the store times in the array `units` where necessary, so that each is at least `floor_ms` (Unix ms) and
+    at least the time of the unit before it.
 
-    Within a segment times must never decrease, so that a binary search by time works. A negative time, which is only an
-    upper bound, stays negative. Times are raised and never lowered, so a search may begin too early, but it skips no
-    message.
+    Within a segment times must never decrease, so that a binary search by time works. A negative time, which means an
+    upper bound, stays negative, and its absolute value counts. Times are increased and never decreased, so a search by
+    time can find an earlier message than necessary, but it skips none.
     """
     times = units["time_ms"]
     known = np.abs(times)
@@ -151,7 +158,7 @@ def _trailer(block: int, crc: int) -> bytes:
 
 def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]:
     """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. Also return
-    the CRC-32 of the units in the block that will be incomplete after this write.
+    the CRC-32 of the units in the block that will be incomplete after the write of these buffers.
 
     crc: the CRC-32 of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
     """
@@ -170,8 +177,8 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
 
 
 def _pack_blocks(first: int, units: memoryview) -> Buffer:
-    """Return complete blocks that contain these units. The first block gets the number `first`. numpy makes all blocks
-    at once.
+    """Return the bytes of complete blocks that contain these units. The first block gets the number `first`. For speed,
+    numpy builds all blocks together and not one by one.
     """
     count = len(units) // _BLOCK_UNIT_BYTES
     blocks = np.zeros(count, _BLOCK)
@@ -186,8 +193,8 @@ def _pack_blocks(first: int, units: memoryview) -> Buffer:
 
 
 def read_block(load: _Load, path: str, block: int, stored: int, crc: int) -> Buffer:
-    """Read and check the units of one block, and return their bytes; the returned buffer may have other bytes behind
-    them. stored: the number of units in the file that are in use.
+    """Read and check the units of block number `block`, and return a buffer that begins with their bytes; other bytes
+    can follow them. stored: the number of units in the file; later bytes are ignored. crc: see Units.crc.
 
     Raises IndexDamaged, and the errors of `load`.
     """
@@ -235,13 +242,16 @@ _growing = threading.Lock()
 
 
 def _crc_before(block: int) -> int:
-    """Return the CRC-32 of all blocks before block number `block`, on the condition that they are good. The result is
-    the same for every index file. With this CRC-32, many blocks are checked in one pass over the data.
+    """Return the CRC-32 that all blocks before number `block` have together if they are good. The result is the same
+    for every index file. So `read_units` can check many blocks with one CRC-32 of all their bytes: it begins the
+    computation with the value for the first of these blocks, and the result must be the value for the block behind the
+    last.
 
-    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation
-    begins with the CRC-32 of the blocks before, the result differs from _RIGHT by a known value. This value is the
-    difference of the two start values, carried through as many zero bytes as a block has. Damage in one block is always
-    detected, as with one CRC-32 per block. Damage in several blocks is detected except once in 2^32 cases.
+    A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation for
+    block `i` begins with the CRC-32 of the blocks before it and not with i, the result differs from _RIGHT by a value
+    that does not depend on the block's content: the difference that the two start values make if one computes the
+    CRC-32 of as many zero bytes as a block has. Damage that one CRC-32 per block would detect in one block is also
+    detected in this way. Damage in several blocks is detected except once in 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:

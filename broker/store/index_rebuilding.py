@@ -22,7 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Lost(NamedTuple):
-    """A segment without an index. not_before: the monotonic time in seconds before which no rebuild is tried."""
+    """The log of a segment without an index. not_before: the monotonic time in seconds; before it, no rebuild of this
+    index begins.
+    """
 
     log: PartitionLog
     not_before: float
@@ -40,9 +42,9 @@ class IndexRebuilding:
         on_rebuilt: Callable[[PartitionLog], None] = lambda log: None,
         on_gone: Callable[[PartitionLog], None] = lambda log: None,
     ) -> None:
-        """on_rebuilt(log): called when a segment of the log has its index again. on_gone(log): called when retention
-        has removed a segment of the log while its index was rebuilt. The segment's new index file may still exist then
-        and must be removed.
+        """on_rebuilt(log): called when the index of a segment of the log has been rebuilt. on_gone(log): called when
+        retention has removed a segment of the log while its index was rebuilt. At this call the segment's new index
+        file can exist, and the callee must remove it.
         """
         self._on_rebuilt = on_rebuilt
         self._on_gone = on_gone
@@ -59,19 +61,19 @@ class IndexRebuilding:
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Plan to rebuild the missing indexes of the log. The rebuilds begin when `start` is called; after `start`,
-        they begin at the next `tick`.
+        """Plan to rebuild the missing indexes of the log. Before `start` was called, no rebuild begins; afterwards the
+        next `tick` begins one.
         """
         for segment in log.segments:
             if segment.index is None:
                 self._lost.setdefault(segment, _Lost(log, 0.0))
 
     def start(self) -> None:
-        """Begin to rebuild the first index."""
+        """Begin to rebuild the first index; after each rebuild the next one begins without a further call."""
         self._rebuild_next()
 
     def tick(self, now: float) -> None:
-        """Begin the next rebuild that may begin at monotonic time `now`, in seconds."""
+        """Begin the next planned rebuild, if none is running and one is due at monotonic time `now`, in seconds."""
         self._now = now
         if self._lost:
             self._rebuild_next()

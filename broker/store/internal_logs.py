@@ -1,13 +1,15 @@
-"""The store's internal logs. Besides the messages of its partitions, a broker must remember other data, for example
-about delayed messages. The broker stores these data in internal logs, in the same way as messages.
+"""The store's internal logs. Besides messages, a broker must store data of its own, for example about delayed messages.
+The broker stores these data in internal logs, in the same way as messages.
 
-An internal log is a PartitionLog like any other: it is journaled, synced, recovered, replicated and cut like a
-partition. Its directory's name has no `-`, so Java brokers ignore it. No client can name its topic, because a client's
-topic may not contain `/` (limits.check_topic). `Store.logs()` never returns it.
+An internal log is a PartitionLog like any other: the broker writes it to the journal, syncs, recovers, replicates and
+cuts it as it does with a partition. Its directory's name has no `-`, so Java brokers ignore it. Its topic begins with
+`/`, so no client can use it: clients' topics must not contain `/` (limits.check_topic). `Store.logs()` does not return
+internal logs.
 
-The code that opens the store names the internal topics (assembly/kinds.py). Each internal topic has two logs: one for
-partitions with asynchronous flush and one for partitions with group commit. So if data in an internal log belong to a
-message, the data become safe in the same way as the message.
+The code that opens the store passes it the list of internal topics (assembly/kinds.py). Each internal topic has two
+logs: one for partitions with asynchronous flush and one for partitions with group commit. Data that belong to a message
+are written to the log for the flush mode of the message's partition. So these data are made safe in the same way as the
+message.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ with group commit.
 
 OnRecovered = Callable[[Files, Snapshot, int, Mapping[str, PartitionDirectory]], None]
 """recovered(files, snapshot, first_offset, directories): called when an internal log has been recovered. The log's data
-begin at byte offset first_offset; snapshot reads them. directories: the partitions' directories by
+begin at byte offset first_offset; the callee reads them with `snapshot`. directories: the partitions' directories by
 `<topic>-<partition>`; the partitions have not been recovered yet. Raises StoreError.
 """
 
@@ -50,9 +52,9 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same iteration of the reactor. If True, the next start of the broker after a crash finds either both appends
-    or none of them. recovered: called when a log of this topic has been recovered. Partitions and other internal topics
-    are recovered later.
+    in the same iteration of the reactor. If True, then after a crash the broker finds either both the appends to this
+    topic and those messages, or neither. recovered: called when a log of this topic has been recovered. At that time
+    the broker has not yet recovered the partitions and the internal topics behind this one in its list.
     """
 
     directory: str
@@ -76,7 +78,7 @@ class InternalTopic:
 
 
 InternalTopics: TypeAlias = Mapping[str, InternalTopic]
-"""The internal topics by name."""
+"""Maps the name of each internal topic to its settings."""
 
 
 def is_internal(topic: str) -> bool:

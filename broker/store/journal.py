@@ -1,15 +1,18 @@
-"""One sequential log for all partitions whose puts wait for the disk, so that one sync covers many partitions.
+"""The journal: one sequence of files to which the data of all partitions with group commit are written, so that one
+sync makes puts to many partitions safe.
 
-A put is written to its partition's file (in the page cache), and a second time to the journal. All puts that arrive
-while one sync of the journal runs share the next sync. So group commit works across partitions and connections.
-Checkpoints sync the partition files later. A journal file is removed when checkpoints cover all its entries. So the
-cost of an acknowledgement does not grow with the number of partitions. While only one or two partitions are busy, their
-own files are synced instead, which avoids the second write. For the files' format see journal_format.py.
+A put is written to its partition's file, which need not be synced at once, and a second time to the journal, which is
+synced. All puts that arrive during one sync of the journal become safe by the next sync. So one sync serves puts of
+many connections to many partitions, and the cost of an acknowledgement does not grow with the number of partitions.
+Checkpoints sync the partitions' own files later. When checkpoints have synced the data of all entries of a journal file
+there, the file is removed. If the waiting puts belong to only one or two partitions, the broker syncs these partitions'
+own files and does not write the puts to the journal, which saves the second write. For the files' format see
+journal_format.py.
 
 Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
-only when the data of all its entries are synced in the partitions' own files. A journal file may be removed before an
-older journal file, if the older file is still needed because a partition has failed. After a failed write or sync
-nothing more is written, except if the write failed because of a full disk and was undone.
+only when the data of all its entries are synced in the partitions' own files. If an older journal file is kept because
+a partition has failed, newer journal files can be removed before it. After a failed write or sync of the journal,
+nothing more is written to it, except if the write failed because of a full disk and was undone.
 """
 
 from __future__ import annotations
@@ -55,22 +58,24 @@ class JournalStatus(NamedTuple):
 
 
 _Append: TypeAlias = "tuple[PartitionLog, int, int, int, Sequence[Buffer]]"
-"""The arguments of one call of `Journal.add`: (log, base, end, count, data). It is a plain tuple to save time, because
-one is created for every append.
+"""The arguments of one call of `Journal.add`: (log, base, end, count, data). A plain tuple, and not a class, saves
+time, because one is created for every append.
 """
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
-"""Maps each log of a group to (end, count) of its last append."""
+"""A dict from each log that has appends in a group to the arguments `end` and `count` of its last one."""
 
 
 class _NoRoom(Exception):
-    """Raised if the disk is full, so that a group of appends could not be written. No part of the group is in the
-    journal then.
+    """Raised if the disk is full, so that a group of appends could not be written. The journal then contains no part of
+    the group.
     """
 
 
 class _File:
-    """A journal file. ends: the end offset of the last entry of each partition in it."""
+    """A journal file. ends: for each partition with entries in the file, the byte offset in the partition where its
+    last entry ends.
+    """
 
     __slots__ = ("ends", "fd", "number", "path", "size")
 
@@ -99,8 +104,8 @@ class Journal:
         full_files: int = tuning.JOURNAL_FULL_FILES,
         with_messages: frozenset[str] = frozenset(),
     ) -> None:
-        """checkpoint(log): requests a sync of the log's own files, which starts soon. `tick` checks whether the sync is
-        done.
+        """checkpoint(log): requests a sync of the log's own files, and returns before the sync. Later calls of `tick`
+        find out whether the sync is done.
 
         run_group: runs the writes and syncs of the journal in a thread; by default `run_in_thread`. Journal files are
         always removed with `run_in_thread`. with_messages: the internal topics whose InternalTopic.with_messages is
@@ -129,7 +134,7 @@ class Journal:
         self._lock = threading.Lock()  # held while a group is written: close() waits for it
 
     def status(self) -> JournalStatus:
-        """Return the present status. A write in progress is not included in the numbers."""
+        """Return the present status. Appends that are being written are not included in the numbers."""
         files = (*self._full, *((self._file,) if self._file else ()))
         return JournalStatus(
             "" if self.failure is None else self.failure.cause,
@@ -142,8 +147,9 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Make the bytes safe that were appended to `log` at [base, end). Afterwards the journal calls the log's method
-        `safe`. If the log's own files were synced instead, it calls the log's method `end`.
+        """Make the bytes safe that were appended to `log` at [base, end). When they are safe in the journal, call the
+        log's method `safe`. If the bytes were made safe by a sync of the log's own files and not in the journal, call
+        the log's method `end`.
 
         count: the log's own count of records up to `end`. data: the bytes, which must not change until they are safe.
         """
@@ -152,20 +158,20 @@ class Journal:
             self._start()
 
     def hold(self) -> None:
-        """Write nothing until `release` was called as often as `hold`, so that the appends in between are written and
-        synced together.
+        """Begin no write until `release` was called as often as `hold`, so that the appends that arrive in between are
+        written and synced together.
         """
         self._held += 1
 
     def release(self) -> None:
-        """Undo one `hold`."""
+        """Cancel one call of `hold`. If no `hold` remains, begin to write the waiting appends."""
         self._held -= 1
         if self._running is None and not self._held:
             self._start()
 
     def when_settled(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once when all appends added so far are safe or have failed; call it at once if none is
-        pending. The callback can ask the logs whether their data are safe.
+        """Call `callback` once when each append that was added so far is safe or has failed; call it at once if no
+        append is pending. The callback can ask the logs which of these is true.
         """
         if self._waiting:
             self._callbacks.append(callback)
@@ -214,8 +220,8 @@ class Journal:
             self._run_group(partial(self._write, group), partial(self._written, last))
 
     def _synced_directly(self, log: PartitionLog, job: SyncJob, result: object) -> None:
-        """Handle the end of a sync of a log's own files, which was made instead of a journal write. Whether the sync
-        succeeded or failed, the next group may begin.
+        """Handle the end of a sync of the log's own files, which the journal started because it did not write the group
+        itself. When all such syncs of the group have ended, with or without success, begin the next group.
         """
         log.end(job, result)
         self._direct -= 1
@@ -231,8 +237,8 @@ class Journal:
             _call_all(callbacks)
 
     def _write(self, group: Sequence[_Append]) -> None:
-        """Write the group to the journal and sync it with one call, in a worker thread. Do nothing if the journal is
-        closed. Raises OSError, or _NoRoom if the disk is full; then the journal is unchanged.
+        """Write the group as one block to the journal file and sync the file. Runs in a worker thread. Do nothing if
+        the journal is closed. Raises OSError, or _NoRoom if the disk is full, in which case the journal is unchanged.
         """
         with self._lock:
             if self._closed:
@@ -254,8 +260,8 @@ class Journal:
             file.size += size
 
     def _new_file(self) -> _File:
-        """Create the next journal file and make it the current one. This method runs in a worker thread, so the thread
-        that owns the store does not read `_file` while a group is written.
+        """Create the next journal file, and write later groups to it. This method sets `_file` in a worker thread; this
+        is safe because the thread that owns the store does not use `_file` while a group is written.
         """
         self._files.make_directory(self.directory)
         path = os.path.join(self.directory, f"{self._next_number:020d}{JOURNAL_SUFFIX}")
@@ -294,8 +300,8 @@ class Journal:
         self._group_ended()
 
     def _do_without(self, last: _Last, cause: _NoRoom) -> None:
-        """Sync the partitions' own files instead of writing to the journal, because the disk is full. The data are
-        already appended to these files and occupy their space there, so nothing is lost.
+        """Sync the partitions' own files instead of writing to the journal, because the disk is full. The data were
+        appended to these files before, and have their disk space there, so nothing is lost.
         """
         if not self._full_disk:
             self._full_disk = True
@@ -321,7 +327,9 @@ class Journal:
         self._answer_all()
 
     def _answer_all(self) -> None:
-        """Call all callbacks that `when_settled` keeps; they ask the logs whether the data are safe."""
+        """Call all callbacks that were passed to `when_settled` and not yet called. They ask the logs whether the data
+        are safe.
+        """
         callbacks, self._running, self._callbacks = [*(self._running or ()), *self._callbacks], None, []
         _call_all(callbacks)
 
@@ -338,9 +346,10 @@ class Journal:
                 self._checkpoint(log)
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
-        """Return whether it costs less to sync the partitions' own files than to write the group to the journal. Return
-        False if the group contains data of an internal log and has few bytes, or if these data must be in the same
-        block as messages of the group (InternalTopic.with_messages).
+        """Return whether to sync the own files of the group's few partitions and not to write the group to the journal.
+        Return False if the group contains data of an internal log and has few bytes, because one write to the journal
+        then costs less. Also return False if data of an internal log must be in the same journal block as messages of
+        the group (InternalTopic.with_messages).
         """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
@@ -350,8 +359,8 @@ class Journal:
         return sum(end - base for _, base, end, _, _ in group) > tuning.SEQUENCES_DIRECT_BYTES
 
     def tick(self) -> None:
-        """Remove the journal files whose data are now synced in the partitions' own files. Call this several times a
-        second.
+        """Remove the full journal files whose data are all synced in the partitions' own files by now. Call this
+        several times a second.
         """
         kept = []
         for file in self._full:
@@ -373,12 +382,12 @@ class Journal:
         self._files.unlink(file.path)
 
     def turn_over(self) -> int | None:
-        """Start to make all present journal files removable. Return the number of the next journal file, for calls of
-        `has_older`.
+        """Request what is needed so that all present journal files can be removed: checkpoints of the partitions with
+        data in them. Return the number of the next journal file, for calls of `has_older`.
 
-        This method requests checkpoints of the partitions; `tick` removes the files after these checkpoints. Returns
-        None, without any effect, while appends wait or a group of appends is being written. The caller must then call
-        this method again later.
+        After these checkpoints, `tick` removes the files. Later appends go to a new file. Returns None, without any
+        effect, while appends wait or a group of appends is being written. The caller must then call this method again
+        later.
         """
         if self._running is not None or self._waiting:
             return None
@@ -390,20 +399,22 @@ class Journal:
         return self._next_number
 
     def has_older(self, number: int) -> bool:
-        """Return whether journal files with a lower number still exist."""
+        """Return whether full journal files with a number lower than `number` exist."""
         return any(each < number for each in chain(self._removing, (file.number for file in self._full)))
 
     @property
     def stuck(self) -> str | None:
-        """The reason why some journal files will stay until a restart; None if all of them can be removed."""
+        """The reason why some journal files cannot be removed before a restart of the broker; None if all of them can
+        be removed.
+        """
         if self.failure is not None:
             return str(self.failure)
         failed = (log for file in self._full for log in file.ends if log.durability.failure is not None)
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Check that no journal file with a lower number exists, and sync the removal of these files, so that none of
-        them can come back. Blocks, so it is called in a worker thread.
+        """Check that no journal file with a number lower than `number` exists, and sync the directory, so that no
+        removed file is there again after a crash. Waits for the disk, so the caller runs it in a worker thread.
 
         Raises OSError, also if such a file exists.
         """
@@ -415,8 +426,8 @@ class Journal:
             self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
-        """Give new journal files the numbers from `number` + 1 on. number: the number of the last file in the journal
-        of an earlier run.
+        """Let the next journal file have the number `number` + 1. number: the highest number of a journal file that an
+        earlier run has left.
         """
         self._next_number = number + 1
 

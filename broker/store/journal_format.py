@@ -1,15 +1,16 @@
 """The format of journal files: `<data path>/metaqjournal/<20-digit number>.journal` contains a sequence of blocks.
 
-A block contains the data that one sync made safe. All numbers are little-endian:
+A block contains the data of several appends, which become safe together by one sync. All numbers are little-endian:
 
     magic u32 | CRC-32 of all that follows u32 |
     number of the file u64 | data bytes u64 | entries u32 | bytes of all names u32 |
     a row per entry: offset of its data in the partition i64, data bytes u32, name bytes u16, 0 u16 |
     the names, `<topic>-<partition>` UTF-8, back to back | the data, whole records, back to back
 
-Either a whole block is good or none of its data are used, because no part of an incomplete block was ever acknowledged.
-No block except the last block of the last file can be incomplete. Anywhere else, bytes that are not a good block are
-damage, and the good blocks behind them are still used.
+If a block is incomplete or its CRC-32 is wrong, the broker uses none of its data. An incomplete block can be dropped
+without loss, because puts are acknowledged only after their whole block was synced. No block except the last block of
+the last file can be incomplete. At all other places, bytes that are not a good block are damage; the broker skips them
+and uses the good blocks behind them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ __all__ = [
 JOURNAL_DIRECTORY = "metaqjournal"
 JOURNAL_SUFFIX = ".journal"
 DAMAGED_SUFFIX = ".damaged"
-"""The suffix of the name of a journal file that is kept because a part of it could not be read."""
+"""This suffix is added to the name of a journal file that is kept because a part of it could not be read."""
 
 _NAME = re.compile(r"[0-9]{20}\.journal")
 _MAGIC = 0x4B51544D  # "MTQK"
@@ -56,8 +57,8 @@ _ROW = np.dtype([("base", "<i8"), ("bytes", "<u4"), ("name_bytes", "<u2"), ("zer
 
 
 class JournalEntry(NamedTuple):
-    """The location of an entry's data: bytes [position, position + length) of a journal file. base: the data's offset
-    in the partition.
+    """The location of an entry's data: bytes [position, position + length) of the journal file `path`. base: the byte
+    offset in the partition where the data begin.
     """
 
     base: int
@@ -73,7 +74,8 @@ class JournalEntry(NamedTuple):
 def encode_block(
     number: int, names: Sequence[bytes], bases: Sequence[int], ends: Sequence[int], data: Sequence[Buffer]
 ) -> list[Buffer]:
-    """Return a block for journal file `number`, as buffers. names: for each entry, the name of its partition. bases,
+    """Return a block for the journal file with this number, divided into buffers. names: for each entry, the name of
+    its partition. bases,
     ends: the byte offsets in the partition where each entry's data begin and end. data: the data of all entries,
     divided into buffers in any way.
     """
@@ -94,8 +96,8 @@ def encode_block(
 
 
 class JournalData:
-    """Reads the data of journal entries. Each file is opened once and stays open until `close`. This object must not be
-    used by several threads.
+    """Reads the data of journal entries. Each journal file is opened at the first read from it and stays open until
+    `close`. Only one thread may use this object.
     """
 
     def __init__(self, files: Files) -> None:
@@ -103,7 +105,7 @@ class JournalData:
         self._open: dict[str, int] = {}
 
     def read(self, entry: JournalEntry) -> bytes:
-        """Return the entry's records. Raises OSError."""
+        """Return the data of this entry: whole records. Raises OSError."""
         fd = self._open.get(entry.path)
         if fd is None:
             fd = self._open[entry.path] = self._files.open(entry.path, os.O_RDONLY)
@@ -120,8 +122,8 @@ class JournalData:
 class JournalGap(NamedTuple):
     """Bytes [start, end) of a journal file that contain no good block.
 
-    damaged: whether acknowledged puts may be missing. If not, the bytes are at the journal's end and probably an
-    unfinished block.
+    damaged: whether the bytes perhaps contained acknowledged puts. If False, they are at the end of the last journal
+    file, and are probably a block whose write did not end.
     """
 
     path: str
@@ -141,12 +143,14 @@ class JournalContents(NamedTuple):
 
     @property
     def damaged_paths(self) -> list[str]:
-        """The paths of the files that have lost data."""
+        """The paths of the journal files in which damage has perhaps destroyed acknowledged puts."""
         return list(dict.fromkeys(gap.path for gap in self.gaps if gap.damaged))
 
 
 def read_journal(files: Files, data_path: str) -> JournalContents:
-    """Read the whole journal. The bytes of at most one file are in memory at a time. Raises OSError."""
+    """Read and check all journal files, and return where their entries are. The bytes of at most one file are in memory
+    at a time. Raises OSError.
+    """
     directory = os.path.join(data_path, JOURNAL_DIRECTORY)
     contents = JournalContents({}, [], [])
     if not files.is_directory(directory):
@@ -183,8 +187,8 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
-    """Examine the block at `position`. Return where its names begin, where its data begin, its rows, and where it ends.
-    Return None if the block is not good.
+    """Examine the block at `position`. Return where its names begin, where its data begin, its table of entries (one
+    row for each entry), and where it ends. Return None if the block is not good.
     """
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):
@@ -200,7 +204,9 @@ def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, n
 
 
 def _next_block(data: memoryview, position: int, number: int) -> int:
-    """Return where the next good block behind `position` begins. Return the end of the data if there is none."""
+    """Return where the next good block begins that starts behind `position`. Return the end of the data if there is
+    none.
+    """
     raw = data.obj
     assert isinstance(raw, bytes)
     while (position := raw.find(_MAGIC_BYTES, position + 1)) >= 0:

@@ -1,5 +1,5 @@
-"""Write key files in the background: one block for every 64 MiB of records, and a last block when a segment is
-closed.
+"""Write key files (key_index.py) in the background: one block for every 64 MiB of records, and a last block for the
+rest of a segment when the segment is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """A segment whose key file may lack blocks, with its state at the time when the owning thread started the job."""
+    """A segment whose key file may lack blocks, with its state at the time when the thread that owns the store started
+    the job that writes a block. known: the blocks that were read from the key file, None if it was not read yet.
+    """
 
     segment: Segment
     end: int
@@ -37,7 +39,8 @@ class _Lacking(NamedTuple):
 
 
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
-    """Write one more block if there are enough data for one. Return all blocks of the segment.
+    """Append one block to the segment's key file if enough data have no block: `block_bytes` of records, or in a closed
+    segment any rest. Return all blocks of the key file.
 
     Any thread may call this. Raises OSError, IndexDamaged.
     """
@@ -67,8 +70,9 @@ def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[Key
 
 
 class KeyBuilding:
-    """Finds segments with data that no block of their key file covers, and has the missing blocks written. Only the
-    thread that owns the store may use this object. A worker thread (`run_in_thread`) writes one block at a time.
+    """Finds segments with data that no block of their key file covers, and lets a worker thread write the missing
+    blocks. Only the thread that owns the store may use this object. A worker thread (`run_in_thread`) writes one block
+    at a time.
     """
 
     def __init__(self, files: Files, run_in_thread: RunInThread, block_bytes: int = tuning.KEY_BLOCK_BYTES) -> None:
@@ -84,12 +88,12 @@ class KeyBuilding:
         self._given_up: set[Segment] = set()  # their index has no units for their last, damaged bytes
 
     def __len__(self) -> int:
-        """Return the number of logs that are still to be checked."""
+        """Return the number of logs whose key files KeyBuilding has planned to check."""
         return len(self._waiting)
 
     def start(self, logs: Iterable[PartitionLog]) -> None:
-        """Plan to check the key files of these logs, which may stem from an earlier run or lack data of a Java broker.
-        No file is opened before the next call of `tick`.
+        """Plan to check the key files of these logs, because key files of an earlier run can lack blocks, for example
+        for records that a Java broker has added. No file is opened before the next call of `tick`.
         """
         for log in logs:
             if len(log.segments) > 1 or log.segments[-1].size > self._block_bytes:
@@ -101,20 +105,22 @@ class KeyBuilding:
         self._waiting.clear()
 
     def consider(self, log: PartitionLog) -> None:
-        """Plan to write the next block of the log's key files if there are enough data for one. To be called after a
-        checkpoint. Takes O(1).
+        """Plan to write the next block of the log's key files if enough data have no block. The caller calls this after
+        each checkpoint of the log. Takes O(1).
         """
         segments = log.segments
         if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
             self._waiting[log] = None
 
     def revisit(self, log: PartitionLog) -> None:
-        """Plan to check all segments of the log, because an index was rebuilt or a key file has changed."""
+        """Plan to check the key files of all segments of the log, because an index was rebuilt or a key file was
+        changed.
+        """
         self._waiting[log] = None
 
     def tick(self, now: float) -> None:
-        """Continue to write key files, as far as the rate limit allows. now: monotonic time in seconds. Call this a few
-        times a second.
+        """Begin to write the next planned blocks, as far as the rate limit allows. now: monotonic time in seconds. Call
+        this a few times a second.
         """
         if self._last_tick is not None:
             rate = tuning.KEY_BYTES_PER_SECOND
@@ -155,8 +161,8 @@ class KeyBuilding:
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
-        """Return the newest segment that lacks blocks, because recent data are requested most and are still in
-        memory.
+        """Return the newest segment of the log whose key file lacks blocks; None if there is none. Newest first,
+        because recent data are requested most often and are probably in the page cache.
         """
         *closed, active = log.segments
         if self._lacks(active, closed=False):
@@ -188,8 +194,8 @@ class KeyBuilding:
         self._next()
 
     def _without_index(self, log: PartitionLog, segment: Segment, index: Index, damage: IndexDamaged) -> None:
-        """Stop using the damaged index, so that it is rebuilt. After its rebuild, `revisit` is called. If the rebuild
-        cannot begin, try again later.
+        """Drop the segment's damaged index and have it rebuilt. Its key blocks are written after the rebuild, when the
+        caller calls `revisit`. If the rebuild cannot begin now, try again later.
         """
         del self._waiting[log]
         try:

@@ -1,5 +1,6 @@
 """The key file beside a segment contains blocks of a hash table. Each block is written once and never changed. The
-content of a key file can be derived from the segment's data.
+broker finds a message by its key with this table. If the file is lost, the broker computes it again from the segment's
+data.
 
     <20-digit first offset>.keys, little-endian: blocks back to back, for records that follow each other
     off size header of a block                             off size entry (96 + 8 * i), sorted as one u64
@@ -18,11 +19,12 @@ content of a key file can be derived from the segment's data.
      76   16 zero
      92    4 CRC-32 of bytes 0…91
 
-Hashes are practically random, so the position of a hash in a sorted block can be estimated. A search reads a few KiB
-around this position. Different keys may have the same hash, so the results are only candidates, and the caller compares
-the keys in the records. After a block was written, a Java broker may have cut and rewritten the segment. So a block's
-header describes the block's last record: if the segment no longer has this record, the block is not used. The entries
-of a block are synced before its header is written. So after a crash the header is either complete and true, or missing.
+Hashes are practically random and the entries of a block are sorted by hash, so the value of a hash shows about where
+its entries are. A search reads a few KiB around this position. Different keys may have the same hash, so the results
+are only candidates, and the caller compares the keys in the records. After a block was written, a Java broker can cut
+the segment and write other records there. So a block's header describes the last record that the block covers: if the
+segment does not contain this record any more, the block is not used. The entries of a block are synced before its
+header is written. So if a block has a complete header after a crash, its entries are complete, too.
 """
 
 from __future__ import annotations
@@ -76,14 +78,15 @@ _POSITION_BITS = 32  # a segment is full at maxSegmentSize, an int32: no record 
 _POSITION_MASK = (1 << _POSITION_BITS) - 1
 
 _LARGEST_BYTES = 2 * MAX_BODY_BYTES
-"""If a record has more bytes than this, only its first bytes, up to this limit, are searched for keys. A record of more
-bytes can only come from a Java producer.
+"""If a record has more than _LARGEST_BYTES bytes, only so many bytes from its start on are searched for keys. Only a
+Java producer can have sent a larger record.
 """
 
 
 class KeyBlock(NamedTuple):
-    """A block of a key file. start, end: the block has entries for the partition's records in the byte range [start,
-    end). position: the byte position in the key file where the block's entries begin.
+    """A block of a key file. start, end: the byte offsets in the partition between which the block covers all records.
+    entries: how many entries the block has. lowest_id, highest_id, ascending: about the message ids of these records,
+    as in the header. position: the byte position in the key file where the block's entries begin.
     """
 
     start: int
@@ -96,7 +99,7 @@ class KeyBlock(NamedTuple):
 
     @property
     def next_position(self) -> int:
-        """The position in the file where the next block begins."""
+        """The byte position in the key file where the next block begins."""
         return self.position + self.entries * ENTRY_BYTES
 
 
@@ -106,11 +109,11 @@ class KeyBlock(NamedTuple):
 def scan_keys(
     files: Files, fd: int, units: UnitArray, first_offset: int, pause: Callable[[float], None] = time.sleep
 ) -> Entries:
-    """Read the records that `units` describe from the segment that begins at `first_offset`. Return their entries,
-    unsorted.
+    """Read the records that `units` describe from the segment that begins at `first_offset`. Return one key-file entry
+    for each key of these records, unsorted.
 
-    Any thread may call this function. The function reads windows of 4 MiB and lets other threads use the Python
-    interpreter in between. Raises OSError.
+    Any thread may call this function. The function reads pieces of 4 MiB, and pauses between pieces of work so that
+    other threads can use the Python interpreter. Raises OSError.
     """
     found: list[Entries] = [np.empty(0, np.uint64)]
     positions = units["offset"] - first_offset
@@ -162,8 +165,8 @@ def _entries_in(
 def _long_entries(
     data: bytes, start: int, stop: int, position: int, pause: Callable[[float], None]
 ) -> Iterator[Entries]:
-    """Yield the entries of one record with a long property list, which may have millions of keys. Most repetitions of a
-    key are left out.
+    """Yield the entries of one record with a long property list, which may have millions of keys. If the list repeats a
+    key, most repetitions get no entry.
     """
     for hashes in long_key_hashes(data, start, stop):
         yield hashes.astype(np.uint64) << np.uint64(_POSITION_BITS) | np.uint64(position)
@@ -173,8 +176,8 @@ def _long_entries(
 def _property_lists(
     data: bytes, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Find the records whose attribute lies completely in the record and in `data`. Return where these records begin,
-    and where their attributes begin and end.
+    """Find the records whose attribute (the list of properties in front of the message) lies completely in the record
+    and in `data`. Return where these records begin, and where their attributes begin and end.
     """
     raw = np.frombuffer(data, np.uint8)
     body = starts + HEADER_BYTES
@@ -189,10 +192,10 @@ def _property_lists(
 
 
 def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
-    """Return where the records with hash `key` begin, for records in [low, high) of the segment. Each position is
-    returned once, in order.
+    """Return the positions of the records that have a key with hash `key` and begin in bytes [low, high) of the
+    segment. The positions ascend, and each is returned once.
 
-    entries: sorted. A record may have a key more than once.
+    entries: sorted. They can contain a record several times for one hash.
     """
     bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
     first, stop = entries.searchsorted(bounds)
@@ -201,8 +204,8 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
 
 
 def entries_around(files: Files, fd: int, block: KeyBlock, key: int) -> Entries:
-    """Return some neighbouring entries of one block, sorted. The result includes all entries with hash `key`. Any
-    thread may call this function. Raises OSError.
+    """Read a part of a block's sorted entries that includes all entries with hash `key`, and return it. Any thread may
+    call this function. Raises OSError.
     """
     count = block.entries
     guess, width = count * key >> 32, 64 + 2 * isqrt(count)  # four standard deviations
@@ -231,9 +234,9 @@ def read_blocks(
     """Return the good blocks of a key file that describe the segment [first_offset, end). Return () if there is no such
     file.
 
-    Any thread may call this. The list ends before the first block that is incomplete, belongs to other data, or whose
-    last record is no longer in the segment. The caller will write this block and all later blocks again. check_entries:
-    whether to reject also a block whose entries do not match their checksum. Raises OSError.
+    Any thread may call this. The result ends before the first block that is incomplete, belongs to other data, or whose
+    last record is no longer in the segment; that block and all later ones must be written again. check_entries: if
+    True, the list also ends before a block whose entries do not match their checksum. Raises OSError.
     """
     try:
         size = files.status(path).size
@@ -253,7 +256,7 @@ def read_blocks(
 
 
 class Covered(NamedTuple):
-    """The data that a block covers: bytes [start, end) of the partition, and the index units of all good records in
+    """The data that a key block covers: bytes [start, end) of the partition, and the index units of all good records in
     this range.
     """
 
@@ -263,7 +266,9 @@ class Covered(NamedTuple):
 
 
 class _Last(NamedTuple):
-    """The last record of a block, and the checksum of the block's entries."""
+    """The last record that a block covers, as the block's header describes it, and the checksum of the block's
+    entries.
+    """
 
     offset: int
     id: int
@@ -314,11 +319,11 @@ def _is_record(files: Files, fd: int, last: _Last, first_offset: int, end: int) 
 def append_block(
     files: Files, path: str, data_fd: int, covered: Covered, entries: Entries, first_offset: int, position: int
 ) -> KeyBlock:
-    """Write the entries of the records in `covered` as a block at `position` of the key file. Create the file if it is
-    missing.
+    """Write a block with these entries, which belong to the records in `covered`, at `position` of the key file, and
+    return it. Create the file if it is missing.
 
     Any thread may call this, but only one at a time per file. Bytes behind `position` are cut off first. Raises
-    OSError; then the file may contain entries without a block header, which the next attempt cuts off.
+    OSError; in this case the file may end with entries that have no block header, which the next call cuts off.
     """
     start, end, units = covered
     ids = units["id"]

@@ -1,5 +1,5 @@
-"""Find positions in one partition by offset, by message count, or by time. The searches use the partition's index
-units.
+"""Find where messages begin in one partition: by byte offset, by number of messages, or by store time. The searches use
+the partition's index units.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
-    """Decorate a query so that it is repeated if an index turns out to be damaged. Each repetition uses one index less,
-    so the repetitions end.
+    """Decorate a query method of Lookup: if the query finds that a segment's index is damaged, drop this index and
+    repeat the query. Each repetition has one index less, so the repetitions end.
     """
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
@@ -46,18 +46,19 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
-"""give_up(segment, index, damage): drops `index` of the segment and starts its rebuild. Returns False if the index
-cannot be dropped now, or need not be dropped because the segment has a new index or no longer exists. Before the index
-of the last segment is dropped, a new last segment is created. Raises StoreError if the new segment cannot be created.
+"""give_up(segment, index, damage): drops the segment's index, which is damaged, and plans its rebuild. Returns False if
+the index cannot be dropped now, or need not be dropped because the segment has a new index or no longer exists. Before
+the index of the last segment is dropped, a new last segment is created. Raises StoreError if the new segment cannot be
+created.
 """
 
 
 class Lookup:
-    """Answers queries about a partition with the segments' indexes. Only the thread that owns the store may use this
-    object.
+    """Answers queries about positions in a partition with the indexes of its segments. Only the thread that owns the
+    store may use this object.
 
     If an index is damaged, the segment loses this index, and the query is answered as for a segment without an index.
-    Raises StoreError if that is impossible.
+    Methods that use an index raise StoreError if a damaged index cannot be dropped.
     """
 
     def __init__(self, segments: Segments, give_up: GiveUp) -> None:
@@ -67,7 +68,9 @@ class Lookup:
         self._walked: frozenset[int] = frozenset()
 
     def forget(self) -> None:
-        """Forget the remembered positions. Called after a cut, because other records may replace the removed ones."""
+        """Forget the remembered positions of records in segments without an index. Called after the log was cut,
+        because new records with other positions can replace the removed ones.
+        """
         self._walked = frozenset()
 
     def _do_without(self, damage: IndexDamaged) -> None:
@@ -82,9 +85,9 @@ class Lookup:
         """Return where the record that contains this byte starts. Return visible_end if offset >= visible_end, and
         first_offset if offset < first_offset.
 
-        Damaged bytes belong to no record; for them, return where the next record starts or the segment ends. In a
-        segment whose index is being rebuilt, return where the segment starts, which is the best answer that is
-        available at once.
+        Damaged bytes belong to no record; for them, return where the next record starts or the segment ends. If the
+        index of the segment is being rebuilt, return where the segment starts, because nothing better is known without
+        reading the records.
         """
         segments = self._segments
         if offset >= segments.visible_end:
@@ -98,8 +101,8 @@ class Lookup:
         return found.end if isinstance(found, Damaged) else found[1]
 
     def _unit_at(self, segment: Segment, index: Index, offset: int) -> Damaged | tuple[int, int]:
-        """Return the number of the unit whose record contains this byte, and the byte offset of the record. If the byte
-        lies in no record but in a gap between two records, return the gap.
+        """Return the number of the index unit whose record contains the byte at `offset`, and the record's byte offset.
+        If the byte belongs to no record but to a gap between two records, which is damage, return the gap.
         """
         number = index.starting_before(offset + 1) - 1
         start, end = segment.first_offset, segment.first_offset
@@ -113,10 +116,12 @@ class Lookup:
 
     @_despite_damage
     def examination(self, offset: int) -> Callable[[], Soundness]:
-        """Return a function for a worker thread that checks the data at `offset`, first_offset <= offset < visible_end.
+        """Return a function that checks, in a worker thread, whether the data at `offset` are damaged; first_offset <=
+        offset < visible_end.
 
-        The function returns whether a record with a right checksum lies there, and if not, how far the damage extends.
-        The function raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
+        The function returns the record with a right checksum that contains the byte at `offset`; if there is none, it
+        returns the damaged range. The function raises OffsetOutOfRange if retention has removed the data, StoreError if
+        the file cannot be read.
         """
         segment, _ = self._segments.extent(offset, 1)
         look = partial(self._segments.snapshot().look, segment)
@@ -134,28 +139,28 @@ class Lookup:
         return partial(look, partial(place_by_units, first_offset=segment.first_offset, units=units))
 
     def is_indexed(self, offset: int) -> bool:
-        """Return whether `record_start` gives an exact result for this offset. If it does not, call
-        `Snapshot.record_start` in a worker thread.
+        """Return whether `record_start` gives an exact result for this offset. If not, the caller can call
+        `Snapshot.record_start` in a worker thread to get one.
         """
         return self._segments[max(0, self._segments.number_at(offset))].index is not None
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
-        """Return the number of readable messages from this byte offset on: the number of all readable messages minus
-        the result of `count_before`.
-        """
+        """Return the number of readable messages that do not end at or before this byte offset."""
         before = self._count_before(offset)
         return self._segments.message_count - before
 
     @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Return the number of messages that lie completely before this byte offset, counted from first_offset."""
+        """Return the number of messages between the partition's first_offset and this byte offset, without a message
+        that ends behind `offset`. Messages of segments whose index is being rebuilt are not counted.
+        """
         return self._count_before(offset)
 
     @_despite_damage
     def id_before(self, offset: int) -> int | None:
-        """Return the id of the last readable message that lies completely before this byte offset. Return None if there
-        is none, or if the id is unknown because an index is being rebuilt.
+        """Return the id of the last readable message that ends at or before this byte offset. Return None if there is
+        no such message, or if its id is unknown because an index is being rebuilt.
         """
         segments = self._segments
         number = segments.number_at(min(offset, segments.visible_end) - 1)
@@ -169,8 +174,8 @@ class Lookup:
         return None if index is None else index.unit(before - 1 - segments.count_before(number))[1]
 
     def other_id_before(self, offset: int, message_id: int) -> int:
-        """Return the result of `id_before` if it differs from `message_id`. Return UNKNOWN_ID if the two ids are equal,
-        or if message_id is UNKNOWN_ID.
+        """Return the result of `id_before` if it is an id and differs from `message_id`. Otherwise, or if message_id is
+        UNKNOWN_ID, return UNKNOWN_ID.
         """
         found = None if message_id == UNKNOWN_ID else self.id_before(offset)
         return UNKNOWN_ID if found is None or found == message_id else found
@@ -187,11 +192,11 @@ class Lookup:
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
-        """Return the byte offset that is at most `messages` whole messages and at most `max_bytes` bytes after
+        """Return the largest byte offset that is at most `messages` whole messages and at most `max_bytes` bytes after
         `offset`.
 
-        offset: where a message begins. The result is also the beginning of a message, or visible_end. If the index of a
-        segment is being rebuilt, the result never lies inside this segment, but at its end.
+        offset: where a message begins. The result is also the beginning of a message, or visible_end. The result is
+        never inside a segment whose index is being rebuilt; it is then the end of this segment.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -208,9 +213,9 @@ class Lookup:
         """Return the byte offset of the first readable record that was stored at `time_ms` (Unix ms) or later. Return
         visible_end if there is none.
 
-        The result is exact for records of this broker. For a Java broker's records, the latest possible store time is
-        used. If a segment's index is being rebuilt, the search assumes that all records of the segment were stored at
-        `time_ms` or later.
+        The result is exact for records of this broker. For a Java broker's records, the search uses the latest time at
+        which they can have been stored, because their store time is unknown. If a segment's index is being rebuilt, the
+        search assumes that all records of the segment were stored at `time_ms` or later.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -229,12 +234,12 @@ class Lookup:
         """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
         max_bytes.
 
-        All units belong to the segment that contains `offset`, and their records are back to back. The index has a gap
-        wherever damage was found when the index was made. The result ends before the next gap. If `offset` lies in a
-        gap, the first record starts behind `offset`. The first unit is returned even if its record is larger than
-        max_bytes, so that a caller can always go on. The result is empty if `offset` is visible_end, or lies inside a
-        segment's last record or inside the damage behind that record. Raises OffsetOutOfRange and StoreError like
-        `Segments.read`.
+        All units belong to the segment that contains `offset`, and their records are back to back. Where damage was
+        found when the index was made, the index has no units, so there is a gap between two units. The result ends
+        before the first gap behind `offset`. If `offset` itself is in a gap, the first returned record starts behind
+        `offset`. If the first record is larger than max_bytes, its unit is returned alone, so that a caller that reads
+        piece by piece always gets further. The result is empty if `offset` is visible_end, or is inside the last record
+        of a segment or inside damage behind that record. Raises OffsetOutOfRange and StoreError like `Segments.read`.
 
         If the segment's index is being rebuilt, this method reads the records one after the other: at most 4 MiB, or
         one record of MAX_RECORD_BODY_BYTES. In this case `offset` must be the start of a record. The result is empty if
@@ -255,10 +260,10 @@ class Lookup:
     def units_between(self, offset: int, end: int, max_bytes: int, max_count: int = 1 << 20) -> Iterator[UnitArray]:
         """Yield index units of all readable records that start in [offset, end), in pieces. Waits for the disk.
 
-        The result includes records behind damaged bytes, no matter whether the segment has an index. offset: the byte
-        offset where a record or a damaged range starts. max_bytes,
-        max_count: the limits of each piece; see `units`. Damaged bytes are skipped and reported. Raises
-        OffsetOutOfRange, StoreError.
+        The result includes records behind damaged bytes, also in a segment without an index. offset: the byte offset
+        where a record or a damaged range starts. max_bytes,
+        max_count: the limits of each piece; see `units`. Damaged bytes are skipped and reported
+        (`Segments.report_damage`). Raises OffsetOutOfRange, StoreError.
         """
         while offset < min(end, self._segments.visible_end):
             units = self.units(offset, max_bytes, max_count)
@@ -273,8 +278,8 @@ class Lookup:
             offset = int(units[-1]["offset"]) + int(units[-1]["size"])
 
     def _unit_of(self, place: Sound) -> UnitArray:
-        """Return the unit of a record that is too large for `_walked_units`. Java producers can send such large
-        records.
+        """Make the index unit of a record that is larger than `_walked_units` can read. Only Java producers can have
+        sent such a record.
         """
         segment, _ = self._segments.extent(place.start, 1)
         start = place.start - segment.first_offset
@@ -298,7 +303,9 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap. If there is no gap, one comparison of sums is enough to show that."""
+    """Return the units before the first gap between two of these units. Usually there is no gap, which one comparison
+    of sums shows.
+    """
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):
         return units

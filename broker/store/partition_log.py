@@ -1,12 +1,14 @@
-"""The log of one partition. A log stores the partition's segments, appends to them, and determines which data are safe.
+"""The log of one partition. A PartitionLog holds the partition's segments, appends records to them, and knows which
+data are safe: synced to the disk if the topic uses group commit, merely written if it uses asynchronous flush.
 
-`segments` and `lookup` read, and `Writer` appends. `Durability` decides which data are synced, which data readers see,
-and which waiting callbacks are called. A PartitionLog carries out the decisions of `Durability`. Tests check the
-invariants after every step (`testing.check_invariants`). The invariants of these four objects hold, and in addition:
+Four objects do parts of the work: the attributes `segments` and `lookup` read data, `Writer` appends data, and
+`Durability` decides when data must be synced, up to where readers may see data, and which waiting callbacks must be
+called. The PartitionLog carries out these decisions. Each of the four objects has its own invariants. The following
+invariants hold as well; tests check all of them after every step (`testing.check_invariants`):
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
 - with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
 - lookup.count_before(visible_end) == segments.message_count;
-- once read_only is set, nothing more is ever written to the data.
+- once read_only is set, nothing more is ever written to the data files.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ The listener is called after the bytes `data` were appended at [base, end). coun
 class StoreServices:
     """Services that all logs of a store share.
 
-    on_index_lost: called when the index of a closed segment is found to be damaged. The segment then has no index until
-    `Segments.adopt_index` is called. on_append: see `Store.on_append`.
+    on_index_lost: called when the index of a closed segment is found to be damaged. From then on the segment has no
+    index, until `Segments.adopt_index` gives it a rebuilt one. on_append: see `Store.on_append`.
     """
 
     open_files: OpenFiles
@@ -82,27 +84,31 @@ class PartitionLog:
         shared: StoreServices,
         unsynced_directories: Sequence[str] = (),
     ) -> None:
-        """segments: see Segments. unsynced_directories: directories that must be synced, because their entries for the
-        segments' files may not be on the disk yet.
+        """segments: see Segments. unsynced_directories: directories that must be synced, because the names of the
+        segments' files, which these directories contain, may not be on the disk yet.
         """
         self.topic = topic
         self.partition = partition
         self.directory = directory
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
-        """Called each time more data become visible, after the waiting callbacks are called."""
+        """Called with this log each time readers can see more data, after the callbacks that were passed to `when_safe`
+        for these data.
+        """
         self.renewals = 0
-        """The number of cuts that have replaced the log's segments since the start."""
+        """How many times since the start of the broker the log's segments were replaced because the log's end was cut
+        off (`renew`).
+        """
         self.segments = Segments(segments, shared.open_files.files)
         self.lookup = Lookup(self.segments, self.index_damaged)
         self._shared = shared
         self.bound: tuple[int, int] | None = None
-        """The byte offset behind which readers see nothing, and the log's record count up to this offset; see
-        `limit_visibility`. None if there is no such bound.
+        """A limit for readers: the byte offset behind which they see nothing, and the log's own count of records up to
+        this offset (see `limit_visibility`). None if there is no limit, so that readers see all safe data.
         """
         self.told_end = 0
-        """The highest end offset that was passed to `raise_bound` and was not cut off since then. Other nodes also have
-        all data before this offset.
+        """The highest end offset that was passed to `raise_bound`, or the log's end if the log was later cut before
+        that offset. Other nodes of the broker set also have all data before this offset.
         """
         self._damaged_end = -1  # end of copied damage that no synced header covers yet
         self._jobs: list[SyncJob] = []  # running
@@ -110,7 +116,7 @@ class PartitionLog:
         self._begin(config, unsynced_directories)
 
     def _begin(self, config: TopicStoreConfig, unsynced_directories: Sequence[str]) -> None:
-        """Create the Writer and the Durability for the segments that were found."""
+        """Create the Writer and the Durability for the present segments, when the log is created or after a cut."""
         shared, segments = self._shared, self.segments
         self._writer = Writer(
             self.directory,
@@ -170,19 +176,20 @@ class PartitionLog:
         data: the records' bytes, divided into buffers at any positions. The buffers must not change before the records
         are visible to readers. units: one packed UNIT for each record, with absolute byte offsets from `end_offset` on,
         and store times in order. If a store time is lower than the log's last store time (because the clock was set
-        back), it is raised to the last store time. The append is all or nothing. After a failed write the file is cut
-        back to its former size, the log becomes read-only, and LogReadOnly is raised. If the write failed only because
-        the disk is full, DiskFull is raised instead and the log stays writable. If the segment has reached its maximum
-        size, a new segment begins afterwards. Raises ValueError, with nothing written, if the units do not describe the
-        data.
+        back), it is raised to the last store time. Either all records are appended or none: after a failed write the
+        file is cut back to its former size. Then LogReadOnly is raised, and the log accepts no more appends; but if the
+        write failed only because the disk is full, DiskFull is raised and the log stays writable. If the append makes
+        the segment reach its maximum size, a new segment begins afterwards. If the units do not describe the data,
+        ValueError is raised and nothing is written.
 
         segment: given only for a log that is copied from another node: the byte offset where the segment of these
         records begins on that node, as `Store.on_append` reported it there. The records are written into that segment,
-        which is created if it begins at `end_offset`. If `segment` is given, the size of a segment does not cause a new
-        segment. Raises ValueError if the given segment is not the last one and cannot become the last one. Raises
-        StoreError if the segment's index must be rebuilt first. journaled: False for a large copy, if nobody waits
-        until its parts are safe. With group commit, such data are safe after the next sync of this log, which the
-        caller has to request. The page cache does not keep such data.
+        which is created if it begins at `end_offset`. If `segment` is given, no new segment begins because of the
+        maximum size. Raises ValueError if the given segment is not the last one and cannot become the last one. Raises
+        StoreError if the segment's index must be rebuilt first. journaled: whether group commit also writes the data to
+        the journal. False is for the copying of a large amount of data from another node, when nobody waits until each
+        append is safe. With group commit, the data are then safe only after the next sync of this log's own files,
+        which the caller has to request. If `journaled` is False, the data's pages are also dropped from the page cache.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -220,12 +227,12 @@ class PartitionLog:
         return base
 
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
-        """Append bytes that another node has sent to this copy of its log, and that are damaged on that node. Damaged
-        bytes have no index units. Everything else is as in `append`.
+        """Append bytes that are damaged on the node from which this log is copied, so that both logs have the same
+        bytes. Damaged bytes have no index units. Segment, result and errors are as in `append`.
 
-        Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which begins at
-        once. If there were no checkpoint, a start of the broker would treat the bytes as new damage on this node and
-        cut the log there. With asynchronous flush this would happen even after kill -9.
+        Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which this method
+        starts. The reason: a start of the broker checks all data behind the last checkpoint. It would treat these bytes
+        as new damage on this node and cut the log there, not only after a power cut but also after kill -9.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -249,8 +256,8 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """If so many index units are in memory that they cannot wait for the next checkpoint, write them to the index
-        file, or make the checkpoint now.
+        """If more index units are in memory than is allowed before the next regular checkpoint, write them to the index
+        file now, or make a checkpoint now, which also writes them.
         """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:
@@ -259,8 +266,8 @@ class PartitionLog:
             syncs.request(self, DATA | INDEX if worth else INDEX)
 
     def _roll(self) -> None:
-        """Begin the next segment. If the names of earlier segments' files must be synced first, request that sync;
-        `go_on` then begins the segment when the names are on the disk.
+        """Begin the next segment. If the names of the earlier segments' files must be synced first, only request that
+        sync; when it has ended, `go_on` begins the segment.
         """
         self._roll_owed = self._owes_names
         if self._roll_owed:
@@ -275,12 +282,12 @@ class PartitionLog:
             self._turn_read_only(f"no new segment at {self.end_offset}: {error}")
 
     def _go_on_in(self, first_offset: int) -> None:
-        """Begin a segment at this byte offset. If the last segment is empty and the segment before it begins at this
-        offset, do not begin a segment. Instead, remove the empty segment and continue the segment before it.
+        """Make the segment that begins at byte offset `first_offset` the one that receives the next records. Usually
+        this is a new segment, which begins at the log's end. But if the last segment is empty and the segment before it
+        begins at `first_offset`, remove the empty segment, so that appends continue in the segment before it.
 
-        The removal is necessary if the leader, which sends this log's data, still appends to the earlier segment. The
-        leader may do so if another node was the leader before, or if the leader did not begin a new segment when this
-        log did.
+        The removal is necessary if the leader, which sends this log's data, appends to the earlier segment after this
+        log has begun a new one. This happens, for example, after a change of the leader.
         """
         segments = self.segments
         again = not segments.active.size and len(segments) > 1 and first_offset == segments[-2].first_offset
@@ -301,11 +308,11 @@ class PartitionLog:
             raise LogReadOnly(self.directory, str(self.read_only)) from error
 
     def _take_up_again(self) -> None:
-        """Remove the empty last segment, and continue the segment before it. The call waits for the disk, but it is
-        rarely necessary.
+        """Remove the empty last segment, so that appends continue in the segment before it. The call makes its thread
+        wait for the disk; this is acceptable because the call is rarely necessary.
 
-        The empty segment's file name must be removed from the disk before the other segment grows. Otherwise a start of
-        the broker could find two segments that overlap.
+        The removal of the empty segment's file is synced before the segment before it grows. Otherwise, after a power
+        cut, a start of the broker could find both files, and their segments would overlap.
         """
         segments = self.segments
         before = segments[-2]
@@ -323,7 +330,9 @@ class PartitionLog:
             self._start_segment()
 
     def _start_segment(self) -> None:
-        """Begin a segment. The next job syncs its file names. Raises OSError, LogReadOnly."""
+        """Begin a new segment at the log's end, and request a sync job, which also syncs the new file names. Raises
+        OSError, LogReadOnly.
+        """
         self._roll_owed = False
         if self._owes_names:
             self._sync_names()
@@ -332,21 +341,22 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether the segments' file names must be synced before a new segment begins. This is so if two things are
-        true: some file name may not be on the disk yet, and some data would survive a power cut only in the journal or
-        the transaction log.
+        """Whether the segments' file names must be synced before a new segment begins. They must be synced if both of
+        these are true: some file name may not be on the disk yet, and some of the log's data would survive a power cut
+        only in the journal or the transaction log.
 
-        The name of a newer segment may reach the disk first, so that after a power cut the newer segment exists without
-        the older one. A start of the broker would then assume that retention has removed the older segment, and would
-        not restore its data from the journal or transaction log.
+        Without this sync, the name of a newer segment's file could reach the disk before the name of an older one, so
+        that only the newer segment exists after a power cut. A start of the broker would then assume that retention has
+        removed the older segment, and would not restore its data from the journal or transaction log.
         """
         return bool(self._writer.unsynced_directories) and self.durability.relies_on_logs
 
     def _sync_names(self) -> None:
-        """Sync the names of the segments' files. The call waits for the disk, so this method is called only when a
-        segment must begin at once.
+        """Sync the names of the segments' files on this thread. This blocks the thread, so the method is called only
+        when a new segment must begin at once and cannot wait for a sync job.
 
-        Raises LogReadOnly if the sync fails, because a failed sync is never repeated, not even for file names.
+        If the sync fails, the log becomes read-only and LogReadOnly is raised: a failed sync is never repeated, not
+        even a sync of file names.
         """
         try:
             for directory in dict.fromkeys(self._writer.unsynced_directories):
@@ -361,15 +371,15 @@ class PartitionLog:
 
     @property
     def at_rest(self) -> bool:
-        """Whether nothing is left to sync or write, and no job is running."""
+        """Whether all data and index units are synced, and no sync job is running."""
         return not self._jobs and not self.durability.dirty
 
     def renew(self, segments: Sequence[Segment], config: TopicStoreConfig) -> None:
-        """Replace the segments after a cut. The store calls this when no callback waits for this log and no job of it
-        is running.
+        """Replace the log's segments by the given ones, after the log's end was cut off. The store calls this when no
+        callback waits for this log and no job of it is running.
 
-        Record counts that `Store.on_append` has reported for this log become invalid. If the visibility is limited
-        (`limit_visibility`), the bound stays where it was, or is lowered to the new end.
+        Record counts that `Store.on_append` has reported for this log become invalid. If `limit_visibility` is in
+        effect, the bound is lowered to the new end if it was higher.
         """
         most = self.visible_end if self.bound is None else min(self.bound[0], self.visible_end)
         self.renewals += 1
@@ -385,35 +395,40 @@ class PartitionLog:
     def use(self, config: TopicStoreConfig) -> None:
         """Switch to other settings for the topic.
 
-        When group commit begins, unsynced data stay visible and are synced at once. When group commit ends, waiting
-        puts still wait for their sync. Later puts become visible as soon as the waiting puts are visible.
+        If the new settings turn group commit on, data that are visible but not synced stay visible and are synced at
+        once. If the new settings turn group commit off, puts that wait for a sync still wait for it. The data of later
+        puts need no sync, but become visible only when the data of the waiting puts are visible.
         """
         self._writer.max_segment_size = config.max_segment_size
         self.use_policy(config.flush_policy)
 
     def use_policy(self, policy: FlushPolicy) -> None:
-        """Change only the flush policy. The effect is the same as that of `use` with a new flush policy."""
+        """Change only the flush policy, with the same effect as `use` when only the flush policy differs."""
         self._act(self.durability.use(policy))
 
     # --- safety -------------------------------------------------------------------------------------------------------
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
-        """Call `callback(None)` exactly once when durability.safe_end >= end. If the data are safe already, call it at
-        once, else when the flush ends. Several callbacks are called in the order in which they were passed to this
-        method.
+        """Call `callback(None)` exactly once when durability.safe_end >= end. If the data before `end` are safe
+        already, call it at once, else when the sync that makes them safe has ended. Waiting callbacks are called in the
+        order in which they were passed to this method.
 
-        Call `callback(LogReadOnly)` instead if the flush fails or has failed. end: the end offset of an append, at most
-        end_offset.
+        If the sync fails or has failed before, the callback is called with a LogReadOnly error instead of None. end:
+        the end offset of an append, at most end_offset.
         """
         if not self.durability.wait(end, callback):
             callback(self.durability.answer_for(end))
 
     def flush(self) -> None:
-        """Start a sync of all appended data. `when_safe` or `segments[-1].synced` tell when it is done."""
+        """Start a sync of all appended data. The method does not wait; `when_safe` and `segments[-1].synced` show when
+        the data are synced.
+        """
         self.request(DATA)
 
     def checkpoint(self) -> None:
-        """Start a sync of the data and the index, so that a recovery need not check the present data."""
+        """Start a checkpoint: a sync of the data and the index, after which a start of the broker need not check the
+        data that the log has now.
+        """
         self.request(DATA | INDEX)
 
     def safe(self, end: int, count: int) -> None:
@@ -424,7 +439,8 @@ class PartitionLog:
 
     def sync_failed(self, cause: str) -> None:
         """Record that no more data of this log can become safe, neither in its own files nor in the journal, and call
-        all waiting callbacks with the error. No data of the log become safe before the broker is restarted.
+        all waiting callbacks with the error. Until a restart of the broker, the log accepts no appends, and its
+        unsynced data stay unsafe.
         """
         if self.read_only is None:
             self._turn_read_only(cause)
@@ -474,17 +490,19 @@ class PartitionLog:
     # --- what readers see ---------------------------------------------------------------------------------------------
 
     def limit_visibility(self) -> None:
-        """From now on, show readers only the data that `raise_bound` allows. No effect if a bound is already set."""
+        """From now on, show readers only the data that they see now, and later the data up to the offset given to
+        `raise_bound`. No effect if a bound is already set.
+        """
         if self.bound is None:
             self.bound = self.segments.visible_end, self.segments.counted
 
     def raise_bound(self, end: int, count: int) -> None:
-        """Let readers see data below byte offset `end` as soon as the data are safe. The data need not have been
-        appended yet.
+        """Move the bound of `limit_visibility` up to byte offset `end`: readers then see the data below it as soon as
+        the data are safe. `end` may be higher than the log's present end, for data that will be appended.
 
-        end, count: the values that `Store.on_append` of this node reported for an append to this log. Values of other
-        nodes cannot be used, because other nodes count records differently. If the log has no bound, or a bound at
-        `end` or higher, readers see no more than before.
+        end, count: the values that `Store.on_append` of this node reported for an append to this log. Values that
+        another node reported cannot be used, because the count of each node begins with the records that it had when it
+        started. If the log has no bound, or a bound at `end` or higher, readers see no more than before.
         """
         if end > self.told_end:
             self.told_end = end
@@ -502,8 +520,8 @@ class PartitionLog:
     @contextmanager
     def all_visible(self) -> Iterator[None]:
         """Make all safe data readable within this `with` block, without calling `on_visible`. Use this context manager
-        only on the thread that owns the store. The code in the block must not return to the reactor before the block
-        ends.
+        only on the thread that owns the store. The code in the block must finish without returning to the event loop
+        (no `await` or callback), because other code would see these data.
         """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
@@ -516,7 +534,9 @@ class PartitionLog:
                 self._show_within(bound)
 
     def _show_within(self, bound: tuple[int, int]) -> bool:
-        """Let readers see safe data up to the bound. Return whether readers see more data than before the call."""
+        """Let readers see the safe data before the bound's byte offset. Return whether readers see more data than
+        before the call.
+        """
         before = self.segments.visible_end
         safe = self.durability.safe_end, self.durability.safe_count
         self.segments.show(*min(safe, bound))
@@ -538,11 +558,13 @@ class PartitionLog:
         self.go_on()
 
     def begin(self, kind: int) -> SyncJob | None:
-        """Begin a sync job like `request`, but return it so that the caller runs it. The caller pins and runs the job
-        alone, or runs it together with jobs of other logs, and then calls `end` and `go_on`.
+        """Create a sync job like that of `request`, but return the job instead of running it. The caller calls
+        `job.pin()`, runs the job in a worker thread, alone or together with jobs of other logs, and afterwards calls
+        `end` and `go_on`.
 
-        Return None if an earlier sync has failed, or if no job can begin now. In the second case a requested sync
-        begins by itself after the running jobs, but a job that only writes index units must be requested again.
+        Return None if an earlier sync has failed, or if no job can begin now because others are running. In the second
+        case a sync (DATA) is noted, and `go_on` begins it when they have ended; but a job that only writes index units
+        (INDEX) is not noted, so the caller must request it again.
         """
         if kind == INDEX and not self._settle_units():
             return None
@@ -554,8 +576,8 @@ class PartitionLog:
         return job
 
     def end(self, job: SyncJob, result: object) -> None:
-        """Record the end of a job that `begin` returned. result: an exception of the worker thread, or any other
-        value.
+        """Record that a job which `begin` returned has ended, and apply its results. result: the exception if the
+        worker thread failed, else any other value.
         """
         if job not in self._jobs:
             return  # sync_now() has settled the job
@@ -568,8 +590,8 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Called after the end of a job: begin a new segment if one had to wait for the job, and begin jobs that were
-        requested meanwhile.
+        """Continue the work that had to wait for a job: begin a new segment if one waited, and begin the sync jobs that
+        were requested while the job was running. Called after `end`.
         """
         if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()
@@ -584,8 +606,8 @@ class PartitionLog:
             self.end_last(job)
 
     def begin_last(self) -> SyncJob | None:
-        """Return a last sync job that covers all data. The caller runs the job and passes it to `end_last`. Return None
-        if an earlier sync has failed.
+        """Create and return the final sync job before the log is closed; it covers all data. The caller runs the job
+        and passes it to `end_last`. Return None if an earlier sync has failed.
 
         This method waits until running jobs have ended, and cancels jobs that have not begun.
         """
@@ -628,15 +650,17 @@ class PartitionLog:
         return job
 
     def _settle_units(self) -> bool:
-        """Running jobs write index units to the index file. Remove the units that they have written from memory. Return
-        whether further units may be written now.
+        """Remove from memory the index units that running jobs have already written to the index file. Return whether
+        further units may be written to the file now.
         """
         return all(job.kind != INDEX and job.settle_units() for job in self._jobs)
 
     # --- damaged indexes ----------------------------------------------------------------------------------------------
 
     def index_damaged(self, segment: Segment, index: Index, damage: IndexDamaged) -> bool:
-        """Stop using this damaged index and start its rebuild, as lookup.GiveUp describes."""
+        """Stop using this damaged index of the segment, and have it rebuilt. Parameters and result are those of
+        lookup.GiveUp.
+        """
         segments = self.segments
         if segment.index is not index or segment not in segments or segment.first_offset >= segments.visible_end:
             return False

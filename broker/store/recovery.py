@@ -1,18 +1,19 @@
-"""Prepare a partition directory for use after a start (storage.md §4), and report exactly what was repaired.
+"""Check and repair a partition directory when the broker starts (storage.md §4), and report exactly what was repaired.
 
-Data before the partition's newest checkpoint were synced and are trusted. Data behind the checkpoint, in the
-checkpoint's segment and in all later segments, are checked by CRC. A power cut may have destroyed any part of these
-data.
-- An incomplete record or zeros at the end are the rest of a write that never ended. These bytes are cut off, and their
-  number is reported.
-- Bytes that fail the check but have good records behind them are damage. All data from there on are first copied to
-  `<segment>.damaged-<position>` and synced, then cut off, and the range is reported. (metaq 1.x cuts without a report.)
+Data that the partition's newest checkpoint covers were synced and are trusted. All data behind it, in the same segment
+and in later ones, are checked by CRC, because a power cut can have destroyed any part of them. The rules are:
+- An incomplete record or zeros at the end of the file come from a write that a crash has interrupted. These bytes are
+  cut off, and their number is reported.
+- Bytes that fail the check but have good records behind them are damage. All data of the segment from the first damaged
+  byte on are copied to `<segment>.damaged-<position>`, and the copy is synced. Only then are they cut off from the
+  segment, and the damaged range is reported. (metaq 1.x cuts without a report.)
 - If a segment ends before the next segment begins, all later segments are removed from the log and kept as
   `<segment>.damaged-<first offset>`.
-- Data that were checked in the page cache are compared with the disk, and rewritten if necessary (rewriting.py).
-- A cut that a crash has interrupted is finished first (cut_files.py).
-- Older segments are never changed. If an older segment's index is missing or does not cover the whole segment, a worker
-  thread makes a new index.
+- If checked data came from the page cache, they are compared with the bytes on the disk, and written again if the disk
+  has other bytes (rewriting.py).
+- Before all this, if a crash has interrupted a cut of the log's end (`Store.cut`), the cut is finished (cut_files.py).
+- Segments before the one with the newest checkpoint are never changed. If the index of such a segment is missing or
+  does not cover the whole segment, a worker thread makes a new index.
 """
 
 from __future__ import annotations
@@ -63,17 +64,18 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""If a segment without a checkpoint was last changed this many milliseconds before its partition's newest segment, its
-data are assumed to be on the disk. The reason: the kernel writes changed data to the disk after 30 seconds. Segments
-without a checkpoint come from a Java broker, because this broker makes checkpoints at least every 30 seconds. The rule
-saves the first start of this broker in a Java broker's directory from reading all segments.
+"""If a segment without a checkpoint was last changed more than this many milliseconds before the last change of any
+segment of its partition, its data are assumed to be on the disk, because the kernel writes changed data to the disk
+after 30 seconds. Segments without a checkpoint come from a Java broker; this broker makes checkpoints at least every 30
+seconds. Without this rule, the first start of this broker in a Java broker's directory would have to read all segments.
 """
 
 
 class PartitionDamage(NamedTuple):
     """Damaged bytes [start, end) of the partition, as byte offsets, with good records behind them.
 
-    The log was cut at `start`. quarantine: the file with a copy of all data from `start` on.
+    The log was cut at `start`. quarantine: the path of the file to which all data of the segment from `start` on were
+    copied before.
     """
 
     start: int
@@ -88,7 +90,7 @@ class RecoveryReport:
     directory: str
     segments: int = 1
     anew: bool = False
-    """Whether the directory had no segment."""
+    """Whether the directory had no segment, so that the recovery created the first one."""
     checked_bytes: int = 0
     """The number of bytes that no checkpoint covered, and that were therefore read and checked."""
     cut_at: int | None = None
@@ -97,16 +99,20 @@ class RecoveryReport:
     cut_reason: str = ""
     damage: tuple[PartitionDamage, ...] = ()
     missing_bytes: int = 0
-    """The number of bytes that the checkpoint covers but that are missing in the segment's file."""
+    """The number of bytes that are missing at the ends of the segments' files although a checkpoint says that they were
+    synced.
+    """
     set_aside: tuple[str, ...] = ()
-    """Whole segments behind the cut that were removed from the log, under their new names."""
+    """The new paths of the files of segments that were removed from the log, because they lie behind the offset where
+    the log was cut.
+    """
 
     rewritten_bytes: int = 0
     """The number of bytes that were only in the page cache after a failed write, and were written again."""
 
     @property
     def notable(self) -> bool:
-        """Whether an operator should read the report."""
+        """Whether an operator should read the report, because data were cut off, damaged, missing or written again."""
         cut = self.cut_at is not None or bool(self.set_aside)
         return cut or bool(self.damage) or self.missing_bytes > 0 or self.rewritten_bytes > 0
 
@@ -126,7 +132,7 @@ class RecoveryReport:
 @dataclass(frozen=True, slots=True)
 class RecoveredPartition:
     """The segments of a recovered directory, ready for a PartitionLog. Missing indexes must still be rebuilt.
-    unsynced_directories: the argument of PartitionLog with this name.
+    unsynced_directories: to be passed to PartitionLog as the argument with this name.
     """
 
     segments: list[Segment]
@@ -138,9 +144,10 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     """Open all segments of a directory, and repair data that no checkpoint covers. An empty directory gets its first
     segment.
 
-    sync: a PageCacheSync. Repairs are not synced; `synced` of each segment says up to where the segment is synced.
-    Called on the owning thread before the log is used. Raises StoreError for a gap or an overlap below the newest
-    checkpoint, for a bad file name, and if a file cannot be read.
+    sync: a PageCacheSync. Cuts are synced, but bytes that were written again (rewriting.py) and the name of a new file
+    are not; `synced` of each segment says up to where the segment is known to be synced. Called on the thread that owns
+    the store, before the log is used. Raises StoreError if segments before the newest checkpoint have a gap or an
+    overlap, for a bad file name, and if a file cannot be read.
     """
     try:
         finish_cut(open_files.files, directory)
@@ -173,8 +180,8 @@ def _last_time(stored: StoredCheckpoint | None) -> int:
 
 
 def _names(directory: str) -> tuple[str, ...]:
-    """Return the directories that must be synced after new segments of a partition were created, so that the names of
-    their files are on the disk.
+    """Return the directories to sync so that the names of a partition's new files are on the disk: the partition's
+    directory and its parent.
     """
     return directory, os.path.dirname(directory)
 
@@ -189,8 +196,9 @@ def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
     """Return the position in `found` of the first segment that may not be completely on the disk.
 
-    A checkpoint is written only after all earlier segments are synced. If there is no checkpoint, the time of the last
-    change decides which segments are assumed to be on the disk.
+    All segments before the one with the newest checkpoint are on the disk, because a checkpoint is written only after
+    all earlier segments are synced. Segments without a checkpoint are assumed to be on the disk if their files are old
+    enough (_WRITTEN_BACK_MS).
     """
     checkpointed = max((number for number, each in enumerate(known) if each is not None and each.units), default=0)
     recent = max(file.modified_ms for file in found) - _WRITTEN_BACK_MS
@@ -210,15 +218,15 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """The last segments of a partition, beginning with the segment that has the newest checkpoint. The segments are
-    checked in order up to the first segment that is damaged or incomplete.
+    """Checks and repairs the last segments of a partition: those that may not be completely on the disk
+    (`_first_unsafe`). They are checked in order, up to the first segment that ends before the next one begins.
     """
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
         self.segments: list[Segment] = []
         self.report = RecoveryReport(directory)
-        """The recovery report. The fields `segments` and `missing_bytes`, which concern the whole partition, are not
-        filled in here.
+        """What this object found and repaired. `recover_partition` fills in the fields `segments` and `missing_bytes`,
+        which concern the whole partition.
         """
         self._sync = sync
         self._last_time_ms = 0
@@ -227,9 +235,9 @@ class _Tail:
         self._directory = directory
 
     def recover(self, found: Sequence[SegmentFile], known: Sequence[Checkpoint | None], last_time_ms: int) -> None:
-        """Check and repair the segments. found: the segments, at least one. The last segment that is kept becomes the
-        active segment. last_time_ms: the store time of the record before the first checked one. Raises OSError,
-        StoreError.
+        """Check and repair the segments. found: the segments, at least one; the last one that is kept becomes the
+        active segment, to which the log appends. known: for each segment its trusted checkpoint or None. last_time_ms:
+        the store time (Unix ms) of the last record before the checked ones, 0 if unknown. Raises OSError, StoreError.
         """
         self._last_time_ms = last_time_ms
         for number, (file, checkpoint) in enumerate(zip(found, known, strict=True)):
@@ -280,8 +288,8 @@ class _Tail:
         self._files.fdatasync(fd)
 
     def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
-        """Remove the segments in `following`, which lie behind the point where the log now ends, and keep their data
-        under other names.
+        """Rename the files of the segments in `following`, so that they no longer belong to the log but their data are
+        kept. The log now ends before these segments, with a gap between.
 
         After a power cut, a new segment may exist although the unsynced end of the segment before it is lost.
         """
@@ -302,8 +310,8 @@ def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """Return the checkpoint of a segment's index if the index describes exactly the data in the segment's file, else
     None. Raises OSError.
 
-    Index units are compared with the records that they describe, because another broker may have cut and rewritten the
-    file.
+    An index unit is compared with the record that it describes, because a Java broker, which does not know this index,
+    may have cut the file and written other records since the checkpoint.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -331,9 +339,10 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
     """Return whether the segment still has the records that the index units describe. To decide this, compare the last
     readable record with its unit.
 
-    Another broker may have cut the file at the beginning of a record and then appended other records. If there is no
-    good record at all, the file is damaged; then the result is True, so that synced data behind the damage are not
-    lost. Raises IndexDamaged, OSError, StoreError.
+    They differ if another broker has cut the file at the beginning of a record and then appended other records. If the
+    index has a checksum and the file has no good record at any unit's offset, the file is damaged; then the result is
+    True, because a recovery would otherwise check these synced data and cut them off. Raises IndexDamaged, OSError,
+    StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -344,7 +353,9 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
 
 
 def _has_record(files: Files, fd: int, file: SegmentFile, unit: Unit) -> bool | None:
-    """Return whether the header at a unit's offset matches the unit. Return None if no good record is there."""
+    """Return whether the record header at the unit's offset has the size and id that the unit says. Return None if it
+    does not, and there is no good record at that offset.
+    """
     offset, message_id, _, size, _ = unit
     position = offset - file.first_offset
     header = files.pread(fd, HEADER_BYTES, position)
@@ -364,8 +375,8 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
     these units to the index file.
 
     If these units stayed in memory, the units of ten thousand partitions would need hundreds of MB. The written units
-    are not synced. The file's header stays true, because it only covers older units. The next checkpoint covers the new
-    units.
+    are not synced. That is no problem, because the index file's header, which records the checkpoint, covers only older
+    units until the next checkpoint.
     """
     vouched = None
     if known is not None and known.crc is None:
@@ -388,7 +399,9 @@ def _index_of(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | None
 
 
 def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitArray:
-    """Rebuild and return the units of the data below a checkpoint. Damage is skipped, as in a closed segment."""
+    """Read the data that a checkpoint covers, and return new index units for them. Damaged ranges are skipped and
+    logged, not cut off, as in a closed segment.
+    """
     with opened(files, file.path) as fd:
         units, damage = walk_segment(files, fd, file.first_offset, known.end - file.first_offset)
     for each in damage:
@@ -399,7 +412,8 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
     """Find out why the file has no good record at byte position `position`, which must be before the file's end. Return
-    the reason as a text, and a PartitionDamage. The second value is None if no good record follows.
+    the reason as a text, and a PartitionDamage. The PartitionDamage is None if no good record follows, because the
+    bytes then are the rest of an interrupted write.
     """
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None

@@ -1,11 +1,13 @@
-"""Restore data that only the journal still has. The restored data are written behind the last good record of a segment.
+"""Restore data that a partition's own files have lost but the journal still has, when the broker starts. The restored
+data are written into the segment, behind its last good record.
 
-A partition's own file may have lost any part of its unsynced data (power cut), or nothing (kill -9). The good records
-of the file are trusted even if the journal differs. A Java broker, which does not know the journal, may have run in
-between and written these records. The journal's data are added behind the good records only in two cases: the file ends
-at that point, or the file lacks only the first bytes of the next record. If the file's bytes differ from a journal
-entry at some offset, the entry's bytes behind that offset are not added. If a Java broker has written its own messages
-in place of acknowledged messages, the loss is reported.
+After a power cut, any part of the unsynced data of a partition's own file may be lost; after kill -9, nothing is lost.
+Good records of the file are kept even if the journal has other bytes at these offsets: a Java broker, which does not
+know the journal, may have run after the journal was written, and may have written these records. The journal's data are
+added from the end of the good records on. If a journal entry begins before this end, the rest of the entry is added
+only if the good records are equal to its beginning. There is one exception: if the power cut has destroyed only the
+first bytes of a record in the file, the journal's data are added from this record on. If a Java broker has written its
+own messages in place of acknowledged messages, the loss is reported.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""The position of the message id in a record, in bytes. Length and checksum stand before it; both are zero for an empty
-message (record.HEADER).
+"""The position of the message id in a record, in bytes. The length and the checksum come before it; both are zero in
+the record of an empty message (record.HEADER).
 """
 
 ReadSegment = Callable[[int, int], bytes]
-"""read(size, byte offset in the partition): returns bytes of a segment."""
+"""read(size, offset): returns `size` bytes of a segment from this byte offset in the partition on."""
 
 
 class Gap(NamedTuple):
-    """Lost bytes [start, end) of a partition that were acknowledged.
+    """Bytes [start, end) of a partition that were acknowledged to producers and are lost.
 
     If `replaced` is False, neither the partition's files nor the journal have these bytes, although the journal
-    continues behind them. If `replaced` is True, the journal has these bytes, but the files have other good records in
-    their place or before them.
+    continues behind them. If `replaced` is True, the journal has these bytes, but they cannot be restored, because the
+    files have other good records at these offsets or directly before them.
     """
 
     start: int
@@ -53,11 +55,11 @@ class Gap(NamedTuple):
 
 
 class Continuation(NamedTuple):
-    """The parts of the journal that continue a segment behind its good records.
+    """The data from the journal that are to be written into one segment, behind its good records.
 
     file: the segment. If the directory has lost its first segment, `file` describes a segment of size 0 that does not
     exist yet. end: the byte offset behind the good records. parts: the data to write from `end` on, in order. lost: the
-    byte ranges that cannot be restored.
+    byte ranges with acknowledged data that cannot be restored.
     """
 
     file: SegmentFile
@@ -67,8 +69,8 @@ class Continuation(NamedTuple):
 
 
 def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | None]:
-    """Return the end of the data that the journal's entries add without a gap to a partition that ends at `end`. Also
-    return the first gap, or None if there is no gap. All offsets are byte offsets.
+    """For a partition whose good data end at byte offset `end`, return the byte offset up to which the journal's
+    entries continue the data without a gap. Also return the first gap, or None if there is no gap.
     """
     for entry in entries:
         if entry.base > end:
@@ -78,11 +80,12 @@ def first_gap(end: int, entries: Sequence[JournalEntry]) -> tuple[int, Gap | Non
 
 
 def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], str]) -> JournalContents:
-    """Add the journal's entries to every partition that lacks them, and report losses. Return the journal's contents.
+    """Write the journal's data into every partition whose own files lack them, and log which acknowledged data are
+    lost. Return the journal's contents.
 
     directory_for: returns the directory of partition `<topic>-<partition>`, which may not exist yet. The restored data
-    are not synced, so the journal must be kept until they are synced. Raises StoreError. `continuations` says which
-    data are restored.
+    are not synced, so the journal must be kept until they are synced. Raises StoreError. `continuations` decides which
+    data are written.
     """
     try:
         journal = read_journal(files, data_path)
@@ -104,7 +107,9 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
 
 
 def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
-    """Add the journal's entries to the segments of a partition directory. Return the number of restored bytes."""
+    """Write the journal's data that a partition directory lacks into its segments. Return the number of restored
+    bytes.
+    """
     added = 0
     try:
         files.make_directory(directory)
@@ -149,7 +154,9 @@ def _report_lost(directory: str, lost: Iterable[Gap]) -> None:
 
 
 def drop_journal(files: Files, journal: JournalContents) -> None:
-    """Remove the journal's files, because the partitions now have their data. Keep damaged files under another name."""
+    """Remove the journal's files after the partitions' own files have all their data. Damaged journal files are not
+    removed but renamed.
+    """
     damaged = journal.damaged_paths
     for path in journal.paths:
         try:
@@ -171,11 +178,12 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 
 
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
-    """Remove a segment's index if it does not describe the present content of the segment's file, and sync the removal.
+    """Remove a segment's index before the segment gets data from the journal, if the index does not describe the
+    present content of the segment's file; sync the removal.
 
-    Otherwise the index would match the file again as soon as the file has its bytes back, and would declare these bytes
-    as synced. But the bytes, and perhaps the name of a new file, are not on the disk yet. After another power cut, a
-    start would treat bytes that were only partly written as damage to synced data.
+    If the index stayed, it would match the file again as soon as the lost bytes are restored, and its checkpoint would
+    say that they are synced. But the restored bytes, and perhaps the name of a new file, are not on the disk yet. If
+    another power cut left them only partly written, the next start would treat them as damage to synced data.
     """
     try:
         files.unlink(file.index_path)
@@ -194,9 +202,9 @@ def continuations(
     """Yield, for each segment of a partition, the journal's data that belong behind the segment's good records.
     Segments without journal entries are left out.
 
-    segments: the directory's segments, in order. If there is no segment, or the first segment is lost, the function
-    acts as if there were an empty segment at the offset of the first entry. entries: this partition's entries, at least
-    one, in offset order. The function changes no files. Raises OSError.
+    segments: the directory's segments, in order. If there is no segment, or the first one is lost (`_first_is_lost`),
+    the function adds an empty segment that begins at the first entry's offset. entries: this partition's entries, at
+    least one, in offset order. The function changes no files. Raises OSError.
     """
     if not segments or _first_is_lost(files, segments, entries):
         base = entries[0].base
@@ -209,11 +217,13 @@ def continuations(
 
 
 def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Sequence[JournalEntry]) -> bool:
-    """Return whether the first segment is missing because of a power cut, not because of retention.
+    """Return whether a segment in front of `segments` is missing because of a power cut, not because retention has
+    removed it.
 
     As long as neither the directory nor the segment's file was synced, a file system may lose the name of an older
-    segment but keep the name of a newer one. If a checkpoint with units exists, the directory and the file were synced
-    before it. If the name of the first segment was lost, the journal's entries reach up to the newer segment.
+    segment but keep the name of a newer one. The segment was lost in this way if the journal has entries from before
+    `segments` that continue without a gap up to the first of `segments`, and no segment has a checkpoint with units.
+    Before such a checkpoint is written, the directory and the files of earlier segments are synced.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -225,8 +235,9 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
 def _continuation(
     files: Files, file: SegmentFile, limit: int, entries: Sequence[JournalEntry], data: JournalData
 ) -> Continuation:
-    """Return the journal's data that belong behind the good records of one segment. entries: the journal entries that
-    begin in this segment. limit: the byte offset where the next segment begins.
+    """Check the unsynced records of one segment, and return the journal's data that belong behind its good records.
+    entries: the journal entries that begin in this segment, at least one. limit: the byte offset where the next segment
+    begins, or _FOREVER if there is none.
     """
     if not file.size:
         return _continue(file, lambda size, offset: b"", (file.first_offset, file.first_offset), limit, entries, data)
@@ -252,8 +263,9 @@ def _continue(
     entries: Sequence[JournalEntry],
     data: JournalData,
 ) -> Continuation:
-    """Return the journal's data that belong behind the good records of the segment. checked: the range of byte offsets
-    that was checked and has only good records. Data before this range were synced.
+    """Return the journal's data that belong behind the good records of a segment that was already checked. checked: the
+    range of byte offsets that was checked, which has only good records; data before it were synced. The other
+    parameters are as in `_continuation`.
     """
     replaced = _replaced(read, checked, entries, data)
     if replaced and (torn := _torn_header(read, checked[1], replaced[-1], data)) is not None and torn >= checked[0]:
@@ -276,12 +288,12 @@ def _continue(
 def _replaced(
     read: ReadSegment, checked: tuple[int, int], entries: Sequence[JournalEntry], data: JournalData
 ) -> list[JournalEntry]:
-    """Compare journal entries with the checked records at the same offsets, from the last entry backwards. Return the
-    entries that differ, newest first, up to the first entry that does not differ. The records may cover an entry wholly
-    or only its beginning.
+    """Find the journal entries in whose place the segment has other records. Compare the entries with the checked
+    records at the same offsets, from the last entry backwards, and stop at the first entry that is equal. Return the
+    entries that differ, newest first. If the records end within an entry, only its beginning is compared.
 
-    Another broker only appends records. So if another broker has replaced any entry, then the last entry that the
-    records cover differs from them.
+    It is enough to compare up to the first equal entry: another broker only appends records, so all records behind the
+    first one that it wrote are its own, too.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -298,12 +310,12 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Find the first record of the journal entry that differs in the segment's file. Return the record's byte offset if
-    the file lacks nothing but the record's first bytes, else None.
+    """Find the first record of a journal entry whose bytes differ from the segment's file. If a power cut has destroyed
+    only the first bytes of this record in the file, return the record's byte offset, else None.
 
-    A power cut may destroy only the length and the checksum of a record, if they are at the end of one sector and the
-    rest of the record is in the next sector. The record then looks like an empty message, but it still has its id, and
-    no broker assigns an id twice. end: where the file's good records end.
+    If the length and the checksum of a record are at the end of one disk sector, and the rest is in the next sector, a
+    power cut may destroy only the length and the checksum. The record then looks like an empty message, but it still
+    has its id, and no broker assigns an id twice. end: where the file's good records end.
     """
     records = memoryview(data.read(entry))
     there = read(min(entry.end, end) - entry.base, entry.base)
@@ -316,5 +328,7 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:
-    """Return whether a record of an entry begins at `position`, or `position` is at or before the first record."""
+    """Return whether the journal entry with these bytes (`records`) may be split at `position`: a record ends there, or
+    `position` is at or before the entry's beginning.
+    """
     return position <= 0 or position in {header.end for header in iter_headers(records)}

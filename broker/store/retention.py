@@ -1,9 +1,9 @@
 """Find segments that are too old or too many (storage.md §5), remove them from their logs at once, and delete their
 files in a worker thread.
 
-A segment no longer exists as soon as its data file is gone. Its index and key files are removed afterwards. If the
-removal of such a file fails, the file is left over, but never counts as a segment. The removal of each data file is
-synced before the next removal begins, so that a power cut leaves no gap.
+A segment counts as removed as soon as its data file is gone. Its index and key files are removed afterwards. If the
+removal of such a file fails, the file stays in the directory until a later run removes it; it is never taken for a
+segment. The removal of each data file is synced before the next removal begins, so that a power cut leaves no gap.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_e
 
 
 _SKEW_MS = 24 * 3600 * 1000
-"""The tolerance, in milliseconds, for a file's modification time in the future. If the time is at most this far ahead
-of this machine's clock, the file counts as changed just now, because the clocks of file servers differ.
+"""How many milliseconds a file's modification time may be ahead of this machine's clock and still be trusted. The file
+then counts as changed just now; the clock of a file server may be ahead of this machine's clock.
 """
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _UNFINISHED = f"{DATA_SUFFIX}.zip.part"
 
 @dataclass(frozen=True, slots=True)
 class RemovedSegment:
-    """A segment that retention has removed from a log. Its file is removed in the background."""
+    """A segment that retention has removed from a log. A worker thread deletes or archives its file afterwards."""
 
     topic: str
     partition: int
@@ -69,8 +69,8 @@ class SegmentAge(NamedTuple):
 def count_expired(closed: Sequence[SegmentAge], policy: DeletePolicy, now: float) -> int:
     """Return how many of the oldest closed segments are older than the policy allows at `now` (Unix seconds).
 
-    A segment that is too young to be removed also keeps all segments behind it, so that no gap can arise. (metaq 1.x
-    judges each segment alone.)
+    The count stops at the first segment that is too young. Segments behind it are kept even if their files are older,
+    because their removal would leave a gap in the log. (metaq 1.x checks each segment alone.)
     """
     for count, segment in enumerate(closed):
         if now - segment.modified <= policy.max_age_s:
@@ -82,9 +82,10 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
     """Return how many of the oldest closed segments to remove from each of a topic's logs so that the topic loses
     `excess` bytes.
 
-    The segment that was changed the longest time ago in any of the logs is removed first, but never before an older
-    segment of its own log. If the closed segments together have fewer bytes than `excess`, the topic loses fewer bytes,
-    because the last segment of a log is never removed.
+    closed: for each log its closed segments, oldest first. Each time, the first remaining segments of all logs are
+    compared, and the one that was changed the longest time ago is removed. The topic loses more than `excess` bytes if
+    the last removed segment is larger than needed, and fewer bytes if the closed segments together have fewer; the last
+    segment of a log is not closed and never removed.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -112,12 +113,12 @@ class Retention:
         on_restored: Callable[[PartitionLog], None],
     ) -> None:
         """clock: wall clock in seconds. on_restored(log): called when removed segments belong to the log again because
-        their files could not be removed. If the index of such a segment was rebuilt in the meantime, the segment does
-        not use the rebuilt index yet.
+        their files could not be removed. If the index of such a segment was rebuilt while the segment did not belong to
+        the log, the segment does not use the rebuilt index yet.
         """
         self.enabled = True
-        """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node.
-        While it is False, a log only drops data that the other node has dropped.
+        """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
+        then segments are removed only by `drop_before`, after the other node has removed them.
         """
         self._on_restored = on_restored
         self._files = files
@@ -125,21 +126,25 @@ class Retention:
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed. No further segments of these logs are removed meanwhile, so that no gap
-        can arise.
+        """Logs whose files are being removed. Until this has ended, no further segments of these logs are removed: if
+        the first removal failed and a later one succeeded, the log would have a gap.
         """
         self._untidy: dict[PartitionLog, None] = {}
-        """Logs with files that should have been removed but still exist. The next run tries to remove them again."""
+        """Logs with files that should have been removed but still exist. The next call of `apply` tries to remove them
+        again.
+        """
         self._undated: set[str] = set()
-        """Data files of segments that are known to have no plausible date."""
+        """Paths of data files for which a warning was logged because neither the file nor its last message has a
+        plausible date. The set prevents a second warning.
+        """
 
     def apply(self, logs: Iterable[PartitionLog], is_due: Callable[[str], bool]) -> list[RemovedSegment]:
         """Remove the segments that are too old: they leave their logs at once, and the deletion or archiving of their
         files begins.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If a
-        file cannot be removed, this is logged, and the next run tries again. A segment whose data file could not be
-        removed belongs to the log again.
+        file cannot be removed, this is logged, and the next call of `apply` tries again. If it is a data file, its
+        segment belongs to the log again until then.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
@@ -186,8 +191,10 @@ class Retention:
         ]
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove the segments of a log that lie before `first_offset`, even if retention is not enabled. The topic's
-        policy says whether their files are deleted or archived; without a policy they are deleted.
+        """Remove the first segments of a log that end at or before byte offset `first_offset`, even if `enabled` is
+        False. A segment stays, with all later ones, if it is the last one, if readers do not see all of it, or if it
+        still needs a sync job. Nothing is removed while `is_busy(log)`. The topic's policy says whether their files are
+        deleted or archived; without a policy they are deleted.
         """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
@@ -209,7 +216,9 @@ class Retention:
         self._remove(log, count, Disposal.DELETE)
 
     def tidy(self, log: PartitionLog) -> None:
-        """Make the next run remove the files that no longer belong to any segment of the log."""
+        """Make the next call of `apply` remove files in the log's directory that belong to no segment, such as index
+        files of removed segments.
+        """
         self._untidy[log] = None
 
     def _tidy(self) -> None:
@@ -222,7 +231,9 @@ class Retention:
                 self._start(log, (), Disposal.DELETE)
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
-        """Return the closed segments that may be removed, oldest first."""
+        """Return the closed segments of a log that may be removed, oldest first, up to the first one that may not: it
+        still needs a sync job, readers do not see all of it, or the time of its file cannot be read.
+        """
         ages: list[SegmentAge] = []
         if log in self._busy:
             return ages
@@ -240,11 +251,12 @@ class Retention:
         return ages
 
     def _possible_date(self, segment: Segment, modified_ms: int) -> int:
-        """Return when a segment was last changed (Unix ms): the file's time or, if that is not plausible, the time of
-        the segment's last message.
+        """Return when a segment was last changed (Unix ms): `modified_ms`, the file's modification time, or, if that is
+        not plausible, the store time of the segment's last message. If neither is plausible, log a warning once and
+        return the present time, so that the segment is kept.
 
-        If a file's time in the future were used, the segment and all later segments would never be removed. If a time
-        from before metaq existed were used, new messages would be deleted.
+        A modification time is not plausible if it is in the future, because the segment and all later ones would then
+        be kept for too long, or if it is before metaq existed, because new messages would then be deleted at once.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
@@ -296,26 +308,26 @@ class Retention:
 
 
 class _Unreadable(Exception):
-    """Raised if the disk cannot read the segment's bytes."""
+    """Raised if the bytes of a segment that is to be compressed cannot be read from the disk."""
 
 
 @dataclass(slots=True)
 class _Discarded:
-    """The result of removing a partition's segments."""
+    """What happened when a worker thread removed the files of a partition's segments."""
 
     gone: int = 0
     """How many of the segments, counted from the oldest, no longer have a data file."""
     error: Exception | None = None
-    """The error that stopped the removal of segments, or None if there was no error. The segments that were not removed
-    are unchanged.
+    """The error that stopped the removal of segments, or None if there was no error. The files of the segments that
+    were not removed are unchanged.
     """
     left_over: list[str] = field(default_factory=list)
     """Files that no longer belong to a segment and could not be removed, each with its reason."""
 
 
 def _discard(files: Files, directory: str, paths: Sequence[str], action: Disposal, first_kept: int) -> _Discarded:
-    """Delete or archive segment files, oldest first. Stop at the first data file that cannot be removed, because no gap
-    may arise.
+    """Delete or archive segment files, oldest first. Stop at the first data file that cannot be removed, because the
+    removal of later ones would leave a gap in the log.
 
     Also remove the segments' index and key files, and old index and key files that earlier runs have left over. Any
     thread may call this function, but only one thread at a time per partition. first_kept: the byte offset where the
@@ -356,8 +368,9 @@ def _take_away(files: Files, directory: str, path: str, action: Disposal) -> Non
 
 
 def _sweep(files: Files, directory: str, first_kept: int, result: _Discarded) -> None:
-    """Remove files that do not belong to a segment: index and key files of removed segments, and unfinished
-    archives.
+    """Remove files in a partition directory that belong to no segment: index and key files of segments before
+    `first_kept` whose data file is gone, and unfinished archives. Files that cannot be removed are added to
+    `result.left_over`.
     """
     names = set(files.list_directory(directory))
     for name in sorted(names):

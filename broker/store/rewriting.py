@@ -1,11 +1,12 @@
-"""Make sure that data which a start of the broker has read are on the disk, or that a later sync writes them to the
+"""Make sure that data which the broker has read at its start are on the disk, or that a later sync writes them to the
 disk.
 
-After a failed write-back Linux marks the pages as clean. Reads still return these pages, and a later sync writes
-nothing and succeeds. To write the same bytes into these pages again does not help. Ext4 then wrongly assumes that the
-file's blocks on the disk are already marked as written. So the blocks read as zeros once the pages are gone (seen on
-Linux 6.18). So cached data are dropped from the page cache and read again. If the bytes on the disk differ, the data
-are written again, into new pages.
+If Linux fails to write changed pages of the page cache to the disk, it marks them as clean all the same. Reads still
+return the data of these pages, although the disk does not have them, and a later sync writes nothing and succeeds. It
+does not help to write the same bytes into these pages again: ext4 then wrongly assumes that the file's blocks on the
+disk are already marked as written, so that the blocks read as zeros once the pages are gone (seen on Linux 6.18). For
+this reason, cached data are first dropped from the page cache and then read again from the disk. If the bytes on the
+disk differ from those that were cached, the cached bytes are written again, into new pages.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _log = logging.getLogger(__name__)
 
 
 class PageCacheSync:
-    """A sync that a start of the broker makes once, before it drops pages from the page cache. Pages cannot be dropped
-    before they are written to the disk.
+    """A sync of file systems that the broker makes once at its start, before it drops pages from the page cache. The
+    sync is necessary because Linux does not drop changed pages before they are written to the disk.
     """
 
     def __init__(self, file_systems: FileSystems, directories: Sequence[str]) -> None:
-        """directories: all directories that the start is going to read."""
+        """directories: all data directories that the broker reads at its start."""
         self._file_systems = file_systems
         self._directories = directories
         self._done = False
@@ -49,14 +50,15 @@ class PageCacheSync:
 
 
 class Rewriter:
-    """Reads one file from the beginning to the end, with the method `pread` like `Files`. If data were read from the
-    page cache and found good, this object makes sure that they are on the disk. Only one thread may use this object.
+    """Reads one file from the beginning to the end; its method `pread` has the parameters of `Files.pread`. If data
+    that were read came from the page cache, and the caller has found them good, `secure` makes sure that the disk also
+    has them or gets them with the next sync. Only one thread may use this object.
     """
 
     def __init__(self, files: Files, path: str, fd: int, sync: Callable[[], None]) -> None:
         """fd: the file's descriptor, open for reading and writing. sync: a PageCacheSync."""
         self.rewritten_bytes = 0
-        """The number of bytes that were missing on the disk and were written again."""
+        """The number of bytes that differed on the disk from the page cache and were written again."""
         self.wrote = False
         """Whether bytes were written again, so that the file needs a sync."""
         self._files = files
@@ -68,8 +70,8 @@ class Rewriter:
         files.advise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # the kernel must not cache data before they are checked
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Read bytes like Files.pread, and remember whether they were in the page cache. If an earlier call has read
-        some of the bytes, only the other bytes are checked.
+        """Read bytes like Files.pread, and remember whether they were in the page cache before this call. For bytes
+        that an earlier call has read, the result of the earlier call stays valid.
         """
         start, end = max(position, self._looked_to), position + size
         if start < end:
@@ -96,8 +98,8 @@ class Rewriter:
         write_all(self._files, self._fd, [cached], position)
 
     def _drop(self, position: int, size: int) -> bool:
-        """Drop these bytes from the page cache. Return whether they are no longer cached. The bytes cannot be dropped
-        on tmpfs, which stores data only in the page cache.
+        """Drop the pages with these bytes from the page cache. Return whether the bytes are no longer cached. On tmpfs
+        the result is False, because tmpfs stores data only in the page cache.
         """
         start = position - position % mmap.PAGESIZE
         end = position + size
@@ -110,7 +112,8 @@ class Rewriter:
 
 def secure_file(files: Files, path: str, sync: Callable[[], None]) -> int:
     """Make sure that a file's bytes on the disk are the same as the bytes that reads return, which may come from the
-    page cache. Return the number of bytes that were missing on the disk. Blocks until this is done.
+    page cache. Bytes that differ on the disk are written again and synced; return their number. The call blocks until
+    this is done.
 
     sync: a PageCacheSync. Raises OSError.
     """

@@ -1,8 +1,9 @@
 """Read records from a `.meta` file without an index. Recovery and the rebuild of indexes use these functions. Any
 thread may call them.
 
-Neighbouring records of equal size are found and checked without a Python step for each record. The equivalent simple
-code is in tests/unit/broker/store/test_references.py; the benchmark is `startup`.
+Neighbouring records of equal size are found and checked together by numpy and C code, because a Python loop over single
+records would be slow. Slower and simpler code with the same results is in tests/unit/broker/store/test_references.py.
+The benchmark `startup` measures this module.
 """
 
 from __future__ import annotations
@@ -49,16 +50,17 @@ _LENGTH = Struct(">i")  # the first field of a record's header
 
 
 def time_id(time_ms: int) -> int:
-    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms). Return 0 if `time_ms` is
-    before the time that ids count from.
+    """Return the largest message id that any broker assigns at or before `time_ms` (Unix ms). Ids contain the time
+    since a fixed date; return 0 if `time_ms` is before this date.
     """
     return max(0, message_id(counter_at(time_ms + 1), 0) - 1)
 
 
 class Scan(NamedTuple):
-    """The units of the good records, and the position in the file behind the last good record.
+    """The result of a scan: the units of the good records, and `end`, the position behind the last good record in the
+    file or buffer.
 
-    The unit of a record with a negative id has time_ms 0 until `bound_java_times` sets its time.
+    If a record's id is negative, the time_ms of its unit is 0 until `bound_java_times` sets it.
     """
 
     units: UnitArray
@@ -78,10 +80,11 @@ def scan_units(
     """Check records one by one from position `start` up to `size`. Stop at the first record that is not whole and good.
 
     A good record ends at or before `size`, has the right CRC-32, and does not consist of 20 zero bytes. (20 zero bytes
-    belong to the zero-filled end of a file; an empty record that a broker has written has a message id.) Positions are
-    byte positions in the file; the offset in a unit is first_offset + position. checked(position, data): called in
-    order for each sequence of good records, with the position and the bytes of the sequence. For the cost per record
-    see docs/decisions/096-what-reading-without-an-index-costs.md.
+    have the size of a record header, but are not a record without a body: a record that a broker has written has a
+    message id. They belong to a file's end that a crash has left filled with zeros.) Positions are byte positions in
+    the file; the offset in a unit is first_offset + position. checked(position, data): called in order for each
+    sequence of good records, with the position and the bytes of the sequence. For the cost per record see
+    docs/decisions/096-what-reading-without-an-index-costs.md.
     """
     blocks = []
     position, want = start, tuning.SCAN_CHUNK_BYTES
@@ -104,10 +107,12 @@ def scan_units(
 
 
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
-    """Yield scans that cover all of [start, size). Each scan has either the units of good records, or no units and the
-    position where a range of bad bytes ends.
+    """Read a file like `scan_units`, but continue behind damage: yield scans that together cover the byte positions
+    [start, size). Each scan has either the units of a sequence of good records, or no units and the position where a
+    range of damaged bytes ends.
 
-    A scan has at most tuning.WALK_RECORDS records. Arguments and good records are as in `scan_units`.
+    A scan has at most tuning.WALK_RECORDS records. The parameters, and what counts as a good record, are as in
+    `scan_units`.
     """
     position = start
     while position < size:
@@ -134,8 +139,9 @@ def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None
 
 
 class _Run(NamedTuple):
-    """Records that are back to back according to their length fields. size: the size of each record in bytes, including
-    the header; 0 if the sizes differ.
+    """A sequence of records in a buffer, each of which begins where the one before it ends, according to their length
+    fields. starts, end: positions in the buffer. size: the size of each record in bytes, including the header; 0 if the
+    sizes may differ.
     """
 
     starts: Sequence[int]
@@ -144,8 +150,8 @@ class _Run(NamedTuple):
 
 
 def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
-    """Yield the records that the length fields describe, up to the first record that is incomplete or has an impossible
-    length. Checksums are not verified.
+    """Divide a buffer into runs of records by means of the records' length fields, and yield the runs. Stop at the
+    first record that is incomplete or has an impossible length. Checksums are not verified.
     """
     position = 0
     left = len(data) if max_records is None else max_records
@@ -164,8 +170,9 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
-    """Return how many records of `size` bytes follow each other from `position` on. A few records are checked first, so
-    that the call takes little time if the records have different sizes.
+    """Return how many records of `size` bytes follow each other without a record of another size from `position` on, at
+    most `limit`. Only if the first few have this size are all others compared, so that the call takes little time if
+    the records have different sizes.
     """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
@@ -191,7 +198,9 @@ def _mixed(data: bytes, position: int, limit: int) -> _Run:
 
 
 def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
-    """Return the CRC-32 of the body of each record in the run. The function needs no Python loop over the records."""
+    """Return the CRC-32 of the body of each record in the run. The checksums are computed without a Python loop over
+    the records.
+    """
     bodies: Iterable[Buffer]
     if run.size:
         records = memoryview(data)[run.starts[0] : run.end]
@@ -203,7 +212,9 @@ def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
 
 
 def _announced_size(data: bytes) -> int:
-    """Return the size of the first record according to its header; 0 if the header is incomplete or impossible."""
+    """Return the size in bytes, including the header, of the record at the beginning of `data` according to its header;
+    0 if the header is incomplete or has an impossible length.
+    """
     if len(data) < HEADER_BYTES:
         return 0
     length: int = HEADER.unpack_from(data)[0]
@@ -217,7 +228,9 @@ def _headers(data: bytes, run: _Run, at: npt.NDArray[np.int64]) -> npt.NDArray[A
 
 
 def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
-    """Return the units of the good records at the beginning of the run, and their number."""
+    """Return the units of the run's records before the first one with a wrong checksum, and the number of these
+    records. base: the byte offset of the buffer's first byte in the partition.
+    """
     at = np.array(run.starts, dtype=np.int64)
     headers = _headers(data, run, at)
     wrong = headers["checksum"] != _checksums(data, run)
@@ -236,12 +249,14 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Give each record without a date an upper bound as its store time, as a negative number. The bound is the file's
-    mtime or the time of the next record with a date, whichever is earlier.
+    """Give each unit whose record's id does not tell a store time the latest possible store time instead, as a negative
+    number. This latest time is `modified_ms`, the time of the file's last change, or the store time of a later record
+    whose id tells one, whichever is earliest.
 
-    A record has no date if its id is negative or cannot have been assigned by this broker software. Afterwards, if a
-    record's time is lower than the time of the record before it, it is raised to the earlier record's time. Times can
-    be out of order because they come from the ids: the messages of a transaction got their ids before the commit.
+    An id tells no store time if it is negative or cannot have been assigned by this broker software. Afterwards, if a
+    record's time is lower than the time of the record before it, it is raised to the earlier record's time. Without
+    this step, times could be out of order, because they come from the ids: the messages of a transaction get their ids
+    before the commit, but their records are stored at the commit.
     """
     modified_ms = max(0, modified_ms)
     undated = (units["time_ms"] <= 0) | (units["id"] >= foreign_from(modified_ms))
@@ -263,7 +278,7 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
     """Return the position of the first good record after `start`; None if there is none in [start, size).
 
-    The call blocks, because it reads all bytes up to the good record (`protocol/resync.py`). The search takes longest
-    if there is no good record.
+    The call blocks its thread while it reads all bytes up to the good record (`protocol/resync.py`), or up to `size` if
+    there is none.
     """
     return next_record(partial(read_exactly, files, fd), start, size)

@@ -1,9 +1,10 @@
 """Find stored messages by id and by key. A worker thread searches a snapshot of some partitions.
 
-The blocks of key files yield candidate records. Each candidate is then read to check whether it has the key. Data that
-no block covers, at the end of a growing segment, are read completely. Their key entries are returned, so that the next
-search only reads newer data. A search may read only a limited number of bytes. It counts the bytes that it did not
-search, so that the caller can report them.
+To find a key, it reads the segments' key files. A key file consists of blocks; each block lists hashes of the keys of a
+range of records. Records with the right hash are read to check whether they have the key. At the end of a growing
+segment, there are records that no block covers yet. These records are all read. The hashes of their keys are returned
+with the matches and kept, so that the next search need not read the same records. A search may read only a limited
+number of bytes. It counts the bytes that it did not search, so that the caller can report them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """Return at most `limit` messages that have this id. At most one message has the id, unless Java brokers have
-    assigned it. Runs in a worker thread.
+    """Return at most `limit` messages that have this id. There can be several only if Java brokers have assigned the
+    id. Runs in a worker thread.
     """
     found = FoundMatches()
     for log in logs:
@@ -69,8 +70,8 @@ def _find_id_in(segment: _SearchedSegment, message_id: int) -> int | None:
 
 
 def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Budget) -> FoundMatches:
-    """Return the messages with a key, at most `limit` from each log, in the requested order. Runs in a worker
-    thread.
+    """Return the messages that have the query's key, at most `query.limit` from each log: the oldest or the newest
+    ones, as the query says. Runs in a worker thread.
     """
     found = FoundMatches()
     for log in logs:
@@ -89,7 +90,9 @@ def find_key(files: Files, logs: Sequence[LogView], query: KeyQuery, budget: Bud
 
 
 def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iterator[Match]:
-    """Yield the segment's records that have the query's key, in the requested order."""
+    """Yield the segment's records that have the query's key, oldest first if `query.oldest_first` is set, else newest
+    first.
+    """
     if not segment.usable or not len(segment.reader):
         return
     first_offset = segment.segment.first_offset
@@ -106,8 +109,9 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
-    """Return the byte offsets where the parts of the segment begin that overlap bytes [start, end) of the partition. A
-    part is a block of the key file, or the data at the end that no block covers.
+    """Divide the segment into parts that can be searched for a key, and return the byte offsets where those parts begin
+    that overlap bytes [start, end) of the partition. A part is the data that one block of the key file covers, or the
+    data at the segment's end that no block covers.
     """
     if start >= end:
         return []
@@ -118,10 +122,10 @@ def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) 
 
 
 def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list[tuple[Match, bytes]]:
-    """Return the records of the matches, at most `max_bytes` together. The first record is returned even if it is
-    larger than `max_bytes`. Runs in a worker thread.
+    """Read the records of these matches, in order, and return each match with its record's bytes. Stop before the
+    records together exceed `max_bytes`, but return the first record even if it is larger. Runs in a worker thread.
 
-    Records that retention has removed meanwhile are left out. Raises OSError.
+    Records that retention has removed since the search are left out. Raises OSError.
     """
     records: list[tuple[Match, bytes]] = []
     for match in matches:
@@ -135,8 +139,9 @@ def read_matches(files: Files, matches: Sequence[Match], max_bytes: int) -> list
 
 
 class _SearchedSegment:
-    """A segment during a search. The object opens the segment's files when they are needed. Use the object as a context
-    manager; inside the `with` block, `usable` says whether the segment can be searched.
+    """One segment that a search reads. The object opens the segment's files when they are needed. Use the object as a
+    context manager; inside the `with` block, `usable` says whether the segment can be searched, that is, whether its
+    index can be read.
 
     If the segment cannot be read, the error is logged, and the segment's bytes are counted in `found` as not searched.
     A segment that retention has removed is treated as empty.
@@ -199,7 +204,9 @@ class _SearchedSegment:
 
     @property
     def blocks(self) -> tuple[KeyBlock, ...]:
-        """The blocks of the segment's key file, which lists the messages by key. Empty if there is no such file."""
+        """The blocks of the segment's key file, which lists the records by the hashes of their keys. Empty if there is
+        no such file.
+        """
         if self._blocks is None:
             self._blocks = self._read_blocks()
         return self._blocks
@@ -220,16 +227,15 @@ class _SearchedSegment:
 
     @property
     def covered(self) -> int:
-        """The byte offset in the partition where the last block's data end. Blocks of the key file cover all data of
-        the segment before this offset.
-        """
+        """The byte offset in the partition up to which the blocks of the key file cover the segment's data."""
         return self.blocks[-1].end if self.blocks else self.segment.first_offset
 
     # --- by id --------------------------------------------------------------------------------------------------------
 
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
-        """Return the number of the unit of a record in [start, end) with this id. ascending: whether the ids are known
-        to be sorted.
+        """Return the position in the index of the unit of a record with this id that begins at a byte offset in [start,
+        end). Return None if there is none, or if the budget does not allow the search. ascending: whether the ids are
+        known to be sorted.
         """
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
         last = self.reader.starting_before(min(end, self.view.end))  # a block may extend behind the readable data
@@ -242,10 +248,11 @@ class _SearchedSegment:
     # --- by key -------------------------------------------------------------------------------------------------------
 
     def positions(self, start: int, hashed: int, low: int, high: int) -> list[int]:
-        """Return the positions, in order, of all records in [low, high) that may have a key with this hash.
+        """Return the byte positions in the segment, in order, of all records in [low, high) that may have a key with
+        this hash.
 
-        start: the byte offset where the data of a block begin; this block is searched. If start is `covered`, the data
-        that no block covers are searched.
+        start: which part of the segment is searched (`_parts`): the byte offset where the data of a block begin, or
+        `covered` for the data that no block covers.
         """
         block = next((block for block in self.blocks if block.start == start), None)
         if block is not None:
@@ -256,11 +263,11 @@ class _SearchedSegment:
         return positions_of(entries, hashed, low, high)
 
     def _recent(self) -> Recent:
-        """Return key entries for the data that no block covers. Entries kept from earlier searches are used; newer data
-        are read.
+        """Return the key entries (key hashes with positions) of the records that no block covers. Entries that earlier
+        searches have kept are used; only records behind these are read.
 
-        The newest data are read first. If the budget does not allow reading all data, the new entries are not kept for
-        later searches.
+        The newest records are read first. If the budget does not allow reading all of them, the result lacks the older
+        ones, and the new entries are not kept for later searches.
         """
         view, known = self.view, self.view.recent
         if known is None or not known.start <= self.covered <= known.end:
@@ -279,8 +286,8 @@ class _SearchedSegment:
         return read
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
-        """Yield the index units of the records from byte offset `start` on in pieces, the last piece first. Stop when
-        the budget is used up.
+        """Yield arrays with the index units of the records from byte offset `start` on. The array with the newest
+        records comes first. The records' bytes are subtracted from the budget; stop when it is used up.
         """
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)
@@ -295,13 +302,13 @@ class _SearchedSegment:
             yield units
 
     def match(self, partition: int, number: int) -> Match:
-        """Return the match for the record of unit `number`."""
+        """Return a Match for the record whose unit is at position `number` of the segment's index."""
         offset, _, time_ms, size, _ = self.reader.unit(number)
         return Match(time_ms, partition, offset, size, self.segment)
 
     def has_key(self, position: int, key: str) -> bool | None:
-        """Return whether the record at `position` of the segment has `key`. Return None if the budget does not allow
-        reading the record.
+        """Read the record at byte position `position` of the segment, and return whether it has `key`. Return None if
+        the budget does not allow reading the record.
         """
         if self._budget.take(tuning.CANDIDATE_BYTES) < tuning.CANDIDATE_BYTES:
             return None
@@ -322,7 +329,9 @@ class _SearchedSegment:
         return attribute is not None and any(key in keys for keys in keys_of_attribute(attribute))
 
     def range_of(self, begin_ms: int, end_ms: int) -> tuple[int, int]:
-        """Return the range of positions in the segment whose records were stored at `begin_ms` … `end_ms` (Unix ms)."""
+        """Return the range of byte positions in the segment, start and end, that contains the records stored from
+        `begin_ms` to `end_ms` (Unix ms).
+        """
         low, high = 0, self._size
         if begin_ms > 0:
             low = self._position(self.reader.stored_before(begin_ms))

@@ -1,8 +1,8 @@
-"""Prepare searches for messages by id and by key, and keep their results. This module has the part of a search that
-runs on the thread that owns the store.
+"""Prepare searches for messages by id and by key, and keep what makes later searches faster. A search runs in two
+threads; this module has the part for the thread that owns the store.
 
-`Searching` makes snapshots of partitions. search.py searches them in a worker thread. `Searching` then keeps reusable
-results.
+`Searching` makes snapshots of partitions. search.py searches them in a worker thread. Afterwards `Searching` keeps the
+reusable results.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ MAX_SEARCH_BYTES = 1 << 30
 """The maximum number of bytes of data and index units that one search reads."""
 
 MAX_SEARCH_SECONDS = 5.0
-"""The maximum duration of a search. After this many seconds, a search returns the matches found so far. Clients wait 10
-s for an answer.
+"""The maximum duration of a search. After this many seconds, a search stops reading and returns the matches found so
+far. The limit is below the 10 s for which clients wait for an answer.
 """
 
 
 class KeyQuery(NamedTuple):
-    """A search for messages with `key` that were stored at `begin_ms` … `end_ms` (Unix ms). In each partition it finds
-    the newest `limit` messages, or the oldest `limit` messages if oldest_first is set.
+    """A search for messages with `key` that were stored at `begin_ms` … `end_ms` (Unix ms). From each partition it
+    returns at most `limit` of these messages: the newest ones, or the oldest ones if oldest_first is set.
     """
 
     key: str
@@ -61,8 +61,9 @@ class KeyQuery(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """Sorted key entries of the records in bytes [start, end) of a partition. No block of a key file covers these
-    records. The entries are kept from earlier searches.
+    """The key entries (key hashes with positions) that a search has read from the records in bytes [start, end) of a
+    partition, sorted. When they were read, no block of a key file covered these records. They are kept so that later
+    searches need not read the records again.
     """
 
     start: int
@@ -71,10 +72,12 @@ class Recent(NamedTuple):
 
 
 class SegmentView(NamedTuple):
-    """The state of a segment when the owning thread prepared a search. The segment is readable up to byte offset `end`.
+    """A snapshot of a segment, which the thread that owns the store makes for a search. The segment is readable up to
+    byte offset `end`.
 
-    segment_index: only the owning thread may use it. While the index is being rebuilt, segment_index is None and
-    `units` are empty. keys: the value of Segment.keys.
+    segment_index: the segment's index, which only the owning thread may use; the search reads the index through
+    `units`. If the index was being rebuilt, segment_index is None and `units` is empty. keys: the value of
+    Segment.keys.
     """
 
     segment: Segment
@@ -111,19 +114,19 @@ class FoundMatches:
     matches: list[Match] = field(default_factory=list)
     unsearched: int = 0
     more: bool = False
-    """Whether there are more matches than requested."""
+    """Whether there are more matches than the limit allows to return."""
     learned: list[tuple[Segment, tuple[KeyBlock, ...]]] = field(default_factory=list)
-    """Segments whose key-file blocks were unknown before this search, each with its blocks."""
+    """Segments whose key file this search has read for the first time, each with the blocks of the file."""
     damaged: list[tuple[Segment, Index, IndexDamaged]] = field(default_factory=list)
-    """Segments with a damaged index."""
+    """Segments whose index the search found damaged, each with the index and the error."""
     lost: list[Segment] = field(default_factory=list)
-    """Segments whose key file is gone."""
+    """Segments whose key file had been read earlier but was missing in this search."""
     recent: list[tuple[Segment, Recent]] = field(default_factory=list)
 
 
 class Budget:
-    """The number of bytes that a search may still read, and the time that it may still take. All steps of a search
-    share one Budget and use it one after the other.
+    """The number of bytes that a search may still read, and the time that it may still take. All reads of a search
+    share one Budget; they run one after the other, so no lock is needed.
     """
 
     def __init__(
@@ -142,7 +145,9 @@ class Budget:
         return self._bytes_left <= 0 or self._clock() >= self._deadline
 
     def take(self, count: int) -> int:
-        """Return how many of `count` bytes may be read, and subtract them from the budget."""
+        """Return how many of the `count` bytes that the caller wants to read it may read, and subtract this number from
+        the budget.
+        """
         allowed = 0 if self.spent else min(count, self._bytes_left)
         self._bytes_left -= allowed
         return allowed
@@ -161,8 +166,8 @@ class Searching:
         self._max_kept = tuning.MAX_RECENT_ENTRIES
 
     def view(self, log: PartitionLog) -> LogView:
-        """Return a view, that is a snapshot, of the readable log. The call copies the index units that are only in
-        memory, 2 MiB at most.
+        """Return a view of the log: a snapshot of the data that readers may see. The call copies the index units that
+        are only in memory, 2 MiB at most.
         """
         end = log.visible_end
         return LogView(log.partition, [self._view(each, end) for each in log.segments if each.first_offset < end])
@@ -174,7 +179,9 @@ class Searching:
         return SegmentView(segment, end, index, units, segment.keys, self._recent.get(segment))
 
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
-        """Keep the reusable results of a search in these logs."""
+        """Apply what a search in these logs has found, besides the matches: keep what makes later searches faster, and
+        have damaged indexes and missing key files rebuilt.
+        """
         for segment, blocks in found.learned:
             if segment.keys is None and not blocks:  # blocks are checked before they are trusted for ever
                 segment.keys = blocks

@@ -33,8 +33,8 @@ INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
 
 MAX_OFFSET = 1 << 62
-"""The highest byte offset where a segment can begin. No partition becomes so long, and offsets of records appended
-behind it still fit into 64 bits.
+"""The highest byte offset where a segment can begin. No partition becomes so long. The limit also leaves enough room
+that the offsets of records which are appended to such a segment still fit into 64 bits.
 """
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def data_name(first_offset: int) -> str:
 
 
 def offset_named(name: str) -> int | None:
-    """Return the byte offset in a data file's name; None if the name contains none."""
+    """Return the byte offset in a data file's name; None if the name is not that of a data file."""
     stem = name.removesuffix(DATA_SUFFIX)
     return int(stem) if stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET else None
 
@@ -75,13 +75,13 @@ class SegmentFile(NamedTuple):
 
 
 class Segment:
-    """A segment in use. Only the thread that owns the store may use this object, with the exceptions below.
+    """A segment that belongs to a log of the running broker. Only the thread that owns the store may use this object;
+    but other threads may read the paths, `first_offset` and `removed`.
 
-    `index` is None while the index of a closed segment is missing, until it is rebuilt. All data before the byte offset
-    `synced` are known to be on the disk. All data before the byte offset `checkpointed` are known to be on the disk
-    together with their index units. `keys`: the blocks of the segment's key file, None until the key file is read.
-    `removed`: whether the segment was removed from its log. Other threads may read the paths, `first_offset` and
-    `removed`.
+    `index` is None if the index of a closed segment is missing or damaged, until it is rebuilt. All data before the
+    byte offset `synced` are known to be on the disk. All data before the byte offset `checkpointed` are known to be on
+    the disk together with their index units. `keys`: the blocks of the segment's key file, None until the key file is
+    read. `removed`: whether the segment was removed from its log.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")
@@ -98,13 +98,13 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The byte offset in the partition behind the segment's last byte."""
+        """The byte offset in the partition directly behind the segment's last byte."""
         return self.first_offset + self.size
 
     @property
     def finished(self) -> bool:
         """Whether this segment needs no further sync job. This is so if a checkpoint covers the whole segment. It is
-        also so if a sync covers the whole segment and its index is being rebuilt, because the rebuild ends with a
+        also so if the whole segment is synced and its index is being rebuilt, because the rebuild itself writes a
         checkpoint.
         """
         done = self.synced if self.index is None else self.checkpointed
@@ -133,8 +133,8 @@ class Segment:
 def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """Return the `.meta` files of a partition directory, sorted by offset. Other files are ignored.
 
-    A file whose name is not an offset is skipped and logged, because it must not prevent the service of all partitions.
-    Raises OSError.
+    A `.meta` file whose name is not an offset is skipped and logged. It causes no error, because one such file must not
+    keep the broker from serving all partitions. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):

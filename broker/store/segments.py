@@ -1,5 +1,5 @@
-"""Present the segments of one partition as one readable log, with byte ranges, record counts and snapshots. Add and
-remove segments.
+"""Let readers use the segments of one partition like one file: by byte offsets, record counts and snapshots. Segments
+can be added and removed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Segments(Sequence[Segment]):
     other threads read a `snapshot`.
 
     Invariants: The segments are contiguous. Only the last segment grows, and only the last segment may be empty.
-    first_offset <= visible_end <= end_offset = end of the last segment, and none of these offsets ever goes back. 0 <=
-    message_count.
+    first_offset <= visible_end <= end_offset = end of the last segment, and none of these offsets becomes lower except
+    in `replace` and `restore_first`. 0 <= message_count.
     """
 
     def __init__(self, segments: Sequence[Segment], files: Files) -> None:
-        """segments: at least one segment; the segments must be contiguous. The last segment must be writable and have
-        an index. (recovery.py creates the segments.)
+        """segments: at least one segment; each must begin where the one before it ends. The last segment must be
+        writable and have an index. (recovery.py makes these segments.)
         """
         self.files = files
         self._segments = list(segments)  # the list is replaced, never changed, so that snapshots can share it
@@ -48,10 +48,10 @@ class Segments(Sequence[Segment]):
         self.end_offset = self.visible_end = self.active.end
         self._visible = self.counted_to_end
         self.damage = DamagedRanges()
-        """The damaged ranges that readers and rebuilds of indexes have found."""
+        """The ranges of damaged bytes that readers and rebuilds of indexes have found so far."""
         self.on_damage: Callable[[int, bool], None] | None = None
         """Called when damage is found. Its arguments are the number of damaged bytes that were not known before, and
-        whether all bytes of the found range were unknown (False if a part of the range was known already).
+        whether that is the whole range that was found (False if a part of the range was known).
         """
 
     @overload
@@ -74,22 +74,23 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """The log's own count of the records before `visible_end`. Unlike `message_count`, it also includes records
-        that retention has removed, and records of a segment that has lost its index.
+        """The log's own count of the records before `visible_end`. It begins when the broker starts or the segments are
+        replaced. Unlike `message_count`, it also includes records that retention has removed since, and records of a
+        segment that has lost its index since.
         """
         return self._visible
 
     @property
     def counted_to_end(self) -> int:
-        """The log's own count of the records up to the end of the log. Unlike `counted`, it includes records that
-        readers cannot see yet.
+        """The same count as `counted`, but of the records up to the end of the log, including those that readers cannot
+        see yet.
         """
         return self._bases[-1] + self.active.count
 
     @property
     def message_count(self) -> int:
-        """The number of readable messages. If the index of a segment is still being rebuilt, the segment's messages are
-        not counted.
+        """The number of readable messages. Messages of a segment whose index is missing are counted only after the
+        index is rebuilt.
         """
         return max(self._visible, self._counted_from) - self._removed
 
@@ -100,8 +101,8 @@ class Segments(Sequence[Segment]):
 
     @property
     def synced_end(self) -> int:
-        """All data before this byte offset are synced to the disk in the segments' files. Takes O(unsynced
-        segments).
+        """All data before this byte offset are synced to the disk in the segments' files. The time it takes grows with
+        the number of unsynced segments.
         """
         end = self.end_offset
         for segment in reversed(self._segments):
@@ -113,13 +114,14 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`; 0 if there is no positive one. The units of a segment's
-        index are read only if the segment's largest id is not below `limit`.
+        """Return the largest known message id below `limit`; 0 if there is no positive one. Usually the largest id of
+        each segment is known and suffices; all units of a segment's index are read only if its largest id is not below
+        `limit`.
         """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
     def unfinished(self) -> list[Segment]:
-        """Return the segments that still need a sync job, oldest first: those whose last checkpoint does not cover all
+        """Return the segments that need a sync job, oldest first, because their last checkpoint does not cover all
         their data. A segment whose index is being rebuilt is left out if its data are synced.
         """
         found = [] if self.active.finished else [self.active]
@@ -134,9 +136,9 @@ class Segments(Sequence[Segment]):
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
         """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
-        is visible_end. Return None if these bytes are not all in the page cache; then a worker thread should call
-        `snapshot().read`. The last record may be incomplete. Raises OffsetOutOfRange(first, visible end), StoreError if
-        the file cannot be read, ValueError for max_bytes <= 0.
+        is visible_end. Return None if these bytes are not all in the page cache; in this case a worker thread should
+        call `snapshot().read`. The result may end within a record. Raises OffsetOutOfRange(first, visible end),
+        StoreError if the file cannot be read, ValueError for max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:
@@ -147,45 +149,48 @@ class Segments(Sequence[Segment]):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """Return the segment that contains `offset`, and how many of its readable bytes from `offset` on a read of at
-        most `max_bytes` bytes may return. Raises OffsetOutOfRange, ValueError for max_bytes <= 0.
+        """Return the segment that contains byte `offset`, and how many bytes a read of at most `max_bytes` bytes from
+        `offset` on may return: it ends at the segment's end and at visible_end. Raises OffsetOutOfRange, ValueError for
+        max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the present data. Other threads may read it. Takes O(1)."""
+        """Return a snapshot of the data that are readable now. Other threads may read it. The call takes the same time
+        for any number of segments.
+        """
         return Snapshot(self.files, self._segments, self.visible_end)
 
     def start_of(self, offset: int) -> int:
-        """Return where the segment that contains this byte starts. Return visible_end if offset >= visible_end, and
-        first_offset if offset < first_offset.
+        """Return the byte offset where the segment that contains byte `offset` starts. Return visible_end if offset >=
+        visible_end, and first_offset if offset < first_offset.
 
-        Used for the `offset` command of metaq 1.x (wire.md §4). A client sends this command to ask where it can safely
-        start to read.
+        Used for the `offset` command of metaq 1.x (wire.md §4). With this command a client asks for an offset at which
+        a record certainly begins, to start to read there.
         """
         if offset >= self.visible_end:
             return self.visible_end
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     def number_at(self, offset: int) -> int:
-        """Return the position of the segment that contains this byte in the list of segments. Return the last segment's
-        position if offset is behind the end, and -1 if it is below first_offset.
+        """Return the position in the list of segments of the segment that contains byte `offset`. Return the last
+        segment's position if offset is behind the end, and -1 if it is below first_offset.
         """
         return bisect_right(self._starts, offset) - 1
 
     def count_before(self, number: int) -> int:
-        """Return the number of messages before the segment at position `number` of the list."""
+        """Return the number of readable messages in the segments before the one at position `number` of the list."""
         return self._bases[number] - self._removed
 
     def number_with(self, message: int) -> int:
-        """Return the position in the list of the segment that contains message number `message`, 0 <= message <
-        message_count.
+        """Return the position in the list of segments of the segment that contains the readable message with the number
+        `message`, counted from 0 (0 <= message < message_count).
         """
         return bisect_right(self._bases, message + self._removed) - 1
 
     def report_damage(self, found: Damaged) -> None:
-        """Record damaged bytes that a reader or the rebuild of an index has found, and report them if they were not
-        known.
+        """Record damaged bytes that a reader or the rebuild of an index has found. If some of them were not known, log
+        them and call `on_damage`.
         """
         if found.start >= self.first_offset and (new := self.damage.add(found)):
             _log.error(
@@ -202,14 +207,16 @@ class Segments(Sequence[Segment]):
 
     def grown(self, size: int, units: Buffer) -> int:
         """Record that `size` bytes with these index units were written behind the last record. Return how many index
-        units are only in memory.
+        units of the last segment are not yet in the index file but only in memory.
         """
         self.active.size += size
         self.end_offset += size
         return self.active_index.extend(units)
 
     def show(self, end: int, count: int) -> None:
-        """Make all data up to byte offset `end` readable. count: the log's own count of records up to `end`."""
+        """Set `visible_end` to the byte offset `end`, so that readers see the data before it. count: the log's own
+        count of records up to `end`.
+        """
         self.visible_end = end
         self._visible = count
 
@@ -220,7 +227,7 @@ class Segments(Sequence[Segment]):
 
     def remove_empty_last(self) -> None:
         """Remove the last segment, which is empty, and make the segment before it the active one. The caller has
-        deleted the file.
+        deleted its file before.
         """
         assert len(self._segments) > 1
         assert not self.active.size
@@ -232,7 +239,7 @@ class Segments(Sequence[Segment]):
     # --- what retention and the rebuilding of indexes do --------------------------------------------------------------
 
     def remove_first(self, count: int) -> list[Segment]:
-        """Remove and return the first `count` segments, but never the last one. The caller deletes the files."""
+        """Remove and return the first `count` segments, but never the last one. The caller then deletes the files."""
         count = min(count, len(self._segments) - 1)
         removed, self._segments = self._segments[:count], self._segments[count:]
         self._removed += sum(segment.count for segment in removed)
@@ -244,8 +251,8 @@ class Segments(Sequence[Segment]):
         return removed
 
     def restore_first(self, segments: Sequence[Segment]) -> None:
-        """Add segments again after they were removed from the log, because their files could not be deleted. The last
-        of these segments must end where the log starts now.
+        """Put segments back at the beginning of the log: `remove_first` had removed them, but their files could not be
+        deleted. The last of these segments must end where the log starts now.
         """
         self._segments = [*segments, *self._segments]
         self._removed -= sum(segment.count for segment in segments)
@@ -254,8 +261,8 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def replace(self, segments: Sequence[Segment], visible_end: int) -> None:
-        """Replace all segments by the given ones, which are the partition's files after its end was cut off.
-        visible_end: the offset up to which readers may read. The log's own count starts again from 0.
+        """Replace all segments by the given ones, after the end of the partition was cut off on the disk. visible_end:
+        the byte offset up to which readers may read. The log's own count starts again from 0.
         """
         for segment in self._segments:
             segment.removed = True
@@ -276,7 +283,9 @@ class Segments(Sequence[Segment]):
             )
 
     def adopt_index(self, segment: Segment, index: Index) -> None:
-        """Give a closed, synced segment its rebuilt index. Do nothing if the segment is gone."""
+        """Let a closed, synced segment use its rebuilt index. Do nothing if the segment no longer belongs to the
+        log.
+        """
         if segment not in self._segments:
             return
         segment.index = index
@@ -285,7 +294,9 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def drop_index(self, segment: Segment) -> None:
-        """Remove a closed segment's index. Its messages are not counted until `adopt_index` is called."""
+        """Stop using a closed segment's index. The segment's messages are not counted until `adopt_index` gives it a
+        new index.
+        """
         assert segment.index is not None
         assert segment is not self.active
         self._removed += len(segment.index)
@@ -332,8 +343,8 @@ def _largest_id_below(index: Index | None, limit: int) -> int:
 
 
 class Snapshot(NamedTuple):
-    """The readable bytes of a partition at one moment. Any thread may use a snapshot, because it opens its own file
-    descriptors.
+    """The readable bytes of a partition at one moment. Any thread may use a snapshot, because a snapshot does not use
+    the descriptors of the store's thread but opens its own.
 
     All methods raise OffsetOutOfRange(first, visible end) if the offset is outside the readable data or retention has
     removed the data. All methods raise StoreError if a file cannot be read.
@@ -344,12 +355,14 @@ class Snapshot(NamedTuple):
     visible_end: int
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """Return the result that `Segments.extent` has for this snapshot's data."""
+        """Return the segment that contains `offset`, and the number of its bytes from `offset` on that are readable in
+        this snapshot, but at most `max_bytes`.
+        """
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
-        is visible_end. The last record may be incomplete.
+        is visible_end. The result may end within a record.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:
@@ -357,8 +370,8 @@ class Snapshot(NamedTuple):
         return self.look(segment, partial(_read, size=length, position=offset - segment.first_offset))
 
     def record_start(self, offset: int) -> int:
-        """Return the byte offset where the record that contains this byte starts. The method reads all records from the
-        segment's start on, so it takes O(records).
+        """Return the byte offset where the record that contains byte `offset` starts. The method reads all records of
+        the segment up to this one, so it can take long.
 
         Damaged bytes are skipped up to the next good record. If the byte itself is damaged, return where the damaged
         range starts.
@@ -369,7 +382,9 @@ class Snapshot(NamedTuple):
         return self.look(segment, walk).start
 
     def look(self, segment: Segment, question: Callable[[Files, int], T]) -> T:
-        """Open a segment's data file and return the result of `question(files, descriptor)`."""
+        """Open a segment's data file, call `question(files, descriptor)`, close the file, and return the result of the
+        call.
+        """
         try:
             with opened(self.files, segment.path) as fd:
                 return question(self.files, fd)
@@ -381,8 +396,8 @@ class Snapshot(NamedTuple):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def out_of_range(self, offset: int) -> OffsetOutOfRange:
-        """Return the error for a reader that asks for data that retention has already removed. The error says where
-        reading can continue.
+        """Return the error to raise if a reader asks for data at `offset` that retention has removed since the snapshot
+        was made. The error contains the byte offset where the reader can continue.
         """
         kept = (segment.first_offset for segment in self.segments if not segment.removed)
         return OffsetOutOfRange(offset, next(kept, self.visible_end), self.visible_end)
@@ -393,7 +408,8 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 
 
 def find_segment(segments: Sequence[Segment], visible_end: int, offset: int) -> tuple[Segment, int]:
-    """Return the segment that contains the byte `offset`, and the byte offset where the segment's readable part ends.
+    """Return the segment that contains the byte at `offset`, and the byte offset where the readable part of this
+    segment ends.
 
     Raises OffsetOutOfRange(first, visible end).
     """

@@ -1,11 +1,11 @@
-"""Read data in order that are not in the page cache: prefetch the next bytes, and drop pages from the page cache that
-the reader has already read.
+"""Read a partition from front to back if its data are not in the page cache: let the kernel load the next bytes in
+advance (prefetch), and drop pages from the page cache that were read.
 
 If data were not prefetched, a reader that is far behind would wait for the disk at each request. If pages were not
-dropped, a reader that is far behind would push newer data out of the page cache, which readers at the partition's end
-still need. A page is dropped only if it was not cached before this reader read it. Pages are dropped well behind the
-reader, and never near the end of the partition. While the machine has spare memory, no pages are dropped, unless the
-reader was made with spare_part=1.0.
+dropped, the old data that such a reader loads would replace newer data in the page cache, which readers at the
+partition's end need. A reader drops only pages that were not cached before it read them. It drops pages only when it is
+far behind them, and never pages near the end of the partition. While the machine has unused memory, no pages are
+dropped, unless the reader was made with spare_part=1.0.
 """
 
 from __future__ import annotations
@@ -27,36 +27,36 @@ _PAGE_BYTES = 4096
 
 
 class _Range(NamedTuple):
-    """Byte offsets [start, stop) of a partition that were loaded into the page cache."""
+    """Byte offsets [start, stop) of a partition whose data this reader has caused to be loaded into the page cache."""
 
     start: int
     stop: int
 
 
 class SequentialReader:
-    """Reads one partition on behalf of one client. Its methods run in worker threads, one at a time.
+    """Reads one partition for one client from front to back. Its methods run in worker threads, one at a time.
 
-    The methods make few system calls, because each one disturbs the reactor thread: after a system call a worker thread
-    waits for Python's interpreter lock, and when it gets the lock, the reactor thread has to stop.
+    The methods make few system calls, because each system call disturbs the reactor thread: after the call, the worker
+    thread waits for Python's interpreter lock, and when it gets the lock, the reactor thread cannot run.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
-        """spare_part: a fraction of the machine's memory, 0 … 1. No pages are dropped while a larger fraction of the
-        memory is unused.
+        """spare_part: a fraction from 0 to 1. While a larger fraction of the machine's memory is unused, no pages are
+        dropped.
         """
         self._files = files
         self._spare_part = spare_part
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data of the last prefetch were already in the page cache. They are cached if other clients read
-        the same data, or if the data were just written.
+        """Whether the data that `read` wanted to prefetch last were in the page cache without this reader, because
+        other clients read the same data or because they were just written.
         """
         self._brought: deque[_Range] = deque()
 
     def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
-        """Read and return data like `Snapshot.read`. Also prefetch up to `window` bytes behind the returned data, and
-        drop pages that this reader has read before.
+        """Return the same data as `Snapshot.read`. Also prefetch up to `window` bytes behind them, and drop pages that
+        this reader has loaded and that are more than `window` bytes before their end.
 
         log: a snapshot of the partition. All calls must be for the same partition.
         """
@@ -82,10 +82,10 @@ class SequentialReader:
         return log.look(segment, read)
 
     def _fetch(self, fd: int, segment: Segment, stop: int, needed: int) -> bool:
-        """If the data up to byte offset `needed` are not prefetched yet, tell the kernel to read the data up to byte
-        offset `stop`. Return whether the kernel was told to read.
+        """If the data up to byte offset `needed` were not prefetched before, tell the kernel to load the data up to
+        byte offset `stop`, unless they are cached. Return whether the prefetched range was extended to `stop`.
 
-        Returns before the data are in the page cache.
+        The function does not wait until the data are in the page cache.
         """
         start = self._ahead
         if start >= min(stop, needed + 1):
@@ -106,8 +106,8 @@ class SequentialReader:
             return False
 
     def _drop(self, fd: int, segment: Segment, before: int) -> None:
-        """Drop pages from the page cache that this reader has loaded, up to byte offset `before`. Drop no pages while
-        the machine has spare memory.
+        """Drop from the page cache the pages before byte offset `before`, as far as this reader has caused their
+        loading. Drop none while the machine has more unused memory than `spare_part`.
         """
         if self._brought and self._files.unused_memory_part() > self._spare_part:
             self._brought.clear()
@@ -118,8 +118,8 @@ class SequentialReader:
             self._files.advise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
 
     def _leave(self, hot: int) -> None:
-        """Of the segment that was read last, drop the pages before byte offset `hot` that this reader has loaded.
-        Called when the reader goes to another segment.
+        """Drop from the page cache the pages of the segment that was read last, if this reader has caused their loading
+        and they are before byte offset `hot`. Called when the reader begins to read another segment.
         """
         segment, self._segment = self._segment, None
         if segment is not None and self._brought:

@@ -1,4 +1,6 @@
-"""Manage all partitions of one broker: open and create partitions, run timed work and retention, and shut down."""
+"""Manage all partitions of one broker: open and create them, append to several of them at once, start their background
+work and retention, and close them.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +44,17 @@ __all__ = ["Append", "AppendListener", "RemovedSegment", "Store", "TopicStoreCon
 _log = logging.getLogger(__name__)
 
 AllSafeCallback = Callable[[Sequence[MetaqError | None]], None]
-"""callback(errors): `errors` has one entry per log. The entry is None if the log's data are safe on this node.
-Otherwise it is the error that prevents the data from becoming safe.
+"""callback(errors): `errors` has one entry for each log, in the order of `ends` in `when_all_safe`. The entry is None
+if the log's data are safe on this node; otherwise it is the error because of which they cannot become safe.
 """
 
 
 class Append:
-    """An append for `Store.append_many`. The object contains the arguments of `PartitionLog.append`, and after the
-    append also its result.
+    """An append for `Store.append_many`. The object contains the arguments of `PartitionLog.append`; `append_many` adds
+    the result.
 
-    data: buffers that together contain whole records; a single buffer may contain only the header or the body of a
-    record. base, end: the byte offsets in the partition where the appended data begin and end; equal if the data were
-    not appended.
+    data: buffers that together contain whole records; a record may be divided into several buffers. base, end: the byte
+    offsets in the partition where the appended data begin and end; equal if the data were not appended.
     error: why the data were not appended, or why they are not safe.
     """
 
@@ -74,8 +75,8 @@ A = TypeVar("A", bound=Append)
 
 
 class Store:
-    """The store of a broker. Only the reactor thread, which owns the store, may use this object. Disk syncs, retention
-    and rebuilds of indexes run in worker threads (`run_in_thread`).
+    """Manages the partitions and internal logs of a broker. Only the reactor thread, which owns the store, may use this
+    object. Disk syncs, retention and rebuilds of indexes run in worker threads (`run_in_thread`).
     """
 
     def __init__(
@@ -94,22 +95,22 @@ class Store:
         key_block_bytes: int = tuning.KEY_BLOCK_BYTES,
         disk_reserve: int | None = None,
     ) -> None:
-        """data_paths: all directories to scan for partitions. New partitions are created in the directory
+        """data_paths: all directories to scan for partitions. New partitions are created in the data path
         data_path_for(topic), by default in the first data path.
 
-        kinds: the internal topics. run_journal: runs the journal's writes and syncs, and nothing else, in a thread, so
+        kinds: the internal topics. run_journal: runs the journal's writes and syncs in threads that do nothing else, so
         that puts do not wait for other work; by default `run_in_thread`. clock: returns the wall clock time in seconds.
-        monotonic: returns the monotonic time in seconds, for intervals.
-        max_open_files: how many descriptors to keep open between uses, by default a share of the process's limit.
-        key_block_bytes: see key_building.py. disk_reserve: see DiskSpace.
+        monotonic: returns the monotonic time in seconds, for intervals. max_open_files: how many file descriptors to
+        keep open between uses, by default a part of the process's limit (default_open_limit). key_block_bytes: see
+        key_building.py. disk_reserve: see DiskSpace.
         """
         if not data_paths:
             raise ValueError("a store needs a data path")
         self.data_paths = list(dict.fromkeys(os.path.realpath(path) for path in data_paths))
         self.reports: list[RecoveryReport] = []
         self.whole: set[str] = set()
-        """The names (`<topic>-<partition>`) of the complete partitions and internal logs. A log is in this set if it
-        had files at the start of the broker and none of its synced data are known to be missing.
+        """The names (`<topic>-<partition>`) of the complete partitions and internal logs. "Complete" means that the log
+        had files when the broker started, and that the recovery has not found any synced data missing.
         """
         self._config_for = config_for
         self._kinds = kinds
@@ -119,8 +120,8 @@ class Store:
         self._monotonic = monotonic
         self._open_files = OpenFiles(files, default_open_limit() if max_open_files is None else max_open_files)
         self.cached_only = self._open_files.cached_only
-        """A context manager. In its `with` block, searches in the logs raise NotCached if the data are not in the page
-        cache, instead of waiting for the disk.
+        """A context manager. In its `with` block, reads and searches of the logs on this thread raise NotCached if the
+        data are not in the page cache, instead of waiting for the disk.
         """
         self.key_building = KeyBuilding(files, run_in_thread, key_block_bytes)
         self.searching = Searching(files, self.key_building)
@@ -164,10 +165,9 @@ class Store:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lock and scan the data directories, and recover every partition. `reports` then lists the repairs.
-
-        From then on, missing indexes of closed segments are rebuilt in the background. Raises DirectoryInUse,
-        ConfigError, StoreError; after an error nothing stays locked.
+        """Lock and scan the data directories, recover every partition, and begin to rebuild missing indexes of closed
+        segments in the background. Afterwards `reports` has a report for each partition with what was repaired. Raises
+        DirectoryInUse, ConfigError, StoreError; after an error no directory is locked.
         """
         try:
             for path in self.data_paths:
@@ -182,8 +182,8 @@ class Store:
         self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
-        """Replay the journal of an earlier run, recover every partition, sync all recovered data, and remove the
-        journal.
+        """Write data that only the journal of an earlier run has into the partitions, recover every partition, sync the
+        recovered data, and remove the journal.
         """
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for topic, number in product(self._kinds, NUMBERS):
@@ -234,11 +234,11 @@ class Store:
             _log.warning("recovered %s", report)
 
     def _sync_recovered(self, *, journaled: bool) -> None:
-        """Wait until the recovered data of all logs with group commit are on the disk, because readers of these logs
-        may only see data that cannot be lost.
+        """Sync the recovered data of all logs with group commit, because readers of these logs must only see data that
+        cannot be lost.
 
-        journaled: whether a journal of an earlier run is to be removed. If so, all partitions are synced, because puts
-        to any partition may be safe only through that journal. Raises StoreError.
+        journaled: whether a journal of an earlier run will be removed next. If so, the data of all logs are synced,
+        because some acknowledged data may until now have been safe in that journal only. Raises StoreError.
         """
         logs = [log for log in self.all_logs() if journaled or log.has_group_commit]
         segments = [
@@ -269,8 +269,8 @@ class Store:
         return PartitionDirectory(topic, int(number), partition_path(data_path, topic, int(number)))
 
     def close(self) -> None:
-        """Sync all data on this thread, call all waiting callbacks, and unlock the directories. The call blocks until
-        all data are on the disk. A second call does nothing.
+        """Close the store: sync all data on this thread, call all callbacks that wait for safe data, and unlock the
+        directories. The call blocks until all data are on the disk. A second call does nothing.
         """
         if self._closed:
             return
@@ -296,12 +296,13 @@ class Store:
 
     @property
     def on_append(self) -> AppendListener | None:
-        """The listener that is called for every append to any log, in order, on the thread that owns the store. The
-        listener is called before any callback has been registered that waits until the appended data are safe, and
-        before any reader has seen the data.
+        """A function, or None, that is called after every append to any log, in the order of the appends, on the thread
+        that owns the store (arguments: AppendListener). The listener is called before a callback can be registered that
+        waits until the appended data are safe, and before any reader can see the data.
 
-        Exceptions of the listener are logged. The listener must not append to a log. It must not use `data` any more
-        after the time from which the owner of the Append may change these buffers.
+        Exceptions of the listener are logged. The listener must not append to a log. It must not use the buffers `data`
+        later than their owner keeps them unchanged: `PartitionLog.append` only requires that they do not change before
+        readers see the records.
         """
         return self._shared.on_append
 
@@ -313,10 +314,10 @@ class Store:
         """Call `log.append(data, units, segment)` for each append, in order, and return the appends. All appends share
         one sync of the journal.
 
-        An append is taken from the iterable only when the earlier appends are done. If an append fails, its `error` is
-        set. Later appends to the same partition fail with the same error, but appends to other partitions do not.
-        Raises ValueError if `PartitionLog.append` raises it for an append; the appends before this one have been made
-        then.
+        The next append is taken from the iterable only after the one before it was made. If an append fails, its
+        `error` is set, and all later appends to the same partition in this call fail with the same error. Appends to
+        other partitions are made. Raises ValueError if `PartitionLog.append` raises it for an append; the appends
+        before this one were made in that case.
         """
         taken: list[A] = []
         failed: dict[PartitionLog, MetaqError] = {}
@@ -338,12 +339,12 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call `callback` once when the data of each log are safe on this node up to its `end`, or the log has failed.
-        Call it at once if the data of all logs are safe.
+        """Call `callback` once when each log is settled: its data are safe on this node up to the offset given with it,
+        or they can no longer become safe. Call it at once if the data of all logs are safe.
 
-        "Safe" has the same meaning as in `PartitionLog.when_safe`. Readers may not see all safe data yet. If the
-        journal makes the data safe, no callback is registered in each log; instead one callback in the journal serves
-        all logs.
+        "Safe" has the same meaning as in `PartitionLog.when_safe`. When the callback is called, readers may not see all
+        of the safe data yet. If the data are made safe by the journal, one callback in the journal serves all logs, so
+        that none has to be registered in each log.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -351,22 +352,23 @@ class Store:
             self._journal.when_settled(partial(_ask, ends, callback))
 
     def journal_status(self) -> JournalStatus:
-        """Return the status of the journal. All partitions with group commit share this journal."""
+        """Return the status of the journal, which all logs with group commit use."""
         return self._journal.status()
 
     # --- data directories of a running broker -------------------------------------------------------------------------
 
     def unknown_paths(self, paths: Iterable[str], known: Iterable[str] | None = None) -> list[str]:
-        """Return those paths of `paths` that are not in `known` (default: the store's data paths). Symbolic links are
-        resolved in both lists and in the result.
+        """Return those of `paths` that are not in `known` (default: the store's data paths). Symbolic links in both
+        lists are resolved before the comparison, and the result has no symbolic links.
         """
         others = set(self.data_paths if known is None else map(os.path.realpath, known))
         return [path for path in dict.fromkeys(map(os.path.realpath, paths)) if path not in others]
 
     def lock_empty_paths(self, paths: Iterable[str]) -> dict[str, int]:
-        """Create each directory if needed, and lock it. Return a dict from path to lock. Called in a worker thread.
+        """Create each of these new data directories if needed, and lock it. Return a dict from each path to its lock (a
+        file descriptor). Called in a worker thread.
 
-        Raises ConfigError, DirectoryInUse; after an error nothing stays locked.
+        Raises ConfigError, DirectoryInUse; after an error none of them is locked.
         """
         locks: dict[str, int] = {}
         try:
@@ -386,7 +388,7 @@ class Store:
         self._locks += locks.values()
 
     def has_partitions(self, path: str) -> bool:
-        """Return whether the data path `path` contains any partition of this store."""
+        """Return whether any partition of this store is in the data path `path`."""
         return any(os.path.dirname(log.directory) == path for log in self._logs.values())
 
     # --- partitions ---------------------------------------------------------------------------------------------------
@@ -411,7 +413,9 @@ class Store:
         return self._create(topic, partition, first_offset) if log is None else log
 
     def directory_for(self, topic: str, partition: int) -> str:
-        """Return the directory where a partition is or would be created. Raises InvalidName."""
+        """Return the directory of a partition; for a partition that does not exist, the directory in which it would be
+        created. Raises InvalidName.
+        """
         log = self._logs.get((topic, partition))
         if log is not None:
             return log.directory
@@ -435,19 +439,18 @@ class Store:
         return *self._internal_logs.values(), *self._logs.values()
 
     def first_failure(self) -> LogReadOnly | None:
-        """Return the failure of a log that accepts no appends before a restart, because a write or sync failed. Return
-        None if there is no such log. O(partitions).
+        """Return the error of a log that accepts no appends before a restart of the broker, because a write or sync has
+        failed. Return None if there is no such log. Takes O(partitions).
         """
         failed = next((log for log in self.all_logs() if log.read_only is not None), None)
         return None if failed is None else LogReadOnly(failed.directory, str(failed.read_only))
 
     @property
     def max_message_id(self) -> int:
-        """Return the largest message id in all logs, without the ids that only other software can have assigned; 0 if
-        there is none. The ids of new messages must be larger than this id.
+        """Return the largest message id in all logs, 0 if there is none; the ids of new messages must be larger. Ids
+        that only other software can have assigned (message_id.foreign_from) are left out.
 
-        Takes O(partitions), but O(messages) for segments that contain an id from other software
-        (message_id.foreign_from).
+        Takes O(partitions), and in addition O(messages) for segments that contain such an id.
         """
         limit = foreign_from(int(self._clock() * 1000))
         return max((log.segments.largest_id_below(limit) for log in self._logs.values()), default=0)
@@ -478,7 +481,7 @@ class Store:
 
     def followed_internal_logs(self, topic: str) -> Sequence[PartitionLog]:
         """Return the internal logs of a topic that can be read while this node is a follower. A log whose end is being
-        cut off is left out, because until the cut is done its files have less data than its index describes.
+        cut off is left out, because during the cut its files can have less data than the log object assumes.
         """
         return [log for log in self.internal_logs(topic) if log.read_only is None]
 
@@ -487,8 +490,8 @@ class Store:
         return tuple(self._internal_logs.values())
 
     def internal_log(self, topic: str, group_commit: bool) -> PartitionLog:
-        """Return the topic's internal log for partitions with group commit (True) or with asynchronous flush (False).
-        Create it on first use. Raises StoreError.
+        """Return that of the topic's two internal logs which is for partitions with group commit (`group_commit` True)
+        or with asynchronous flush (False). Create the log if it does not exist. Raises StoreError.
         """
         return self.numbered_internal_log(topic, number_of(group_commit))
 
@@ -533,8 +536,9 @@ class Store:
             self.key_building.consider(log)
 
     def reconfigure(self) -> None:
-        """Apply the present topic settings to every log. (Retention needs no such call, because it reads its settings
-        at each run. Data paths are read only for new partitions.)
+        """Apply the present topic settings to every log. Called after the settings were changed. (Settings of retention
+        and data paths need no such call, because they are read at each run of the retention and for each new
+        partition.)
         """
         for log in self._logs.values():
             log.use(self._config_for(log.topic))
@@ -544,17 +548,18 @@ class Store:
     def cut(self, ends: Mapping[PartitionLog, int], done: CutsDone) -> None:
         """Cut off all data behind byte offset `end` of each of these logs. Call `done` when the cuts are on the disk.
 
-        The removed data are kept in `<segment>.damaged-…` files beside the segment. The broker's log names these files.
-        Readers and writers then find no trace of the removed bytes, and `visible_end` is lowered, too. A crash leaves
-        each log in the state either before or after the cut. Nothing may be appended to these logs before `done` is
-        called. A cut needs a sync of all partitions that have data in the journal, and takes a few calls of `tick`.
-        `done` is called at once if nothing is to be cut.
+        The removed data are kept in files `<segment>.damaged-…` beside the segment, and their names are logged. After
+        the cut, the log ends at `end`, and `visible_end` is lowered if it was behind `end`. If the broker crashes
+        during a cut, its next start finds the log as it was either before or after the cut. Nothing may be appended to
+        these logs before `done` is called. A cut is made only after a sync of all partitions that have data in the
+        journal, so `tick` must be called several times until it is done. `done` is called at once if nothing is to be
+        cut.
 
         done(kept, error). kept: for each log that was cut, the paths of the files that contain its removed data. error:
-        why the other logs were not cut; None if all logs were cut. The error is a StoreError if a log has no record
-        boundary at `end`, or cannot be synced or cut. Logs before the failed one are cut. If the error is
-        CutUnfinished, the failed log accepts no writes before a restart. The method itself raises StoreError if an end
-        lies outside its log's data.
+        why the other logs were not cut; None if all logs were cut. The error is a StoreError if no record of a log ends
+        at `end`, or if a log cannot be synced or cut. The logs before this one, in the order of `ends`, are cut, and
+        the logs behind it are not. If the error is CutUnfinished, the failed log accepts no writes before a restart.
+        The method itself raises StoreError if an end lies outside its log's data.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -562,10 +567,10 @@ class Store:
         self._cut({log: Change(end) for log, end in ends.items() if end < log.end_offset}, done)
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
-        """Remove all data of these logs, and let each log continue as an empty log at its new first byte offset.
-        Everything else is as in `cut`.
+        """Remove all data of these logs, so that each log is empty and begins at its byte offset in `first_offsets`.
+        How the data are kept and what `done` receives is as in `cut`.
 
-        Raises StoreError if a new first offset lies in the log's present data or at their end.
+        Raises StoreError if a new first offset is within the log's present data or at their end.
         """
         for log, first_offset in first_offsets.items():
             first, end = log.first_offset, log.end_offset
@@ -586,7 +591,9 @@ class Store:
     # --- timers -------------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Start the background work that is due. Call this about four times a second."""
+        """Start the timed work that is due: syncs, journal work, rebuilds of indexes, building of key files, and cuts.
+        The owner of the store must call this about four times a second.
+        """
         self._syncs.tick(self._monotonic())
         self._journal.tick()
         self._rebuilding.tick(self._monotonic())
@@ -606,7 +613,8 @@ class Store:
         """Remove segments that are too old from their logs at once, and start to delete or archive their files.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If files
-        cannot be removed, the error is logged, and their segments belong to the log again until the next run.
+        cannot be removed, the error is logged, and their segments belong to the log again; the next call tries again to
+        remove them.
         """
         return self._retention.apply(self._logs.values(), is_due)
 
@@ -626,13 +634,13 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove whole segments before byte offset `first_offset` from a log. The leader, which sends this log's data,
-        has removed these segments. Their files are removed in the background according to this broker's own policy for
-        the topic. If the topic has no policy, the files are deleted.
+        """Remove the segments that end at or before byte offset `first_offset` from a log. Called on a follower when
+        its leader has removed these segments. Their files are deleted or archived in the background, as this broker's
+        own policy for the topic says; without a policy they are deleted.
 
-        Segments that readers do not see yet stay. The last segment also stays, and so does a segment that is not on the
-        disk with its index. While other segments of the log are being removed, a call removes nothing and must be
-        repeated later.
+        Not removed are the last segment, a segment that readers do not see completely, and a segment that is not on the
+        disk together with its index, nor segments behind such a segment. While files of the log are being removed, the
+        method does nothing and must be called again later.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -640,8 +648,8 @@ class Store:
 
     @property
     def unindexed_segments(self) -> int:
-        """The number of closed segments whose index must still be rebuilt. Message counts do not include the messages
-        of these segments yet.
+        """The number of closed segments that have no index until it is rebuilt. The messages of these segments are not
+        included in message counts.
         """
         return len(self._rebuilding)
 
@@ -653,9 +661,9 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """Ask each log whether its data are safe, and call `callback` when all logs have answered. This function is called
-    when no write of these data to the journal is pending. So data that are not safe yet either wait for a sync of the
-    partition's own files or have failed.
+    """Call `callback` when each log's data up to its end offset are safe or have failed. This function is called when
+    the journal has no pending write of these data. So data that are not safe by now wait for a sync of the partition's
+    own files, which their log reports, or have failed.
     """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Part:
-    """The part of a sync job that concerns one segment, with the segment's state at the time when the job was
-    created.
+    """What a sync job has to sync of one segment. The object copies the segment's end, index units and checksum when
+    the job is created, because the segment may grow while the job runs.
     """
 
     def __init__(self, segment: Segment, kind: int) -> None:
@@ -48,12 +48,13 @@ class _Part:
 
 
 class SyncJob:
-    """A sync of one partition. The owning thread creates the job and applies its result; a worker thread runs it.
+    """A sync of one partition. The thread that owns the store creates the job and, after the job has ended, records its
+    result; a worker thread runs the job.
 
-    A job covers the data below byte offset `end`. `count` is the log's own count of records up to there. The job writes
-    index units to their files before it syncs anything. After that, the units may be removed from memory
-    (`settle_units`). The job writes index headers last, because a header states that the data and units before a given
-    offset are on the disk.
+    A job syncs the partition's data before the byte offset `end`. `count` is the number of records before `end`, as the
+    partition's log counts them. Before the job syncs anything, it writes the index units from memory to the index
+    files; from then on the units may be removed from memory (`settle_units`). The job writes the headers of the index
+    files last, because a header states that all data and units before a given offset are on the disk.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class SyncJob:
         end: int,
         count: int,
     ) -> None:
-        """directory: the partition's directory. directories: directories that must be synced, because they have new
-        entries.
+        """directory: the partition's directory. directories: directories that the job must sync, because files were
+        created in them.
         """
         self.kind = kind
         self.directory = directory
@@ -75,7 +76,9 @@ class SyncJob:
         self.count = count
         self.directories = directories
         self.syncs_headers = False
-        """Whether the job also syncs the index headers, so that they survive a power cut."""
+        """Whether the job, after it has written the headers of the index files, also syncs them, so that they survive a
+        power cut.
+        """
         self.error: OSError | None = None
         self.lacked_room = False
         """Whether the job could not write the index units to their files because the disk is full."""
@@ -89,7 +92,7 @@ class SyncJob:
 
     def pin(self) -> None:
         """Keep the file descriptors that `run` needs open until `release` is called. A job for `run_together` needs no
-        descriptors. Called on the owning thread.
+        descriptors, because whole file systems are synced. Called on the thread that owns the store.
         """
         try:
             for part in self._parts:
@@ -99,8 +102,8 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Run all steps of this job alone, after `pin`. Do nothing if the job was cancelled. A failure is stored in
-        `error`. Called in a worker thread.
+        """Run all steps of this job, not together with other jobs (`run_together`). `pin` must be called before. Do
+        nothing if the job was cancelled. A failure is stored in `error`. Called in a worker thread.
         """
         if self.enter():
             try:
@@ -110,8 +113,8 @@ class SyncJob:
                 self.leave()
 
     def step(self, action: Callable[[], None]) -> None:
-        """Run one action of the job in a worker thread. If it raises OSError, this job stores the error and skips its
-        later actions; other jobs of a group continue.
+        """Run one action of the job in a worker thread. If the action raises OSError, store the error in this job,
+        which then skips its later actions; other jobs that run together with this job continue.
         """
         if self.error is None:
             try:
@@ -120,7 +123,7 @@ class SyncJob:
                 self.error = error
 
     def cancel(self) -> None:
-        """Make `run` do nothing from now on. Wait for the end of `run` if it is running."""
+        """Make later calls of `run` do nothing. If `run` is running in a worker thread now, wait until it has ended."""
         with self._lock:
             self._cancelled = True
 
@@ -131,13 +134,13 @@ class SyncJob:
                 part.segment.data.unpin()
 
     def writes_index(self, segment: Segment) -> bool:
-        """Whether this job may write the index file of this segment."""
+        """Whether this job writes index units or the header of this segment's index file while it runs."""
         return any(part.segment is segment and part.index is not None for part in self._parts)
 
     def settle_units(self) -> bool:
-        """Remove the index units from memory if the job has written them to their files, even if these files are not
-        synced yet and `run` still goes on. Return whether the units are in the files; True for a job that writes no
-        units. Called on the owning thread.
+        """Remove the index units from memory if the job has written them to the index files. The files need not be
+        synced yet, and `run` may still be running. Return whether the units are in the files; True for a job that
+        writes no units. Called on the owning thread.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True
@@ -147,7 +150,9 @@ class SyncJob:
         return self._units_written
 
     def apply(self) -> None:
-        """Record in the segments which data are on the disk now. Called on the owning thread after a successful run."""
+        """Record in the segment objects up to which offset their data are on the disk now. Called on the owning thread
+        after a successful run.
+        """
         self.settle_units()
         for part in self._parts:
             segment = part.segment
@@ -159,8 +164,8 @@ class SyncJob:
                         part.index.vouched = segment.first_offset, part.end
 
     def _checkpoints(self) -> Iterator[tuple[str, Checkpoint]]:
-        """Yield the paths of the index files, each with the checkpoint that may be written to its header once data and
-        units are synced.
+        """Yield the path of each index file, with the checkpoint that the job writes to the file's header after the
+        data and units are synced.
         """
         if self.kind & INDEX and not self.lacked_room:
             for part in self._parts:
@@ -206,7 +211,9 @@ class SyncJob:
         self._units_written = True
 
     def _sync(self) -> None:
-        """Sync data, units and file names, file by file, and write the index headers."""
+        """Sync the data files, the directories with new files, and the index units, each file by itself, and then write
+        the headers of the index files.
+        """
         if self.kind & DATA:
             for part in self._parts:
                 if part.fd is not None:
@@ -242,13 +249,13 @@ class SyncJob:
 
 
 def run_together(sync: Callable[[Iterable[str]], None], jobs: Sequence[SyncJob]) -> OSError | None:
-    """Run the jobs of many partitions in a worker thread, with one sync of each file system instead of two syncs of
-    each partition.
+    """Run the sync jobs of many partitions together in a worker thread. One sync of each file system replaces the two
+    syncs (data and index) of each partition.
 
-    Ten thousand syncs of single files take many seconds, and the file system's own journal is the bottleneck. The
-    disadvantage is that the sync also waits for data that other programs have written. sync: FileSystems.sync. A
-    failure of one job is stored only in that job. If the sync of the file systems fails, its error is stored in all
-    jobs and returned.
+    Ten thousand syncs of single files would take many seconds, because the file system's own journal does them one
+    after the other. The disadvantage of a sync of the file system is that it also waits for data that other programs
+    have written. sync: FileSystems.sync. A failure of one job is stored only in that job. If the sync of the file
+    systems fails, its error is stored in all jobs and returned.
     """
     entered = [job for job in jobs if job.enter()]
     failure = None

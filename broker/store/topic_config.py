@@ -24,8 +24,8 @@ _SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in de
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """When a topic's data are synced: as soon as threshold + 1 records are unsynced, or after the interval (storage.md
-    §3).
+    """The rule when a topic's data are synced: as soon as a partition has more than `threshold` unsynced records, or
+    when the interval has passed since the first unsynced record (storage.md §3).
 
     A threshold of 0 means group commit: puts are answered, and readers see data, only after the sync. The sync begins
     at once. All data that are appended while a sync runs share the next sync.
@@ -60,8 +60,8 @@ class Disposal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeletePolicy:
-    """Retention rules of a topic. Closed segments that were not changed for `max_age_s` seconds are removed in the way
-    that `action` names.
+    """Retention rules of a topic. Segments that receive no more records and were not changed for `max_age_s` seconds
+    are removed in the way that `action` names (deleted, renamed or compressed).
 
     If a topic has more than `max_bytes` bytes of messages in all its partitions on this broker, its oldest closed
     segments are removed, too. If `max_bytes` is None, there is no limit.
@@ -80,7 +80,7 @@ class TopicStoreConfig:
     unflush_threshold: int
     unflush_interval_ms: int
     delete_policy: DeletePolicy | None = None
-    """Which segments are removed. None if no segment is ever removed."""
+    """The rules by which old segments are removed. None if no segment is ever removed."""
 
     @property
     def flush_policy(self) -> FlushPolicy:
@@ -93,8 +93,9 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
     """Return the policy of a 1.x `deletePolicy` value: `delete,168`, `archive,24h`, `archive,30m,true`,
     `delete,168,size=10g`.
 
-    `size=` is an extension of this broker. Metaq 1.x ignores it after the age of `delete`. In the place after the age
-    of `archive`, metaq 1.x treats every word except `true` as false. As in 1.x, all other words are ignored. Raises
+    `size=`, the limit for the bytes of the topic, is an extension of this broker. Metaq 1.x ignores a `size=` that
+    follows the age of `delete`. After the age of `archive`, 1.x expects `true` (compress the segments) or `false`; it
+    takes any other word, such as `size=10g`, for `false`. As in 1.x, words in all other positions are ignored. Raises
     ConfigError, which names `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]

@@ -13,7 +13,9 @@ __all__ = ["RunInThread", "Turns", "call_safely"]
 _log = logging.getLogger(__name__)
 
 RunInThread = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-"""run_in_thread(fn, done): runs fn in a worker thread, later calls done(result or exception) on the owning thread."""
+"""The type of run_in_thread(fn, done), which runs fn in a worker thread. After fn has ended, it calls done(result or
+exception) on the thread that called run_in_thread.
+"""
 
 
 def call_safely(callback: Callable[..., None], *arguments: object) -> None:
@@ -28,12 +30,13 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
 
 class Turns:
     """Shares worker threads fairly: runs functions with `run_in_thread`, at most `limit` at once. Only the thread that
-    created this object may use it. `run_in_thread` may be any function that starts work and calls `done` at the end of
-    the work.
+    created this object may use it. `run_in_thread` need not use threads: it may be any function that starts the work
+    and calls `done` when the work has ended.
 
-    Each key has its own queue, and the queues take turns. So even if one key has many calls, another key still gets its
-    share. Invariant: a key is in `_waiting` as long as calls with this key wait, and the order of the keys in
-    `_waiting` is the order of their turns.
+    Each call is made with a key, such as a topic. The calls of each key have their own queue, and the queues take
+    turns: one call from each queue. So many calls with one key do not delay the calls with another key for long.
+    Invariant: a key is in `_waiting` as long as calls with this key wait, and the first key in `_waiting` has the next
+    turn.
     """
 
     def __init__(
@@ -44,8 +47,8 @@ class Turns:
         pause: Callable[[], float] = lambda: 0.0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """pause: returns how many seconds the next call must wait before it may start; 0 if it need not wait.
-        call_later: schedules the end of this wait.
+        """pause: returns how many seconds must pass before the next function may start; 0 if it may start at once.
+        call_later(seconds, function): used to start the next function after this time.
         """
         self._run_in_thread = run_in_thread
         self._limit = limit
@@ -56,12 +59,12 @@ class Turns:
         self._pausing = False
 
     def __len__(self) -> int:
-        """Return the number of calls that wait for their turn."""
+        """Return the number of functions that wait for their turn and have not started."""
         return sum(map(len, self._waiting.values()))
 
     def run(self, key: Hashable, function: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `function` in a worker thread when its turn comes, then call `done(result or exception)` on this
-        thread.
+        """Run `function` in a worker thread when the turn of its key comes. After that, call `done(result or
+        exception)` on the thread that created this object.
         """
         self._waiting.setdefault(key, deque()).append((function, done))
         self._start()

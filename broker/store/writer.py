@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 class Writer:
     """Writes the records and segments of one partition. Only the thread that owns the store may use this object. A
-    Writer does not track which data are safe or visible to readers.
+    Writer does not know which data are synced or which data readers may see; other classes do.
 
     Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
-    damaged bytes that were copied. Within a segment store times never decrease, even if the clock is set back. A store
-    time that is only an upper bound is stored as a negative number; its absolute value is the time that counts in this
-    order.
+    damaged bytes that were copied. The store times of a segment's records never decrease, even if the clock is set
+    back. If only an upper bound of a store time is known, the bound is stored as a negative number; then its absolute
+    value is what never decreases.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Writer:
         self._copied = self._dropped = -1  # where the running copy ends, and what the page cache need not keep
 
     def append_damaged(self, data: Sequence[Buffer]) -> None:
-        """Write damaged bytes behind the last record, without index units for them. Raises the errors that `append`
-        raises.
+        """Write damaged bytes behind the last record, for example those of a copied partition. They get no index units.
+        Raises the errors that `append` raises.
         """
         segments = self._segments
         active = segments.active
@@ -71,10 +71,10 @@ class Writer:
 
     def append(self, data: Sequence[Buffer], units: Buffer, *, copied: bool = False) -> tuple[int, Buffer]:
         """Write whole records behind the last record of the partition. copied: whether the records belong to a large
-        copy, so that the page cache need not keep them.
+        copy (for example from another node). The page cache need not keep such records.
 
-        Return the number of index units that are only in memory now, and the units as they were stored. In the stored
-        units, each store time is at least as high as the one before it.
+        Return the number of this segment's index units that are in memory but not in the index file, and the given
+        units as they were stored: a store time below the previous one was raised to the previous one.
 
         The append is all or nothing: after a failed write the file is cut back to its former size. Raises DiskFull if
         the write failed because the disk is full. Raises LogReadOnly for any other failure; then nothing more may be
@@ -109,8 +109,8 @@ class Writer:
         self.unsynced_directories.append(self._directory)
 
     def _last_stored_ms(self) -> int:
-        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. The time is read
-        from the index only once, before the first append.
+        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. The index is read
+        for this only before the first append; after that, the Writer itself remembers the time.
         """
         index = self._segments.active_index
         if not len(index):
@@ -134,13 +134,11 @@ class Writer:
         return LogReadOnly(self._directory, cause)
 
     def _write_back(self, segment: Segment, end: int) -> None:
-        """Tell the kernel to begin to write appended data. A worker thread calls the kernel, because the call may have
-        to wait for the device.
-
-        If the kernel did not begin now, the next sync would write all data at once and take long. During a large copy,
-        older pages of the copy are dropped from the page cache, because they should be on the disk by now. The copy
-        then reuses their memory and does not push other data out of the page cache. Another advantage is that the copy
-        takes no memory that has been unused for long. To take such memory is expensive in a virtual machine.
+        """Tell the kernel to begin to write appended data to the disk. A worker thread makes this system call, because
+        the call may have to wait for the device. During a large copy, the pages that were written earlier are dropped
+        from the page cache, because they should be on the disk by now. The next pages of the copy can use the same
+        memory, so the copy does not push other data out of the page cache. It also needs no memory that nobody has used
+        for long, which is expensive to get in a virtual machine.
         """
         if not self._writing_back:
             self._writing_back = True

@@ -1,5 +1,5 @@
-"""Objects that describe changes of the transaction log's files. A worker thread executes the changes on this node. In a
-broker set, the changes are also sent to the other nodes.
+"""Describe changes of the transaction log's files as objects. A worker thread makes the changes in this node's files.
+In a broker set, the changes are also sent to the other nodes.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class LogCopies(Protocol):
         """
 
     def refusal_now(self) -> MetaqError | None:
-        """Return an error if another node may have been elected as leader, because this node then does not know the
-        state of the other nodes. Otherwise return None.
+        """Return an error if another node may have been elected as leader; in this case, this node does not know which
+        transactions the other nodes have. Otherwise return None.
         """
 
     def failed(self, failure: MetaqError) -> None:
@@ -55,7 +55,9 @@ class LogCopies(Protocol):
 
 
 def make_change(files: Files, directory: str, change: LogChange) -> None:
-    """Replace or remove a file, as `change` says. Blocks until the change is on the disk. Raises OSError."""
+    """Make this `change`, which must replace or remove a whole file. Blocks until the change is on the disk. Raises
+    OSError.
+    """
     path = os.path.join(directory, change.name)
     if change.position == REPLACED:
         replace_file(files, path, b"".join(change.data))

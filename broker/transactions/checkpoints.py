@@ -1,10 +1,10 @@
-"""Store the position in the transaction log where a replay may begin. This broker reads the position from `metaq.json`;
-a Java broker reads it from `checkpoint.<n>` (storage.md §7).
+"""Store the position in the transaction log where a replay may begin; older records need not be replayed. This broker
+reads the position from `metaq.json`; a Java broker reads it from `checkpoint.<n>` (storage.md §7).
 
-The Java broker 1.4.6.2 by mistake writes the position of the newest open transaction instead of the oldest one. So its
-checkpoints are never read for a replay. The file `metaq.json` contains this broker's position and the operators'
-decisions (heuristics). A Java broker only appends records after this position, so the position stays correct. The file
-contains a checksum over all its other fields.
+The Java broker 1.4.6.2 by mistake writes the position of the newest open transaction instead of the oldest one. So a
+replay of this broker never uses the checkpoint files. The file `metaq.json` contains this broker's position and the
+operators' decisions (heuristics). If a Java broker uses the directory for some time, it only appends records after this
+position, so the position in `metaq.json` stays correct. The file contains a checksum over all its other fields.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The content of metaq.json. replay_from: where a replay begins; None means from the beginning."""
+    """The content of metaq.json. replay_from: the position in the log where a replay begins; None means the beginning
+    of the log.
+    """
 
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
@@ -125,19 +127,21 @@ def _legible_decisions(data: bytes) -> dict[str, Heuristic]:
 
 
 class Checkpoints:
-    """The checkpoint files of the Java broker. This broker writes these files so that a Java broker can take over the
-    directory at any time, but never uses them for a replay.
+    """Write the checkpoint files of the Java broker. They allow a Java broker to take over the directory at any time;
+    this broker never uses them for a replay.
     """
 
     def __init__(self, files: Files, directory: str, max_files: int) -> None:
-        """max_files: the setting maxCheckpoints: how many checkpoint files are kept, at least 1."""
+        """max_files: the value of the setting maxCheckpoints, the number of checkpoint files that are kept. A value
+        below 1 counts as 1.
+        """
         self._files = files
         self._directory = directory
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """The content of the newest checkpoint file; RedoPosition(-1, 0) if the file's content is not a checkpoint;
-        None if the file is empty.
+        """The position in the newest checkpoint file; RedoPosition(-1, 0) if the file's content is not a checkpoint;
+        None if the file is empty or there is no checkpoint file.
         """
 
     def open(self) -> None:
@@ -148,7 +152,9 @@ class Checkpoints:
             self.last = self._parse(path)
 
     def next(self, position: RedoPosition) -> list[LogChange]:
-        """Return the file changes that make `position` the newest checkpoint. A worker thread executes them."""
+        """Return the file changes that make `position` the newest checkpoint and remove surplus checkpoint files. A
+        worker thread makes the changes later.
+        """
         if self._numbers and self.last is None:
             number = self._numbers[-1]  # Java leaves its first file empty
         else:
@@ -172,7 +178,9 @@ class Checkpoints:
 
 
 def parse_checkpoint(data: bytes) -> RedoPosition:
-    """Return the position that a checkpoint contains. Raises ValueError for bytes that contain none."""
+    """Return the position that the content of a checkpoint file states. Raises ValueError if the bytes are not a
+    checkpoint.
+    """
     try:
         saved: Any = simplejson.loads(data)
         position = RedoPosition(int(saved["number"]), int(saved["offset"]))

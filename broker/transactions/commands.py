@@ -158,7 +158,9 @@ def encode_put(put: StoredPut) -> bytes:
 
 
 def encode_operation(operation: Operation) -> bytes:
-    """Return the encoded TxCommand for an operation. In the file, a commit's attachment follows it."""
+    """Return the encoded TxCommand for an operation. In the redo file, the attachment of a commit follows the
+    TxCommand.
+    """
     content = _TransactionOperation(
         type=operation.type, was_prepared=operation.was_prepared, transaction_id=operation.tx_key
     )
@@ -175,11 +177,11 @@ def encode_operation(operation: Operation) -> bytes:
 
 
 def command_end(data: Buffer) -> int:
-    """Return the position in the bytes of a TxCommand where the fields of metaq 1.x end. The fields that only this
-    broker writes follow them (redo.py).
+    """Return the position in the bytes of a TxCommand where the fields of metaq 1.x end. After this position come the
+    fields that only this broker writes (redo.py).
 
-    This broker and the Java broker write the fields of metaq 1.x in the order of their numbers, and none twice. Raises
-    RemoteProtocolError if the bytes do not begin with these fields in this form.
+    This broker and the Java broker write the fields of metaq 1.x in ascending order of their field numbers, and no
+    field twice. Raises RemoteProtocolError if the bytes do not begin with these fields in this form.
     """
     end = content_end(data)
     if end > len(data):

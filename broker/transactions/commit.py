@@ -1,12 +1,13 @@
 """Commit a transaction in three steps: write the commit record, which decides the transaction; append the messages;
 answer the client.
 
-1. The commit record is queued. Its attachment contains the position of each message in its partition, assuming that
-   nothing else is appended before the messages.
+1. The commit record is queued for writing. Its attachment states where the transaction's messages will be in each
+   partition if nothing else is appended before them.
 2. Once the record is written (and synced, if so configured), the transaction is committed, and the messages are
-   appended to their partitions. If something else was appended before them, the attachment of the record is corrected.
-3. The commit request is answered when the messages are visible in every partition, and synced if the topic is so
-   configured.
+   appended to their partitions. If other messages were appended in the meantime, the attachment of the record is
+   corrected.
+3. The commit request is answered when consumers can see the messages in every partition, and, if the topic has group
+   commit, when the messages are synced.
 
 If the broker crashes between steps 1 and 3, the next start (recovery.py) appends all missing messages, or none if the
 commit record was not written. Metaq 1.x appends the messages before it writes the record, so after a crash there may be
@@ -41,8 +42,8 @@ __all__ = ["Committer", "EncodedBlock"]
 _MAX_MISSES = 256
 
 Settled = Callable[[str | None, MetaqError | None], None]
-"""The type of the callback settled(failure of the writer, first failure of a partition). When all messages of the
-transaction are visible, the callback is called with None for both arguments.
+"""The type of the callback settled(failure of the writer, first failure of a partition). When consumers can see all
+messages of the transaction, the callback is called with None for both arguments.
 """
 
 
@@ -54,15 +55,17 @@ class EncodedBlock(Write):
     __slots__ = ("checksum", "size", "store")
 
     def __init__(self, block: Block, base: int, now_ms: int) -> None:
-        """Encode all messages of the block at once. (The method `make` does the same in steps.)"""
+        """Encode the index units of all messages of the block without interruption. (The method `make` does the same in
+        steps.)
+        """
         self._begin(block, base)
         for _ in self._add_units(block, now_ms):
             pass
 
     @classmethod
     def make(cls, block: Block, base: int, now_ms: int) -> Generator[None, None, EncodedBlock]:
-        """Encode the messages in steps, and yield between the steps, so that the caller can let other work run. The
-        block may have a million messages.
+        """Encode the index units in steps, and yield between the steps, so that the caller can do other work. Without
+        the steps, a block of a million messages would delay all other work.
         """
         made = cls.__new__(cls)
         made._begin(block, base)
@@ -97,7 +100,7 @@ class EncodedBlock(Write):
 
     def move(self, base: int, now_ms: int) -> None:
         """Rewrite the index units for another `base` and the current time. The time must be changed, too: if the old
-        time were before the time of the log's last record, the log would store a later time instead.
+        time were before the store time of the log's last record, the log would store a later time than the units have.
         """
         units = np.frombuffer(self.units, UNIT_DTYPE)
         if not units.flags.writeable:
@@ -129,18 +132,20 @@ class _Commit:
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         self.operation = Operation(transaction.key, kind, was_prepared)
         self.blocks = transaction.finish()
-        """The messages by partition, until the commit record is queued."""
+        """The messages by partition; empty after the commit record is queued."""
         self.parts: list[EncodedBlock] = []
         self.record_end = 0
         """The byte offset in the redo file where the queued commit record ends."""
         self.appended = 0
-        """The number of parts (the messages for one partition) that are appended or have an error."""
+        """The number of `parts` (each has the messages for one partition) whose append was tried. An append that failed
+        counts, too.
+        """
         self.error: MetaqError | None = None
-        """The first error of a part; None if no part has an error."""
+        """The error of the first part that could not be appended; None if there is no such part."""
         self.missing = 1
         """The number of steps that must be completed before the client is answered. The first step is complete when all
-        parts (the messages for one partition each) are appended. Each slice of appended parts is one more step, which
-        is complete when the data of the slice are safe.
+        parts (the messages for one partition each) are appended. The parts are appended in slices; for each slice there
+        is one more step, which is complete when the slice's data are safe.
         """
         self._settled: Settled | None = settled
 
@@ -151,8 +156,8 @@ class _Commit:
             settled(failure, error)
 
     def arrived(self, parts: Sequence[EncodedBlock]) -> None:
-        """Complete one of the `missing` steps, because these parts are safe or have failed. An empty list means that
-        all parts are appended.
+        """Subtract one from `missing`, because these parts are safe or have failed. An empty list means that the
+        completed step is the append of all parts.
         """
         self.error = self.error or _failure(parts)
         self.missing -= 1
@@ -164,7 +169,8 @@ class Committer:
     """Runs the commits of one broker. Its methods run on the reactor thread.
 
     A transaction may have messages for thousands of partitions, so its record is made and its messages are appended in
-    slices. All slices of an earlier commit come before the slices of a later commit.
+    slices, with other work between the slices. The slices of a later commit begin only after all slices of an earlier
+    commit.
     """
 
     def __init__(
@@ -175,7 +181,9 @@ class Committer:
         now_ms: Callable[[], int],
         on_settled: Callable[[OpenTransaction], None],
     ) -> None:
-        """on_settled: called when all messages of a committed transaction are on the disk in their partitions."""
+        """on_settled(transaction): called when all messages of a committed transaction are on the disk in their
+        partitions, so that a replay no longer needs the transaction's records.
+        """
         self._writer = writer
         self._writing = writing
         self._now_ms = now_ms
@@ -190,7 +198,9 @@ class Committer:
         self._abandoned: StoreError | None = None
 
     def commit(self, transaction: OpenTransaction, was_prepared: bool, settled: Settled) -> None:
-        """Commit a transaction that has messages. `settled` is called once, with the result."""
+        """Commit a transaction that has messages. was_prepared: whether it was prepared before. `settled` is called
+        once, with the result.
+        """
         commit = _Commit(transaction, was_prepared, settled)
         self._unrecorded[transaction.key] = commit
         self._recording.add(self._record(commit))
@@ -262,7 +272,7 @@ class Committer:
         commit.arrived(())
 
     def _placed(self, commit: _Commit) -> Iterator[EncodedBlock]:
-        """Yield those parts of a commit (the messages for one partition each) that are to be appended next, until the
+        """Yield the next parts of a commit (the messages for one partition each) for the caller to append, until the
         time of the slice is over.
         """
         while commit.appended < len(commit.parts):
@@ -286,8 +296,8 @@ class Committer:
             del self._promised[part.log]
 
     def abandon(self, why: str) -> None:
-        """Append no more messages, and call all waiting callbacks with the failure `why`. After this, the caller may
-        only abandon the writer.
+        """Append no more messages, and call the `settled` callbacks of all unfinished commits with the failure `why`.
+        After this, the caller must abandon the writer of the log, too, and may not use either object again.
         """
         self._abandoned = StoreError(why)
         for commit in self._decided:
@@ -311,8 +321,8 @@ class Committer:
         return log in self._promised or any(log in commit.blocks for commit in self._unrecorded.values())
 
     def settle(self) -> None:
-        """Call `on_settled` for the committed transactions whose messages are now on the disk. The calls are made in
-        slices of limited time, for the oldest transaction first.
+        """Call `on_settled` for each committed transaction whose messages are all on the disk now, beginning with the
+        oldest transaction. The work is done in slices of limited time.
         """
         if not self._settling:
             self._settling.add(self._settle())
@@ -340,8 +350,9 @@ class Committer:
         self._recording.finish()
 
     def finish(self) -> None:
-        """Append the messages of all decided commits on this thread. Then sync the partitions that contain unsynced
-        messages of committed transactions. Used when the broker shuts down, after the writer has finished.
+        """Append the messages of all decided commits (those whose commit record is written) before this method returns.
+        Then sync the partitions that contain unsynced messages of committed transactions. Used when the broker shuts
+        down, after the writer has finished.
         """
         self._appending.finish()
         for log in dict.fromkeys(log for ends in self._unsynced.values() for log, _ in ends):
@@ -351,15 +362,17 @@ class Committer:
         self._settling.finish()
 
     def wait_for_disk(self, transaction: OpenTransaction, ends: list[tuple[PartitionLog, int]]) -> None:
-        """Call `on_settled` for this transaction when its messages are on the disk. The transaction was committed
-        before the broker's start. ends: for each partition of the transaction, the byte offset where its messages end.
+        """Call `on_settled` for this transaction when its messages are on the disk. Used for a transaction that was
+        committed before the broker's start and was found by the replay. ends: for each partition of the transaction,
+        the byte offset where its messages end.
         """
         self._unsynced[transaction] = ends
 
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
-    """Return the first error that appending one of these parts (the messages for one partition each) had; None if there
-    is none. NotEnoughReplicas does not count as an error, because a decided commit cannot be undone and is complete.
+    """Return the error of the first of these parts (the messages for one partition each) that could not be appended;
+    None if all were appended. NotEnoughReplicas does not count as an error: the messages are stored, and a decided
+    commit cannot be undone.
     """
     errors = (part.error for part in parts if not isinstance(part.error, NotEnoughReplicas))
     return next((error for error in errors if error is not None), None)

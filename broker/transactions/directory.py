@@ -1,5 +1,5 @@
-"""Access the directory of the transaction log: find files by name, and keep copies of data that the start of the broker
-has found damaged. The directory is the same as in metaq 1.x.
+"""Access the directory of the transaction log: find files by name, and keep copies of data that were found damaged when
+the broker started. The directory is the same as in metaq 1.x.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ __all__ = [
 ]
 
 DIRECTORY = "transactions"
-"""The name of the log's directory below dataLogPath."""
+"""The name of the transaction log's directory in the directory dataLogPath."""
 REDO_PREFIX = "redo."
 CHECKPOINT_PREFIX = "checkpoint."
 DAMAGED_PREFIX = "damaged-"
-"""The prefix of the names of files with copies of data that a start of the broker could not read."""
+"""If data cannot be read when the broker starts, they are copied to a file; the file's name has this prefix."""
 
 
 class RedoPosition(NamedTuple):

@@ -1,13 +1,13 @@
-"""Interpret the records of the transaction log in order, and determine which messages they prove to be complete and
-undamaged.
+"""Process the records of the transaction log in order, and determine which messages are complete and undamaged
+according to these records.
 
 A commit record that metaq wrote proves all messages of its transaction at once, because it has their number and a
-checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition, because
-it has the size and checksum of their bytes in that partition. A preparation record of metaq proves the messages as a
-commit record does. A preparation record of a Java broker proves nothing. If a Java broker has written the preparation
-record, the transaction counts as damaged only if a fault is visible. There are three such faults: a body does not match
-its producer's checksum; a message id is impossible; or damaged bytes before the record may have been one of the
-transaction's messages.
+checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition
+separately, because it has the size and checksum of their bytes in that partition. A preparation record that metaq wrote
+also has the number and the checksum, so it proves all messages at once. A preparation record of a Java broker proves
+nothing. If a Java broker has written the preparation record, the transaction counts as damaged only if a fault is
+visible. There are three such faults: a body does not match its producer's checksum; a message id is impossible; or
+damaged bytes before the record may have been one of the transaction's messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Logged:
     """
 
     transaction: OpenTransaction
-    """An object with the transaction's key, the checksum (content) of its messages' records, and whether it is
+    """The transaction's key, the checksum (`content`) of its messages' records, and whether the transaction is
     prepared.
     """
     file: int
@@ -52,8 +52,8 @@ class Logged:
     damage: str | None = None
     """The reason why a prepared transaction cannot be committed; None if it can be."""
     suspect: str | None = None
-    """What may be wrong with the transaction's messages, unless a commit or preparation record proves that they are
-    undamaged; None if no fault is suspected.
+    """What may be wrong with the transaction's messages; None if no fault is suspected. A later commit or preparation
+    record can prove that they are undamaged nevertheless.
     """
     may_have_ended: bool = False
     """Whether damaged bytes after the transaction's first message may have been its commit, rollback or preparation
@@ -78,7 +78,9 @@ class Logged:
 
 @dataclass(slots=True)
 class LoggedBlock:
-    """The messages of one commit for one partition. proven: whether they are exactly the committed messages."""
+    """The messages of one commit for one partition. proven: whether the records of the log prove that these are all
+    committed messages, undamaged.
+    """
 
     topic: str
     partition: int
@@ -123,19 +125,19 @@ class Following:
         never commits such messages.
         """
         self.max_message_id = 0
-        """Largest message id that can be trusted; 0 if there is none."""
+        """Largest message id in the undamaged messages; 0 if there are none. The broker chooses new ids above it."""
         self._now_ms = now_ms
         self._file = 0
         self._damaged = False  # whether damage was found in this file
 
     def begin_file(self, number: int) -> None:
-        """Begin with the records of the redo file `number`."""
+        """Note that the next records come from the redo file `number`."""
         self._file = number
         self._damaged = False
 
     def damaged(self, damage: RedoDamage) -> None:
-        """Process a range of damaged bytes, which may have been records. A torn tail cannot have ended a transaction,
-        because its record was never completely written.
+        """Process a range of damaged bytes, which may have been records. A torn tail (an incomplete record at the end
+        of the file) cannot have ended a transaction, because it was never completely written.
         """
         if damage.torn:
             return
@@ -180,8 +182,8 @@ class Following:
             transaction.suspect = f"{doubt} at byte {entry.offset}"
 
     def _doubt(self, put: StoredPut) -> str | None:
-        """Check a message whose record has no seal, which means that it has no checksum of metaq. Return what is
-        visibly wrong with the message; None if no fault is visible.
+        """Check a message whose record has no seal (the checksums that metaq adds to a record). Return what is visibly
+        wrong with the message; None if no fault is visible.
         """
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"
@@ -226,8 +228,8 @@ def _missing(transaction: Logged, seal: Seal) -> str:
 
 
 def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> list[LoggedBlock]:
-    """Return the commit's blocks, one for each partition; blocks with messages come first. whole: whether all messages
-    of the commit were read.
+    """Return the commit's blocks, one for each partition. First come the blocks whose messages were read, then the
+    blocks that only the attachment names. whole: whether all messages of the commit were read.
     """
     puts = {} if transaction is None else transaction.by_partition()
     places = {each.store: each for each in entry.locations}
@@ -246,7 +248,9 @@ def _blocks(entry: RedoEntry, transaction: Logged | None, *, whole: bool) -> lis
 
 
 def _makes(puts: Sequence[StoredPut], location: Location) -> bool:
-    """Return whether the encoded messages have the size and checksum that `location`, from the attachment, states."""
+    """Return whether these messages, once encoded, have the size and checksum that `location` (from the commit record's
+    attachment) states.
+    """
     if sum(HEADER_BYTES + len(put.body) for put in puts) != location.size:
         return False
     records = [(put.flag, checksum(put.body), put.body) for put in puts]

@@ -1,5 +1,5 @@
-"""The transaction log as a whole: combine the writer of the redo files, the checkpoints and the operators' decisions,
-and determine when their data are written to the disk.
+"""The whole transaction log: the writer of the redo files, the checkpoint files and the saved decisions of operators.
+This module also determines when their data are written to the disk.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
 _STATE_BYTES = 8 << 20
-"""Each time the log has grown by this many bytes, the position where a replay may begin is saved in metaq.json. Because
-of these saved positions, the start of the broker replays only a limited part of the log and does not take long.
+"""Each time the log has grown by this many bytes, the position where a replay may begin is saved in metaq.json. So a
+starting broker has to replay only the records after the last saved position, which does not take long.
 """
 
 
 class TransactionLog:
-    """The transaction log in the directory `<dataLogPath>/transactions`. Use it on the reactor thread; worker threads
-    do the blocking work.
+    """The transaction log in the directory `<dataLogPath>/transactions`. Call its methods only on the reactor thread;
+    worker threads do the work that blocks.
     """
 
     def __init__(
@@ -149,8 +149,8 @@ class TransactionLog:
         write_state(self._files, self.directory, SavedState(None, state.heuristics))
 
     def _decide(self, state: SavedState, decisions: Mapping[str, Heuristic]) -> None:
-        """Save the replay's decisions on damaged transactions. The decisions are on the disk when this method returns.
-        Raises OSError.
+        """Save the decisions that the replay made on damaged prepared transactions. The decisions are on the disk when
+        this method returns. Raises OSError.
         """
         self._heuristics.update(decisions)
         write_state(self._files, self.directory, SavedState(state.replay_from, dict(self._heuristics)))
@@ -166,8 +166,8 @@ class TransactionLog:
 
     def abandon(self, why: str) -> Deferred[None]:
         """Stop writing, as if the broker had died; the directory stays locked. Each request that waits for the log
-        fails with the reason `why`, so its outcome stays unknown. The returned Deferred fires when no worker thread
-        uses the files any more; then the log may be opened again.
+        fails with the reason `why`, and its client does not learn whether the transaction was committed. The returned
+        Deferred fires when no worker thread uses the files any more; then the log may be opened again.
         """
         deferred: Deferred[None] = Deferred()
         self._committer.abandon(why)
@@ -188,8 +188,8 @@ class TransactionLog:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a prepare, commit or rollback waits for its record to be written, or a commit waits for its messages
-        to be appended. Use this only while the log is open.
+        """Whether a prepare, commit or rollback waits until its record is written, or a commit waits until its messages
+        are appended. Use this only while the log is open.
         """
         return self._writer.is_waited_for or self._committer.is_busy
 
@@ -252,8 +252,9 @@ class TransactionLog:
         self._writer.append(file, sealed_operation_record(operation, file.size, messages, content))
 
     def written(self, key: str) -> Deferred[None]:
-        """Return a Deferred that fires when all queued records are as safe as flushTxLogAtCommit requires. If the log
-        can no longer be written, the Deferred fails with refusals.log_failed(key, …).
+        """Return a Deferred that fires when all queued records are written, and also synced if the setting
+        flushTxLogAtCommit requires it. If the log can no longer be written, the Deferred fails with
+        refusals.log_failed(key, …).
         """
         deferred: Deferred[None] = Deferred()
 
@@ -277,7 +278,9 @@ class TransactionLog:
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
-        """Record that a replay no longer needs the records of this transaction."""
+        """Note that a replay no longer needs the records of this transaction, so that their redo file can be
+        deleted.
+        """
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)
 
@@ -285,12 +288,14 @@ class TransactionLog:
 
     @property
     def heuristics(self) -> Mapping[str, Heuristic]:
-        """The operators' decisions by transaction key. Each decision is kept until the coordinator sends FORGET."""
+        """The operators' decisions by transaction key. Each decision is kept until the transaction coordinator sends a
+        FORGET request for the transaction.
+        """
         return self._heuristics
 
     def set_heuristic(self, key: str, decision: Heuristic | None) -> Deferred[None]:
-        """Record a decision, or delete it if `decision` is None. Return a Deferred that fires when the change is on the
-        disk.
+        """Save an operator's decision on the transaction, or delete the saved decision if `decision` is None. Return a
+        Deferred that fires when the change is on the disk.
         """
         if decision is None:
             self._heuristics.pop(key, None)
@@ -302,7 +307,7 @@ class TransactionLog:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Do the regular work: write queued records once a second, and checkpoints when they are due."""
+        """Do the work that is due: write the queued records once a second, and the checkpoints at their times."""
         now = self._reactor.seconds()
         if now - self._ticked < _TICK_SECONDS or self.failure is not None:
             return
@@ -320,8 +325,9 @@ class TransactionLog:
             self._save_state(position)
 
     def _checkpoint(self) -> None:
-        """Save the position where this broker may begin a replay. Also write a checkpoint for Java brokers if there are
-        unsettled transactions, or if an older checkpoint would lead a Java broker to a wrong position.
+        """Save the position where this broker may begin a replay. Also write a checkpoint file for Java brokers if a
+        replay still needs the records of some transaction, or if a Java broker would begin at a wrong position because
+        of an older checkpoint file.
         """
         position = self._writer.replay_from
         if position != self._saved:

@@ -1,5 +1,5 @@
-"""Hold the open transactions of one broker: their messages, limits and timeouts, and the connections that may use
-them.
+"""Keep the open transactions of one broker in memory, with their messages, limits, timeouts, and the connections that
+may use them.
 """
 
 from __future__ import annotations
@@ -42,19 +42,18 @@ costs more than it saves.
 
 
 _COMPARED = 1 << 12
-"""Number of open transactions that are compared in one slice of the search for the largest ones; a slice takes some
-milliseconds.
+"""The search for the open transactions with the most bytes compares this many transactions in one slice; a slice takes
+some milliseconds.
 """
 
 _ROW_BYTES = 256
-"""Number of bytes that are counted for each row of the answer to PREPARED_TRANSACTIONS, in addition to the row's
-texts.
+"""Each row of the answer to PREPARED_TRANSACTIONS counts as this many bytes plus the bytes of its texts.
 """
 
 
 def listed_bytes(key: str, topics: Iterable[str] = ()) -> int:
-    """Return the maximum size, in bytes, of a transaction's row in the answer to PREPARED_TRANSACTIONS. The answer to
-    RECOVER has only the key.
+    """Return the maximum size, in bytes, of a transaction's row in the answer to PREPARED_TRANSACTIONS. Its row in the
+    answer to RECOVER is smaller, because that row has only the key.
     """
     return _ROW_BYTES + sum(len(simplejson.dumps(text)) + 2 for text in (key, *topics))
 
@@ -71,8 +70,8 @@ class Block:
     """The messages of one transaction for one partition. All messages of a block are appended together, in their order
     in the block.
 
-    Each message is encoded when it arrives. If a hundred thousand messages were encoded at the commit, other commits
-    would be delayed for a long time.
+    Each message is encoded when the client sends it. If all were encoded at the commit, a hundred thousand messages
+    would delay other commits for a long time.
     """
 
     __slots__ = ("_joined", "_tail_bytes", "checksum", "data", "ids", "log", "size", "sizes", "tags")
@@ -80,10 +79,10 @@ class Block:
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
         self.data: list[Buffer] = []
-        """Buffers with the encoded records. The buffers together contain one record directly after the other."""
+        """Buffers with the encoded records. Joined in this order, they contain one record directly after the other."""
         self.ids = array("q")
-        """The message id of each message. `sizes` contains the number of bytes of each record, and `tags` the tag hash
-        for each message's index unit.
+        """The message id of each message. In the same order, `sizes` contains the number of bytes of each record, and
+        `tags` the tag hash that is stored in each message's index unit.
         """
         self.sizes = array("q")
         self.tags = array("q")
@@ -233,7 +232,9 @@ class Registry:
         return len(self._open)
 
     def get(self, key: str) -> OpenTransaction | None:
-        """Return the open transaction with this key, whatever connection may use it; None if there is none."""
+        """Return the open transaction with this key, even if it belongs to a connection; None if no open transaction
+        has this key.
+        """
         return self._open.get(key)
 
     @property
@@ -283,7 +284,9 @@ class Registry:
             transaction.timer = self._reactor.callLater(idle_seconds, self._look_whether_idle, transaction)
 
     def add(self, transaction: OpenTransaction) -> None:
-        """Add a transaction that exists already, regardless of the limits."""
+        """Add a transaction that a replay of the log has found. The limits on the number and size of open transactions
+        are not checked.
+        """
         self._open[transaction.key] = transaction
         self._account.transactions.add(transaction.address, 1)
         self._account.transaction_bytes.add(transaction.address, transaction.held_bytes)
@@ -302,8 +305,8 @@ class Registry:
         transaction.used_at = self._reactor.seconds()
 
     def list_prepared(self, transaction: OpenTransaction) -> None:
-        """Add the transaction to the list of prepared transactions, and charge its row to the account. Raises XaRefused
-        if the list is full.
+        """Add the transaction to the list of prepared transactions, and charge the memory of its row to the account of
+        the client's address. Raises XaRefused if the list is full.
         """
         size = listed_bytes(transaction.key, transaction.topics)
         if (why := self._account.prepared.why_not(transaction.address, size)) is not None:
@@ -316,8 +319,8 @@ class Registry:
         self._prepared[transaction.key] = transaction
 
     def remove(self, transaction: OpenTransaction) -> None:
-        """Remove the transaction from all tables; the transaction keeps its messages. The call has no effect if the
-        transaction was removed before.
+        """Remove the transaction from all tables of this registry. The object `transaction` keeps its messages. The
+        call has no effect if the transaction was removed before.
         """
         if self._open.get(transaction.key) is not transaction:
             return
@@ -371,8 +374,8 @@ class Registry:
             self._timeouts -= transaction.has_timeout
 
     def close(self) -> None:
-        """Stop all timeouts and release everything that was charged to clients' accounts. No method may be called after
-        this.
+        """Stop all timeouts, and subtract from the clients' accounts everything that was charged for open transactions.
+        No method may be called after this.
         """
         for transaction in self._open.values():
             self.stop_timer(transaction)

@@ -2,9 +2,9 @@
 reactor thread.
 
 A commit is remembered by the transaction's key and the id of the transaction's first message. Only the newest commits
-are remembered. Message ids increase, so the id of a transaction's first message tells whether its commit would still be
-remembered. If it would be, a transaction that is not remembered was not committed. If the first message is older than
-that of the last forgotten commit, the outcome of the transaction is unknown.
+are remembered. Message ids increase with time. So if a client asks for a transaction that is not remembered, the id of
+its first message is compared with the highest id that a forgotten commit's first message had. If the client's id is
+higher, the commit would still be remembered; so the transaction was not committed. Otherwise, its outcome is unknown.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from metaq.protocol.errors import MetaqError, TransactionRefused
 __all__ = ["MAX_REMEMBERED", "Outcomes", "check_first"]
 
 MAX_REMEMBERED = 50_000
-"""The maximum number of commits that are remembered. So many commits take some MB of memory. The number is large
-enough, because clients only ask about commits that they sent a few seconds ago.
+"""The maximum number of commits that are remembered. So many commits take some MB of memory. More need not be
+remembered, because clients only ask about commits that they sent a few seconds ago.
 """
 
 
@@ -35,8 +35,8 @@ def check_first(key: str, first_id: int, asked_for: int) -> None:
 
 
 class Outcomes:
-    """The outcomes of the local transactions of one broker. The object is used from one opening of the transaction log
-    to the next.
+    """The outcomes of the local transactions of one broker. When the transaction log is opened again, a new object
+    replaces this one.
     """
 
     def __init__(self, known_from: int, commits: Mapping[str, int]) -> None:
@@ -55,9 +55,9 @@ class Outcomes:
         self._deciding[key, first_id] = []
 
     def decided(self, key: str, first_id: int, error: MetaqError | None) -> None:
-        """Record that the commit has ended. If `error` is None, the transaction is committed. Otherwise the outcome is
-        unknown or some messages of the transaction are missing; then the clients that wait for the outcome get the
-        error.
+        """Record that the commit has ended. If `error` is None, the transaction is committed. If `error` is not None,
+        the outcome is unknown or some messages of the transaction are missing; the clients that wait for the outcome
+        get the error.
         """
         waiting = self._deciding.pop((key, first_id), [])
         if error is None:
@@ -69,11 +69,11 @@ class Outcomes:
                 asked.errback(error)
 
     def ask(self, key: str, first_id: int) -> bool | Deferred[bool]:
-        """Return whether a transaction that is not open any more is committed. If its commit is still being written,
-        return a Deferred that fires with the answer.
+        """Return whether a transaction that is not open any more was committed. If its commit is still being written,
+        return a Deferred that fires with True when it is committed, or fails with the error that `decided` gets.
 
-        Raises TransactionRefused if the outcome is no longer known, or if the last commit of this key begins with
-        another message. The Deferred fails with the error that `decided` gets.
+        Raises TransactionRefused if the outcome is no longer known, or if the last commit with this key has another
+        first message.
         """
         if (waiting := self._deciding.get((key, first_id))) is not None:
             asked: Deferred[bool] = Deferred()

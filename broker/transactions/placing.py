@@ -2,9 +2,10 @@
 was committed. Append the messages that are missing there.
 
 After the broker has died, the partition may have the whole block, only a part of the block, or nothing of it. The block
-may be at the place that the commit record names, or at another place. Each message is looked up by its id and compared
-byte for byte. Missing messages are appended, in order. So if the end of the partition has only a part of the block, the
-block is completed, and no message is stored twice.
+may be at the byte offset that the commit record names, or at another offset, because other messages may have been
+appended before it. Each message is looked up by its id and compared byte for byte. Only the missing messages are
+appended, in their order. So if the partition ends with a part of the block, the rest of the block follows this part,
+and no message is stored twice.
 """
 
 from __future__ import annotations
@@ -30,25 +31,27 @@ _log = logging.getLogger(__name__)
 
 _SEARCH_BYTES = 64 << 20
 _ID = slice(8, 16)
-"""The range of bytes in a record that contain its message id (record.HEADER)."""
+"""The bytes 8 to 15 of a record, which contain its message id (record.HEADER)."""
 _CHECKED_BYTES = 4 << 20
 
 
 class PlacedBlock(NamedTuple):
-    """A committed block that is completely stored in its partition, and its place there."""
+    """A committed block that is completely stored in its partition, and the offset and size of its bytes in the
+    partition.
+    """
 
     log: PartitionLog
     location: Location
-    """The location that the block's commit record should name."""
+    """The location that the attachment of the commit record must state for this block."""
     end: int
-    """Byte offset after the block's last message. If the messages are in several files, it cannot be computed from
-    `location`.
+    """Byte offset after the block's last message. It is kept because it cannot be computed from `location` if the
+    messages are in several segments.
     """
 
 
 class Placed:
-    """The places of a block's records in its partition. `places`: record number -> byte offset. Records without an
-    entry in `places` are missing in the partition.
+    """Where the records of a block are in its partition. `places`: a dict from the record's number in the block to its
+    byte offset in the partition. Records without an entry in `places` are missing in the partition.
     """
 
     def __init__(self, block: Block, now_ms: int) -> None:
@@ -65,16 +68,17 @@ class Placed:
         return [number for number in range(len(self.block.ids)) if number not in self.places]
 
     def look(self, after: int | None) -> None:
-        """Search the partition for the records. after: a byte offset before which the records cannot be; it is used
-        only for message ids of Java brokers.
+        """Search the partition for the block's records and add them to `places`. after: a byte offset; no record of the
+        block is before it. It limits the search only if the message ids are those of a Java broker.
         """
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
 
     def look_at(self, start: int) -> None:
-        """Check the place that the commit record names, which begins at `start`, for missing records. A record counts
-        as found if the bytes there differ from it only in the message id. No checksum covers the id, so consumers
-        accept such a record. If the record were appended again, consumers would get the message twice.
+        """Look for the missing records where the commit record says that the block is; `start` is its byte offset. A
+        record also counts as found if the bytes in the partition differ from it only in the message id. No checksum
+        covers the id, so consumers accept the bytes as this message. If the record were appended again, consumers would
+        get the message twice.
         """
         for number in self.missing:
             offset, size = start + self._bounds[number], self._size(number)
@@ -92,14 +96,16 @@ class Placed:
                 self.places[number] = offset
 
     def starts(self) -> list[int]:
-        """Return the byte offsets in the partition where the block may begin. Each record that was found gives one
-        possible offset, computed as if all records of the block were adjacent.
+        """Return the byte offsets in the partition where the block may begin. For each record that was found, one
+        possible offset is computed as if all records of the block were adjacent.
         """
         return list(dict.fromkeys(place - self._bounds[number] for number, place in self.places.items()))
 
     def location(self) -> Location:
-        """Return the location that includes all records of the block. As in 1.x, it is one range of bytes. If the
-        records are not adjacent, the range also includes other records between them.
+        """Return the location of the block for its commit record. As in 1.x, it is one range of bytes. If the block's
+        records are not adjacent, the range also includes the other records between them. If the records are in several
+        segments, which 1.x cannot express, the location has the offset of the first record but the size of the block
+        alone.
         """
         whole = self.encoded.location
         start = self.places[0]
@@ -159,8 +165,8 @@ class Placed:
                         yield unit[0], number
 
     def _take(self, run: Sequence[tuple[int, int]]) -> None:
-        """Compare the records of a run with the block. Add the records that have the same bytes as in the block to
-        `places`. A run is a list of records that are adjacent both in the block and in the log.
+        """Read the records of a run from the partition and compare them with the block's records. Add those with equal
+        bytes to `places`. A run is a list of records that are adjacent both in the block and in the log.
         """
         offset, first = run[0]
         last = run[-1][1]
@@ -189,11 +195,12 @@ def _runs(matches: Iterator[tuple[int, int]], bounds: Sequence[int]) -> Iterator
 
 
 def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) -> PlacedBlock | Placed:
-    """Find a committed block in its partition. If the block is at the place that its commit record names, return it as
-    a PlacedBlock. If the block is not at this place, return a Placed with the places of the records that were found.
+    """Find a committed block in its partition. If the block is where its commit record says, return it as a
+    PlacedBlock. If not, search the partition, and return a Placed with the offsets of the records that were found.
 
     hint: the location in the commit record. believed: whether the attachment of the commit record is undamaged. If it
-    is undamaged and the location is before the start of the partition, retention has removed the messages.
+    is undamaged and the location is before the partition's first message, retention has removed the messages, so they
+    are not searched for.
     """
     log = block.log
     if hint is not None and believed and hint.offset < log.first_offset:
@@ -208,8 +215,8 @@ def find(block: Block, hint: Location | None, now_ms: int, *, believed: bool) ->
 
 
 def complete(placed: Placed, now_ms: int) -> tuple[PlacedBlock, int]:
-    """Append the missing records. Return the place of the complete block, and the number of records that were appended.
-    Raises StoreError.
+    """Append the missing records. Return the complete block with its location, and the number of records that were
+    appended. Raises StoreError.
     """
     log, found = placed.log, len(placed.places)
     appended = placed.append_missing(now_ms)
@@ -236,8 +243,8 @@ def is_at(log: PartitionLog, location: Location) -> bool:
 
 
 def _checksum(log: PartitionLog, offset: int, size: int) -> int:
-    """Return the checksum of `size` bytes of one segment. `size` may be most of the segment, if one message of a block
-    was appended much later than the other messages.
+    """Return the checksum of `size` bytes of one segment. The bytes are read piece by piece, because `size` may be most
+    of the segment, if one message of a block was appended much later than the other messages.
     """
     starts = range(offset, offset + size, _CHECKED_BYTES)
     return block_checksum(
@@ -256,7 +263,8 @@ def find_block(block: Block, location: Location, now_ms: int) -> Location | None
     """Find the place of a block in its partition. Used if only some of the block's messages can be read in the
     transaction log. Return None if the partition does not have the whole block.
 
-    location: the location in the commit record, which contains the size and the checksum of the whole block.
+    location: the location in the commit record; its size and checksum are those of the whole block, so they also tell
+    whether messages that the log lacks are in the partition.
     """
     lost = location.size - block.size
     if lost < 0:

@@ -1,9 +1,10 @@
 """Read the transaction log when the broker starts. If messages of committed transactions are missing in their
 partitions, append them. Keep prepared transactions.
 
-The messages of a commit are looked up at the place that the attachment of its record names. If some of them are not
-there, they are looked up by message id. Messages that are still missing are appended (placing.py). Nothing is ever
-overwritten. Metaq 1.4.6.2, however, writes at the place that it remembers, even if other data lies there by then.
+The messages of a commit are looked up at the offsets that the attachment of its record states. Messages that are not at
+these offsets are looked up by message id in the whole partition. Messages that are still missing are appended
+(placing.py). Nothing is ever overwritten. Metaq 1.4.6.2, however, writes the messages at the offset in its record, even
+if other messages have been stored at this offset in the meantime.
 
 Damaged messages are never delivered (following.py determines which messages are proven to be undamaged). The undamaged
 records before and after the damage are kept:
@@ -22,11 +23,11 @@ Bytes that are lost or replaced are first copied to `damaged-redo.<n>-<offset>`,
 
 A commit without any message in a partition was not decided, because nothing is appended before the commit record is
 synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
-earlier message cannot. In this case none of the messages may be delivered, because some are lost. A decided commit can
-look the same after two faults: the disk has damaged the log later, and the power cut has removed all messages of the
-commit from the partitions. Therefore a decided commit with both faults is rolled back, too. A torn write and these two
-faults cannot be distinguished, because the log does not record which writes were synced, and no such record could cover
-the last write.
+earlier message cannot. In this case no message of the transaction may be delivered, because some of its messages are
+lost. A decided commit can look like this undecided one if two faults have happened: a power cut has removed all
+messages of the commit from the partitions, and the disk has damaged a message in the log. Therefore a decided commit
+with both faults is rolled back, too. A torn write and these two faults cannot be distinguished, because the log does
+not record which writes were synced, and no such record could cover the last write.
 """
 
 from __future__ import annotations
@@ -68,15 +69,17 @@ class Replayed:
     files: list[RedoFile] = field(default_factory=list)
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
-    """The committed transactions whose messages may not be on the disk yet, each with the end offset of its messages in
-    each partition.
+    """The committed transactions whose messages may not be on the disk yet. Each has a list of the partitions with its
+    messages, and the byte offset in the partition where these messages end.
     """
     local_commits: dict[str, int] = field(default_factory=dict)
     """The commits of local transactions that the replay has read, in the order of the log: key -> id of the
     transaction's first message.
     """
     first_message_id: int | None = None
-    """Id of the first message that was read; None if there is no message, or if damage may hide commits."""
+    """Id of the first message that the replay has read; None if there is no message, or if damaged bytes may have
+    contained commit records.
+    """
     max_message_id: int = 0
     appended: int = 0
     """Number of messages that the replay had to append to partitions."""
@@ -87,7 +90,7 @@ class Replayed:
 
 
 class Logs(Protocol):
-    """The access to the partitions' logs that a replay needs."""
+    """Gives a replay the logs of the partitions."""
 
     def for_replay(self, topic: str, partition: int) -> PartitionLog:
         """Return the partition's log; create it if it does not exist. Raises InvalidName, StoreError."""
@@ -107,18 +110,19 @@ def replay(
     now_ms: Callable[[], int],
     decide: Decide,
 ) -> Replayed:
-    """Read all redo files from `start` on, and repair the partitions. Call this before anything else uses the
-    partitions. Blocks.
+    """Read all redo files from the position `start` on (None: from the beginning), and append the messages of commits
+    that are missing in the partitions. Call this before anything else uses the partitions. Blocks.
 
-    decide: called with the decisions on prepared transactions that cannot be committed, before the data of these
-    transactions is removed. The function `decide` must write the decisions to the disk. Raises OSError, StoreError.
+    decide(decisions): called with the decisions on prepared transactions that cannot be committed, before the records
+    of these transactions are removed from the log. The function `decide` must write the decisions to the disk. Raises
+    OSError, StoreError.
     """
     return _Replay(files, directory, logs, now_ms).run(start, decide)
 
 
 class _OldFile:
-    """The findings of the replay in one redo file. lost: the byte ranges that must be copied before the file is
-    repaired.
+    """What the replay has found in one redo file. lost: the byte ranges that must be copied to other files before this
+    file is repaired.
     """
 
     def __init__(self, file: RedoFile) -> None:
@@ -128,7 +132,7 @@ class _OldFile:
         self.tail: RedoDamage | None = None
         self.lost: list[tuple[int, int]] = []
         self.ends: list[Buffer] = []
-        """Buffers of the records that must be written after the last good record."""
+        """Encoded commit or rollback records that must be written after the file's last good record."""
         self.rolled_back: list[tuple[int, list[Buffer]]] = []
         """For each commit that was not decided, the position of its commit record and the new records that replace it.
         The new records together have as many bytes as the old record.
@@ -189,8 +193,8 @@ class _Replay:
         return self.result
 
     def _secure(self, paths: Sequence[str]) -> None:
-        """Make sure that the disk has the same contents of these files as a read returns. After a failed sync, some
-        data of the files may be only in the page cache.
+        """Make sure that everything that a read of these files returns is also on the disk. After a failed sync, a read
+        may return data that are only in the page cache.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -256,12 +260,12 @@ class _Replay:
 
     def _found(self, ended: Ended) -> dict[str, PlacedBlock]:
         """Return the blocks (the messages for one partition) of a commit that are found in their partitions, by store
-        (`<topic>-<partition>`). The missing blocks are appended after all files are read.
+        (`<topic>-<partition>`). Blocks of which no message is found are appended later, after all redo files are read.
 
-        A power cut may have left only a part of a block, at the end of its partition. An incomplete block is completed
-        at once, before anything else is appended after it. The completion must not wait until the commits before it are
-        handled, because the commits of several redo files are not read in the order in which their messages were
-        appended.
+        A power cut may have left only a part of a block, at the end of its partition. The missing messages of such a
+        block are appended at once. If they were appended only after all files are read, a block of another commit might
+        be appended first and separate the two parts of this block: redo files are read one after the other, which is
+        not the order in which the commits appended their messages.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:
@@ -289,7 +293,9 @@ class _Replay:
     def _whole_attachment(
         self, old: _OldFile, ended: Ended, right: tuple[Location, ...], placed: list[Location]
     ) -> tuple[Location, ...]:
-        """Return the locations that shall replace the damaged attachment of a commit record, and log the damage."""
+        """Return the locations from which a new attachment is made if the attachment of a commit record is damaged. Log
+        the damage.
+        """
         entry, path = ended.entry, old.file.path
         if right == entry.locations and len(placed) == len(right):
             _log.warning("%s: %s at byte %d, but right places", path, entry.attachment_problem, entry.offset)
@@ -321,9 +327,10 @@ class _Replay:
         """Turn an undecided commit into a rollback.
 
         The commit record in the log is replaced by a rollback record. If the commit record stayed, a later replay would
-        examine the commit again. By then the place that the commit record names may be before the partition's first
-        message, and the replay would wrongly assume that the commit was decided. A commit record is longer than a
-        rollback record because of its attachment; a filler record takes the remaining bytes.
+        examine the commit again. By then, retention may have removed all messages around the offset that the commit
+        record states, and the replay would wrongly assume that the commit was decided and its messages were removed. A
+        rollback record is shorter than a commit record, which has an attachment; a filler record after it takes the
+        remaining bytes.
         """
         entry, operation, logged = ended.entry, ended.operation, ended.transaction
         assert entry.seal is not None
@@ -359,7 +366,9 @@ class _Replay:
                 log.durability.committed(end)
 
     def _place(self, old: _OldFile, ended: Ended, block: LoggedBlock) -> PlacedBlock | None:
-        """Return the place of a commit's messages in one partition. If they are lost, log this and return None."""
+        """Find a commit's messages in one partition, or append them if they are missing. Return their location. If they
+        are lost, log this and return None.
+        """
         believed = ended.entry.attachment_problem is None
         if block.proven:
             log = self._logs.for_replay(block.topic, block.partition)
@@ -411,8 +420,9 @@ class _Replay:
     # --- transactions without an end ----------------------------------------------------------------------------------
 
     def _judge_open(self) -> None:
-        """Process the transactions that have no commit or rollback record. Load the messages of the prepared
-        transactions, and decide what happens to prepared transactions that cannot be committed.
+        """After all records are read, process the transactions that have no commit or rollback record. Load the
+        messages of the prepared transactions, and decide what happens to prepared transactions that cannot be
+        committed.
         """
         for logged in self._following.open.values():
             old = self._old[logged.file]
@@ -438,8 +448,8 @@ class _Replay:
         )
 
     def _complete_commit(self, old: _OldFile, logged: Logged) -> None:
-        """Complete a commit whose record was damaged. The transaction was committed, because a partition has messages
-        of it, and messages are appended to partitions only after the commit.
+        """Complete a commit whose record was damaged. The transaction must have been committed, because a partition has
+        messages of it, and messages are appended to partitions only after the commit record is written.
         """
         placed = []
         for (topic, partition), puts in logged.by_partition().items():

@@ -12,10 +12,12 @@ metaq adds three fields of its own to TxCommand. metaq 1.x ignores these fields:
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
 crc: a CRC-32 over the record's position in its file (u64), the fields of 1.x, and the numbers messages and content.
-This CRC covers the position, so that a message body that looks like a record is never taken for a record. messages: the
-number of messages of the transaction. content: the CRC-32 of the CRC-32s of these messages' records, in order. With
-`content`, a replay detects that a message was lost. Numbers are big-endian, except the fixed32, which protobuf makes
-little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads files.
+This CRC covers the position, so that bytes in a message's body that look like a record are never taken for a record: a
+record that was copied into a body has another position. messages: the number of messages of the transaction. content:
+the CRC-32 of the CRC-32s of these messages' records, in order. A replay compares `messages` and `content` with the
+messages that it has read, and so detects a lost message. Numbers are big-endian, except the fixed32, which protobuf
+makes little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads
+files.
 """
 
 from __future__ import annotations
@@ -97,8 +99,8 @@ class Sealed(NamedTuple):
 
 
 class Location(NamedTuple):
-    """The place of a commit's messages in one partition: their byte offset, their size in bytes, and their
-    block_checksum.
+    """Where a commit's messages are in one partition: the byte offset of the first message, the size of all in bytes,
+    and their `block_checksum`.
     """
 
     store: str
@@ -120,7 +122,9 @@ class RedoEntry(NamedTuple):
     seal: Seal | None
     """The seal of the record; None if a Java broker or an old metaq release wrote the record."""
     locations: tuple[Location, ...] = ()
-    """The places of the messages in their partitions; only the record of a commit has locations."""
+    """Where the messages are in each partition, according to the attachment; empty for all records except those of
+    commits.
+    """
     attachment_problem: str | None = None
     """The reason why `locations` cannot be trusted; None if they can be trusted."""
 
@@ -130,15 +134,17 @@ class RedoEntry(NamedTuple):
         return self.offset + self.size
 
     def patch(self, locations: Sequence[Location]) -> tuple[int, bytes]:
-        """Return the write that replaces the locations in this commit record by `locations`: the position in the file
-        and the bytes to write there. The new locations must have the same store names (`<topic>-<partition>`), in the
-        same order.
+        """Compute the write that replaces the locations in this commit record by `locations`. Return the position in
+        the file and the bytes to write at this position. The new locations must have the same store names
+        (`<topic>-<partition>`), in the same order.
         """
         return attachment_patch(self.end, encode_locations(locations), sealed=self.seal is not None)
 
 
 def _record_crc(command: Buffer, offset: int) -> int:
-    """Return the CRC-32 of a record's position (in bytes) in its file and of the fields of 1.x."""
+    """Return one CRC-32 over two values: the record's position in its file (`offset`), and the bytes of the fields of
+    1.x.
+    """
     return crc32(command, crc32(_PLACE.pack(offset)))
 
 
@@ -205,8 +211,9 @@ def encode_locations(locations: Sequence[Location]) -> bytes:
 
 
 def attachment_patch(end: int, attachment: bytes, *, sealed: bool) -> tuple[int, bytes]:
-    """Return the write that replaces the attachment of a commit record that ends at `end`: the position in the file and
-    the bytes to write there. sealed: whether the record has the attachment's checksum.
+    """Compute the write that replaces the attachment of a commit record that ends at the position `end` of the file.
+    Return the position in the file and the bytes to write at this position. sealed: whether the record has the
+    attachment's checksum.
     """
     data = attachment_seal(attachment)[-_ATTACHMENT_CRC_BYTES:] + attachment if sealed else attachment
     return end - len(data), data
@@ -233,12 +240,16 @@ def _padding(size: int) -> bytes:
 
 
 def is_filler(operation: Operation) -> bool:
-    """Whether an operation without a seal is a filler, which only replaces damaged bytes."""
+    """Whether an operation is a filler (a record that replaces damaged bytes and has no meaning). The operation must
+    come from a record without a seal.
+    """
     return _FILLER.fullmatch(operation.tx_key) is not None
 
 
 def open_seal(data: bytes, offset: int) -> Sealed:
-    """Check the bytes of a TxCommand whose record begins at `offset`. Raises RemoteProtocolError for damage."""
+    """Check the bytes of a TxCommand against the seal of its record, and return them with the seal. offset: the
+    record's position in its file. Raises RemoteProtocolError if the bytes are damaged.
+    """
     end = command_end(data)
     command, rest = data[:end], data[end:]
     crc = _record_crc(command, offset)
@@ -265,7 +276,9 @@ def open_seal(data: bytes, offset: int) -> Sealed:
 
 
 def decode_locations(data: bytes) -> tuple[Location, ...]:
-    """Decode the bytes of encode_locations. Raises RemoteProtocolError for bytes that are not an attachment."""
+    """Decode an attachment that `encode_locations` has made. Raises RemoteProtocolError if the bytes are not an
+    attachment.
+    """
     found = []
     position = 0
     while position < len(data):

@@ -2,15 +2,15 @@
 reader; its reads block the thread.
 
 A damaged range begins at a record that cannot be read, or whose checksum is wrong, and reaches to the next good record.
-The next good record is at the place that the length of the bad record gives; otherwise a search finds it. If the search
-finds a record with a seal, the record is good, because the seal covers the record's position. If the search finds a
-record of a Java broker, this record has no seal. So the record counts as good only if all following records are good,
-up to the next record with a seal or the end of the file. So a message whose body looks like records is not taken for
-records.
+Usually the next good record begins where the bad record ends according to its length field. If no good record begins at
+this position, the reader searches for one. If the search finds a record with a seal, the record is good, because the
+seal covers the record's position. A record of a Java broker has no seal. So it counts as good only if all following
+records are good, too, up to the next record with a seal or the end of the file. Otherwise, bytes in a message's body
+that look like records could be taken for records.
 
 An incomplete record at the end of the file is called a torn tail: the broker or the machine died during the write.
-Zeros up to the end of the file are a torn tail, too. If the length field of the incomplete record contradicts its
-content, the record was not merely cut short, and it counts as damage.
+Zeros up to the end of the file are a torn tail, too. If the length field of an incomplete last record contradicts its
+content, the record cannot just have been cut off, and it counts as damage instead of a torn tail.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["RedoDamage", "RedoReader"]
 
 _CHUNK_BYTES = 1 << 20
 _SEARCH_READ_BYTES = 1 << 30
-"""A search for the next good record gives up after it has read this many bytes of possible records. The rest of the
-file then counts as damaged.
+"""The searches for good records in one file give up after they have read this many bytes in order to check possible
+records. The rest of the file then counts as damaged.
 """
 _COMMAND = re.compile(rb"\x08[\x01\x02]\x12")
 _MOST_BEHIND_CONTENT = 2 + 14 + 5
@@ -42,8 +42,8 @@ attachment's checksum.
 
 
 class RedoDamage(NamedTuple):
-    """The bytes [start, end) of a redo file that contain no good record, and what is wrong with them. torn: whether
-    these bytes are the file's last record, which was not completely written.
+    """A range [start, end) of a redo file that contains no good record; `cause` says what is wrong with the bytes.
+    torn: whether these bytes are the file's last record, which was not completely written.
     """
 
     start: int
@@ -59,8 +59,9 @@ class _Incomplete(RemoteProtocolError):
 class RedoReader:
     """Reads the records of one file from the position `start` on. Raises OSError.
 
-    Iterate only once: over the reader to get the records, or over `parts` to get records and damage in order. After
-    that, `end` is the position where the last good record ends, and `size` is the size of the file.
+    Iterate over the reader to get the records, or over `parts` to get the records and the damaged ranges in their order
+    in the file. Only one iteration is possible. After it, `end` is the position where the last good record ends, and
+    `size` is the size of the file.
     """
 
     def __init__(self, files: Files, path: str, start: int = 0) -> None:

@@ -1,5 +1,5 @@
 """Create the errors that the broker sends when it refuses a request about a transaction. Errors for XA transactions
-have an XA error code. If metaq 1.x has a text for an error, this module uses the same text.
+have an XA error code. If metaq 1.x refuses the same request with a certain text, the error has the same text.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def log_failed(key: str, failure: str) -> TransactionRefused:
 
 
 def bare(error: XaRefused) -> TransactionRefused:
-    """Return the form of an XA error that is used for a put. The text of an XaRefused begins with the XA code, which
-    belongs only in answers to a coordinator's requests. So the text of the returned error is the reason alone, without
-    the code.
+    """Return an error for a put with the same reason as this XA error. The text of an XaRefused begins with an XA code,
+    which only the coordinator of XA transactions understands. So the text of the returned error has only the reason,
+    without the code.
     """
     refused = TransactionRefused(error.reason)
     refused.xa_code = error.xa_code

@@ -2,9 +2,9 @@
 decisions of operators.
 
 A local transaction (`TX:…`) belongs to the connection that began it, and is rolled back when that connection closes. An
-XA transaction (`XID:…`) belongs to no connection, so it survives the end of one. No message of a transaction is visible
-before its commit. docs/transactions.md describes the guarantees. commit.py describes the order of writes. recovery.py
-describes what a broker does with its transactions at its start.
+XA transaction (`XID:…`) belongs to no connection, so it stays open when the connection that began it closes. No message
+of a transaction is visible before its commit. docs/transactions.md describes the guarantees. commit.py describes the
+order of writes. recovery.py describes what a broker does with its transactions at its start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ transactions in the answer have at most this many bytes.
 
 class PreparedTransaction(NamedTuple):
     """A transaction in the list that operators see. The transaction is unprepared, or prepared, or decided by an
-    operator. If an operator has decided it, only its key and its state are known.
+    operator. If an operator has decided it, the list shows only its key and its state.
     """
 
     key: str
@@ -106,8 +106,8 @@ class Transactions:
         node of a broker set may not be allowed to lead.
         """
         self.ending: MetaqError | None = None
-        """The reason why no new transaction may begin now, although open transactions continue; None if new
-        transactions may begin.
+        """The error that refuses the begin of a new transaction now, while clients may still finish their open
+        transactions; None if new transactions may begin.
         """
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
@@ -171,8 +171,9 @@ class Transactions:
             self._log.unlock()
 
     def abandon(self, why: str) -> Deferred[None]:
-        """Forget all transactions, as if the broker had died, because another node has the log now. Each request that
-        waits for an answer fails with the reason `why`.
+        """Forget all transactions, as if the broker had died. Called when this node stops leading, because the new
+        leader has its own copy of the log and may change the transactions. Each request that waits for an answer fails
+        with the reason `why`.
 
         The returned Deferred fires when the log may be opened again and its files may be changed.
         """
@@ -267,8 +268,8 @@ class Transactions:
         return first_id
 
     def prepare(self, connection: object, key: str | None) -> XaVote | Deferred[XaVote]:
-        """Prepare a transaction. Return OK as soon as the transaction is stored so that it survives a crash. If the
-        transaction has no messages, forget it and return READ_ONLY.
+        """Prepare a transaction. Return OK, through a Deferred that fires as soon as the transaction is stored so that
+        it survives a crash of the broker. If the transaction has no messages, forget it and return READ_ONLY.
         """
         transaction = self._find(connection, key)
         if not transaction.is_xa:
@@ -362,8 +363,8 @@ class Transactions:
                     yield
 
     def holding(self, log: PartitionLog) -> list[str]:
-        """Return a list of everything that may still append messages to a partition that accepts no new messages. The
-        list contains the keys of open transactions, and the text `a commit` if a commit is running.
+        """Return a list of everything that may still append messages to this partition, although it accepts no new
+        messages. The list contains the keys of open transactions, and the text `a commit` if a commit is running.
         """
         if not self._is_open:
             return ["a transaction log that is not open yet"]
@@ -374,7 +375,8 @@ class Transactions:
 
     def prepared(self, *, active: bool = False) -> Iterator[PreparedTransaction | None]:
         """Yield all transactions that a RECOVER request would list. The numbers in an item are up to date when the item
-        is yielded. Sometimes None is yielded; there the caller may let other work run.
+        is yielded. Between the transactions, None is yielded from time to time; at each None the caller may do other
+        work before it goes on.
 
         active: whether to yield also up to MAX_LISTED unprepared transactions. The unprepared transactions with the
         most bytes are chosen. Fewer than MAX_LISTED are chosen if their rows would exceed MAX_ACTIVE_BYTES.
@@ -531,7 +533,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back a transaction when no request waits for the result."""
+        """Roll back a transaction for a reason other than a client's request, so that nobody waits for the result."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

@@ -2,9 +2,10 @@
 
 A job writes and syncs all queued records. Only one job runs at a time; the records of requests that arrive meanwhile
 share the next job (group commit). The position of a record in its file is determined as soon as the record is queued.
-After a failed write or sync, the writer writes nothing more, because nobody knows how much is on the disk until the
-next start reads the log again. If the disk is full, the part of the job that was written is cut off again, and the job
-is repeated until there is room. In a broker set the job is not repeated; another node becomes the leader instead.
+After a failed write or sync, the writer writes nothing more, because nobody knows which records are on the disk. The
+broker must be restarted, which reads the log again. If the disk is full, the part of the job that was written is cut
+off again, and the job is repeated until there is room. In a broker set, a job that has found the disk full is not
+repeated; another node becomes the leader.
 
 In a broker set, the writer sends the records of each job to the other nodes when it creates the job, so that the disks
 of all nodes work at the same time. It calls the callbacks of a job when this node and the other nodes have written the
@@ -39,18 +40,20 @@ MAX_REDO_BYTES = 64 << 20
 """If the newest file has more bytes than this, the next transaction that begins goes to a new file (as in 1.x)."""
 
 _MAX_QUEUED_BYTES = 1 << 20
-"""The records of puts wait in memory until the next prepare or commit, or until more than this many bytes are
-queued.
+"""Records of puts (messages added to a transaction) stay in memory until the next prepare or commit writes them to the
+disk, or until more than this many bytes are queued.
 """
 
 OnWritten = Callable[[str | None], None]
-"""The type of a callback. The writer calls it with None when the records are written, or with the reason why the
-transaction log accepts no more writes.
+"""The type of the callbacks of `when_written`. The writer calls them with None when the records are written, or with
+the reason why the transaction log accepts no more writes.
 """
 
 
 class RedoFile:
-    """One file `redo.<n>`. Used on the reactor thread, except `fd`, which only the running job uses."""
+    """One file `redo.<n>`. The object is used on the reactor thread only; the exception is `fd`, which only the running
+    job uses, in a worker thread.
+    """
 
     def __init__(self, number: int, path: str, size: int = 0, *, exists: bool = False) -> None:
         self.number = number
@@ -63,8 +66,8 @@ class RedoFile:
         yet on the disk in their partitions.
         """
         self.busy_from = size
-        """Byte position in the file where a replay may begin. No open transaction has records on both sides of this
-        position, and all transactions whose records are before it are settled.
+        """Byte position in the file where a replay may begin. A replay needs no record before this position: no
+        transaction in `unsettled` has a record before it.
         """
         self.queued: list[Buffer] = []
         self.patches: list[tuple[int, bytes]] = []
@@ -80,7 +83,7 @@ class RedoFile:
 
 
 class _Part:
-    """The writes of a job to one redo file."""
+    """What a job writes to one redo file: new records, and changes of bytes that were written before."""
 
     def __init__(self, file: RedoFile) -> None:
         self.file = file
@@ -90,7 +93,7 @@ class _Part:
 
 
 class _Job:
-    """A set of writes to redo files and syncs of them. A job is created on the reactor thread, and a worker thread runs
+    """Writes to redo files and then syncs these files. A job is created on the reactor thread, and a worker thread runs
     it.
     """
 
@@ -98,11 +101,13 @@ class _Job:
         self.to_sync = to_sync
         self.waiters: list[OnWritten] = []
         self.works: list[tuple[LogChange, RedoFile | None]] = []
-        """File changes to make after the writes and syncs, each with the redo file that it removes (or None)."""
+        """Changes of whole files that the job makes after its writes and syncs. Each item also has the redo file that
+        the change removes; None if it removes none.
+        """
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
-        """Number of results that are still missing before the job's callbacks are called. One is the result of this
-        node. In a broker set there is a second one, the result of the other nodes.
+        """The job's callbacks are called when this number is 0. It counts the results that have not arrived: the result
+        of this node's writes and, in a broker set, the result of all other nodes together.
         """
         self._files = files
         self._directory = directory
@@ -128,15 +133,16 @@ class _Job:
                 raise self._error
 
     def again(self) -> None:
-        """Allow `run` to repeat a job that has failed because the disk was full. Doing parts of the job twice does no
-        harm.
+        """Allow `run` to repeat a job that has failed because the disk was full. It does no harm if some writes and
+        syncs of the job are then done for the second time.
         """
         with self._lock:
             self._ran, self._error = False, None
 
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
-        """After the disk was full, cut the records that the job has written off the files, and return DiskFull. If the
-        syncs of the job are already done, the records stay. Return the OSError if cutting fails.
+        """Called after the disk was full: remove the records that this job has written from the ends of the files, and
+        return DiskFull. If the job's syncs were done before the disk was full, the records stay in the files. If the
+        records cannot be removed, return the OSError.
         """
         if not self._synced:
             try:
@@ -202,8 +208,8 @@ class RedoWriter:
         next_number: int = 1,
         copies: LogCopies | None = None,
     ) -> None:
-        """sync: whether `when_written` waits for a sync of the disk (flushTxLogAtCommit=1). redo_files: the existing
-        files, in the order of their numbers.
+        """sync: whether `when_written` waits until the records are also synced (flushTxLogAtCommit=1). redo_files: the
+        existing files, in ascending order of their numbers.
 
         next_number: the lowest number that the next new file may have. copies: the other nodes of a broker set;
         `when_written` also waits until they have the records.
@@ -258,8 +264,8 @@ class RedoWriter:
         file.patches.append((offset, data))
 
     def when_written(self, done: OnWritten) -> None:
-        """Call `done` when all records queued so far are written (and synced if so configured). Callbacks run in the
-        order of the calls.
+        """Call `done` when all records queued before this call are written (and synced if so configured). The callbacks
+        are called in the order in which they were given to `when_written`.
         """
         if self.failure is not None:
             done(self.failure)
@@ -270,7 +276,7 @@ class RedoWriter:
 
     def also(self, *changes: LogChange) -> None:
         """Make these changes, which replace or remove files, after the records queued so far are written. If a change
-        fails with an OSError, this counts as a failed write.
+        fails with an OSError, the transaction log accepts no more writes, as after a failed write of records.
         """
         self._works += [(change, None) for change in changes]
         self.flush(sync=self._sync)
@@ -284,14 +290,15 @@ class RedoWriter:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a callback of `when_written` has not been called yet. The callback may wait until the records queued
-        before it are written on this node or on the other nodes, or until earlier callbacks have been called.
+        """Whether a callback of `when_written` has not been called yet. It has not been called as long as the records
+        queued before it are not written on this node or on the other nodes, or as long as earlier callbacks have not
+        been called.
         """
         return bool(self._waiters or self._to_tell) or any(job.waiters for job in self._uncopied)
 
     def flush(self, *, sync: bool = False) -> None:
-        """Start to write the queued records, without a callback. If a job waits for disk space, repeat it. sync:
-        whether to sync the files as well.
+        """Start to write the queued records; nobody is told when they are written. If a job waits because the disk was
+        full, repeat this job first. sync: whether to sync the files, too.
         """
         self._sync_wanted |= sync
         if self._full is not None:
@@ -306,8 +313,8 @@ class RedoWriter:
             self._start()
 
     def settle(self, file: RedoFile, transaction: Hashable) -> None:
-        """Record that a replay no longer needs this transaction. A file without unsettled transactions is deleted,
-        unless it is the newest file.
+        """Remove a transaction from `file.unsettled`, because a replay no longer needs its records. A file with no
+        transaction in `unsettled` is deleted, unless it is the newest file.
         """
         file.unsettled.pop(transaction, None)
         if not file.unsettled and file is not self._current:
@@ -315,8 +322,8 @@ class RedoWriter:
 
     @property
     def replay_from(self) -> RedoPosition:
-        """The position in the transaction log where a replay may begin. The position is in the oldest file with an
-        unsettled transaction. If no transaction is unsettled, the position is the end of the log.
+        """The position in the transaction log where a replay may begin. It is `busy_from` in the oldest file with a
+        transaction in `unsettled`. If no file has such a transaction, it is the end of the log.
         """
         for file in self._redo.values():
             if file.unsettled:
@@ -328,8 +335,8 @@ class RedoWriter:
         return any(file.unsettled for file in self._redo.values())
 
     def finish(self) -> None:
-        """Write and sync the queued records on this thread, and call the waiting callbacks. Used when the broker shuts
-        down.
+        """Write and sync the queued records, and call the callbacks of `when_written`, before this method returns. Used
+        when the broker shuts down.
         """
         running, self._running = self._running, None
         if self._full is not None:
@@ -342,7 +349,9 @@ class RedoWriter:
             self._run_here(self._make_job())
 
     def close(self) -> None:
-        """Do the work of `finish`, and close the files. No method may be called after this."""
+        """Write and sync the queued records, call the callbacks of `when_written` (as `finish` does), and close the
+        files. No method may be called after this.
+        """
         self.finish()
         for file in self._redo.values():
             if file.fd is not None:
@@ -350,7 +359,8 @@ class RedoWriter:
                 file.fd = None
 
     def abandon(self, why: str, idle: Callable[[], None]) -> None:
-        """Stop writing, and call the waiting callbacks with `why`. No method may be called after this.
+        """Stop writing, and call the callbacks of `when_written` that were not called yet with the reason `why`. No
+        method may be called after this.
 
         idle: called when no worker thread uses the files any more and the files are closed.
         """
@@ -461,8 +471,8 @@ class RedoWriter:
                 self._start()
 
     def _wait_for_room(self, job: _Job, full: DiskFull) -> None:
-        """Keep a job that has found the disk full, with its callbacks, until there is room. The next `flush` repeats
-        the job.
+        """Keep a job that failed because the disk was full. Its callbacks are not called. Each later `flush` tries the
+        job again.
         """
         if not self._tried_again:
             _log.warning("%s; records wait in memory until there is room", full)

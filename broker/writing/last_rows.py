@@ -1,8 +1,8 @@
-"""Keep in memory the newest rows of writes with sequence numbers. A row describes one write. The rows are in the
-store's internal logs; this module reads the rows that are added to these logs.
+"""Keep in memory the newest rows about writes with sequence numbers. A row describes one write of a producer to a
+partition. The rows are in the store's internal logs; this module reads the rows that are added to these logs.
 
-A follower reads the logs once a second. So a newly elected leader has to read only the rows of one second, and not a
-log of many megabytes. The short reading matters, because no producer can send while the new leader reads.
+A follower reads the logs once a second. So when it is elected as leader, it has to read only the rows of the last
+second, and not a log of many megabytes. This matters because no producer can send while the new leader reads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ..store.partition_log import PartitionLog
 __all__ = ["LastRows"]
 
 READ_BYTES = 2 << 20
-"""Number of bytes of a log that are read at once while nobody waits for the result. If each producer waits for each of
-its sends, so many bytes contain 24,000 rows. Reading them takes some 25 ms.
+"""Number of bytes of an internal log that a follower reads at once. If the producers wait for the answer to each send
+before the next, so many bytes contain 24,000 rows, and reading them takes some 25 ms.
 """
 
 _RowKey = tuple[int, str, int]
@@ -29,16 +29,17 @@ _RowKey = tuple[int, str, int]
 
 
 class LastRows(LogReader):
-    """The last two rows of each producer and partition in one log. Two rows are kept because the very last row may
-    belong to a write that was not stored.
+    """The last two rows of each pair of producer and partition in one internal log. Two rows are kept because the last
+    row is appended before its write, so the write may not have been stored; then the row before it counts.
 
-    forgotten_ms: a time in Unix milliseconds. Producers whose last write was at this time or earlier may have been
-    forgotten because there were too many. 0 if no producer was forgotten.
+    forgotten_ms: a time in Unix milliseconds. Pairs whose last write was at this time or earlier may have been
+    forgotten because there were too many pairs. 0 if no pair was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
-        """most: maximum number of pairs of producer and partition. When there are more than 2 × `most` pairs, pairs
-        that are no longer in the log are dropped. If more than 2 × `most` pairs remain, the older half is dropped.
+        """most: maximum number of pairs of producer and partition. Up to 2 × `most` pairs are kept in memory. When
+        there are more, pairs whose rows are no longer in the log are dropped. If more than 2 × `most` pairs remain, the
+        older ones are dropped, so that `most` pairs remain.
         """
         super().__init__(log)
         self.forgotten_ms = 0
@@ -52,9 +53,9 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log must be read again. Besides the reasons of LogReader there is one more: too many pairs
-        of producer and partition are in memory, and the log's oldest rows have been removed since the log was last read
-        from its beginning.
+        """Whether the whole log must be read again. It must be for the reasons of LogReader, and also if too many pairs
+        of producer and partition are in memory and the log's oldest rows were removed after the log was last read from
+        its beginning: reading the log again leaves out the pairs of the removed rows.
         """
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 
@@ -71,8 +72,8 @@ class LastRows(LogReader):
             self._read_to = table.end
 
     def _forget_oldest(self) -> None:
-        """Drop the older half of the rows from memory. Reading the whole log again would not reduce their number,
-        because the log still contains all of these rows.
+        """Drop the older pairs of producer and partition from memory, so that `most` pairs remain. Called when reading
+        the whole log again would not reduce their number, because the log still contains the rows of all pairs.
         """
         order = sorted(self._found.items(), key=lambda item: item[1][-1].first_id)
         self.forgotten_ms = max(self.forgotten_ms, order[-self._most - 1][1][-1].time_ms)
@@ -101,8 +102,8 @@ class LastRows(LogReader):
 
 def _last_two(table: RowTable) -> list[tuple[int | None, int]]:
     """Return a pair of row numbers for each combination of producer, topic and partition in the table: the numbers of
-    its last two rows. The first number is None if the table has only one such row. The pairs are sorted by the second
-    number.
+    its last two rows. The first number is None if the table has only one row for this combination. The pairs are sorted
+    by the second number.
     """
     if not table.rows.size:
         return []

@@ -10,9 +10,10 @@ time. So only the last write is remembered. A new write is handled according to 
     of an unknown producer          the write is stored; it is refused (SendInDoubt) if it says that it is a repetition,
                                     and its first transmission may have been forgotten for want of room
 
-The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more pairs, entries of the
-client address with the most entries are forgotten first. So no address displaces the entries of other addresses. The
-time of the youngest forgotten entry is remembered, also in the internal logs.
+The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more, entries (one for
+each pair) of the client address with the most entries are forgotten first. So the entries of an address with many
+producers do not displace the entries of other addresses. The time of the youngest forgotten entry is remembered, also
+in the internal logs, because a write that is older than this time may be a repetition of a forgotten one.
 
 The entries are read from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the messages.
 The row that describes a write is appended before the messages of the write. A row counts only if its messages are
@@ -106,8 +107,8 @@ _Numbered = tuple[Write, Number, PartitionLog]
 
 
 class Sequences(Memory[LastRows]):
-    """Remembers the last writes with sequence numbers. Used on the reactor thread only. While another node leads, no
-    sequence number is checked or recorded.
+    """Remembers the last write with a sequence number of each producer and partition. Used on the reactor thread only.
+    While another node of the broker set leads, this object checks and records no sequence numbers.
     """
 
     topic = SEQUENCES_TOPIC
@@ -122,13 +123,15 @@ class Sequences(Memory[LastRows]):
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
-        """store: an open store. clock: returns the time in seconds since 1970. for_waiting: a function like
+        """store: an open store. clock: returns the time in seconds since 1970. for_waiting: normally
         `Partitions.for_waiting`.
         """
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
         self.repeated: list[Write] = []
-        """The writes that, as `admit` has found, are stored already. The caller of `admit` empties the list."""
+        """The repeated writes that `admit` or `stored_before` has found to be stored already. The caller takes them out
+        of the list.
+        """
         self._table: dict[_Key, Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; no entry is empty
         self._forgotten_ms = -inf
@@ -149,12 +152,13 @@ class Sequences(Memory[LastRows]):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
-        """Check writes with sequence numbers before they are appended, and return the byte offset for each. The caller
-        must append the writes next, in the order of `asked`. asked: each write, and its size in bytes. sender: the
-        connection that sent them; None if unknown. The rows that describe the writes must be appended before the
-        writes. So `admit` appends the rows to the internal logs, in one record for each mode of flushing. The returned
-        offset is None if the write has an `error`, or if it is stored already. A write that is stored already gets the
-        offsets where it is stored, and is added to `repeated`.
+        """Check writes with sequence numbers before they are appended, and return for each the byte offset where it
+        must be appended. The caller must append the writes next, in the order of `asked`. asked: each write, and its
+        size in bytes. sender: the connection that sent them; None if unknown. The rows that describe the writes must be
+        appended before the writes. So `admit` appends the rows to the internal logs: one record for all writes to
+        topics with group commit, and one for all other writes. The returned offset is None if the write has an `error`,
+        or if it is stored already. A write that is stored already gets the offsets where it is stored, and is added to
+        `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -192,8 +196,9 @@ class Sequences(Memory[LastRows]):
         return bases
 
     def stored_before(self, write: Write) -> bool:
-        """Return whether a write with a sequence number, which cannot be appended now, is or may be stored already. If
-        so, the write gets the place or the `error` that `admit` would give it.
+        """Called for a write with a sequence number that cannot be appended now: return whether it is stored already or
+        may be stored already. If so, the write gets the offsets where it is stored, or the `error` SendInDoubt, as in
+        `admit`.
         """
         number = write.number
         assert number is not None
@@ -206,8 +211,9 @@ class Sequences(Memory[LastRows]):
         return True
 
     def _may_be_forgotten(self, write: Write, number: Number) -> bool:
-        """Return whether a repeated write of an unknown producer may be stored already, because the producer's entry
-        may have been forgotten. If so, the write gets an `error`.
+        """Called for a repeated write of a producer that has no entry: return whether the producer may have had an
+        entry that was forgotten, so that the write may be stored already. If so, the write gets the `error`
+        SendInDoubt.
         """
         latest_ms = number.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
@@ -232,8 +238,8 @@ class Sequences(Memory[LastRows]):
 
     def _store_rows(self, admitted: Sequence[_Numbered]) -> bool:
         """Append the rows that describe these writes to the internal logs, before the writes themselves are appended.
-        Return False if some rows could not be appended. The writes that these rows describe then have the error as
-        `error`.
+        Return False if some rows could not be appended; the error is then the `error` of the writes that these rows
+        describe.
         """
         if len(admitted) == 1 and not self._restated:  # a producer that waits for each send (blocking-1)
             ((write, number, target),) = admitted
@@ -282,9 +288,9 @@ class Sequences(Memory[LastRows]):
         return True
 
     def take_unsafe(self) -> Write | None:
-        """Return a Write that stands for the rows of all writes that were admitted since the last call. The rows must
-        be safe on the disk before the writes are answered. Return None if no rows must be waited for, because the
-        partitions have asynchronous flush.
+        """Return a Write for the appended rows of all writes that were admitted since the last call. The caller must
+        wait until it is safe on the disk before it answers the admitted writes. Return None if there is no such row, or
+        if the caller need not wait because the partitions have asynchronous flush (puts are answered before a sync).
         """
         internal, self._unsafe = self._unsafe, None
         if internal is None:
@@ -294,8 +300,9 @@ class Sequences(Memory[LastRows]):
         return rows
 
     def not_stored(self, writes: Sequence[Write]) -> None:
-        """Forget admitted writes that have an `error` and were not appended. writes: in the order of `admit`. If
-        `admit` has treated a later write as a repetition of a forgotten write, the later write gets the same error.
+        """Undo `admit` for admitted writes that have an `error` and were not appended, so that they count as not
+        stored. writes: in the order of `admit`. If `admit` has treated a later write as a repetition of one of these
+        writes, the later write gets the same error.
         """
         undone = [(write, number, (number.producer, write.target)) for write in writes if (number := write.number)]
         for again in self.repeated:
@@ -329,7 +336,8 @@ class Sequences(Memory[LastRows]):
 
     def lead(self) -> None:
         """Begin to lead: rebuild the table of last writes from the internal logs (see `Memory.lead`). If the messages
-        of a row are not in their partition, the row is revoked, also in the internal log.
+        of a row are not in their partition, the row is revoked: it is not used, and a row that revokes it is appended
+        to the internal log.
         """
         self._sweeps.clear()
         self._table.clear()
@@ -377,8 +385,8 @@ class Sequences(Memory[LastRows]):
         self.enabled = True
 
     def _waits(self, row: SequenceRow) -> bool:
-        """Return whether a row describes delayed messages that are stored in their internal log. The partition of such
-        messages need not exist yet.
+        """Return whether a row describes delayed messages that are stored in the internal log of delayed messages. The
+        partition to which they will be delivered need not exist yet.
         """
         return bool(row.records & DELAYED_ROW) and _is_there(row, self._pending_log(row.records)) is not None
 
@@ -446,8 +454,8 @@ class Sequences(Memory[LastRows]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """Move an entry that was read from the logs to the entries of the producer's address, which is known now
-        because the producer has sent again. Return the entries of this address.
+        """Entries that were read from the internal logs have no address until their producer sends again. Now it has
+        sent: move its entry `key` from `unknown` to the entries of the sender's address, and return these.
         """
         self._leave(unknown, key)
         address = self._address(sender)
@@ -482,8 +490,9 @@ class Sequences(Memory[LastRows]):
             del self._addresses[address.host]
 
     def _by_our_clock(self, time_ms: float) -> float:
-        """Convert an entry's time, measured by the former leader's clock, to this node's clock. The result is the
-        latest time when the entry can have been stored.
+        """Convert an entry's time from the former leader's clock to this node's clock, in Unix milliseconds. The
+        difference of the clocks is not known exactly, so the result is the latest time when the entry can have been
+        stored.
         """
         at, newest = self._rebuilt
         return time_ms + (at - newest) * 1000 if time_ms <= newest * 1000 else time_ms
@@ -491,9 +500,10 @@ class Sequences(Memory[LastRows]):
     # --- clocks -------------------------------------------------------------------------------------------------------
 
     def _oldest_ms(self) -> float:
-        """Return the time (Unix milliseconds) before which entries are too old and may be forgotten. Rows may contain
-        times of the former leader's clock, which may be far behind this node's clock. So an entry that was young when
-        this node took over is kept as long as if it had been stored at the takeover.
+        """Return a time (Unix milliseconds); entries that were last used before it are too old and may be forgotten.
+        Rows may contain times of the former leader's clock, which may be far behind this node's clock. So for
+        SEQUENCE_SECONDS after this node began to lead, the age of an entry is measured from the newest time in the
+        rows, not from this node's clock.
         """
         now = self._clock()
         at, newest = self._rebuilt

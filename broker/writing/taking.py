@@ -2,7 +2,8 @@
 request are processed as columns, not one by one.
 
 A decoder (requests/put.py, requests/send.py, requests/transaction.py) passes the contents of a request to this module.
-The decoder gets back `Write` objects, or the errors of refused records, and encodes them for the answer.
+The decoder gets back `Write` objects with the results, or the errors of refused records, and encodes these for the
+answer to the client.
 
     plain               stored in its partition
     delayed, half       DELAYED_FLAG: it waits in an internal log; `metaq.half` makes it a half message
@@ -81,7 +82,7 @@ __all__ = [
 W = TypeVar("W", bound=Write)
 
 ASKS = DELAYED_FLAG | COMPRESSED_FLAG
-"""The flag bits of a message that ask the broker to do more than store the message."""
+"""The bits of a message's flag with which a client asks the broker for more than storing the message."""
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
@@ -89,8 +90,8 @@ ASKS = DELAYED_FLAG | COMPRESSED_FLAG
 
 def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
     """Check whether messages may be added to a transaction. puts: the flag, checksum and body of each message. meant:
-    the flag bits that this client sets as instructions for the broker. Raises TransactionRefused, DelayRefused,
-    CompressionNotAccepted, PayloadUnreadable.
+    the flag bits that are instructions for the broker; a client of 1.x may use the same bits for its own purposes, so
+    they are not in `meant`. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable.
     """
     if not writing.takes_all_kinds:
         raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
@@ -135,8 +136,8 @@ def _log(writing: Writing, topic: str, partition: int, asked: int, keeper: Delay
 
 
 def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
-    """Change a write so that it appends delayed records to their internal log. The index units are not set yet. target:
-    the log of the records' target partition.
+    """Change a write of delayed records so that it appends them to their internal log instead of the partition. The
+    index units are set later. target: the log of the records' target partition.
     """
     write.log, write.data = pended.log.log, pended.buffers
     write.delayed = Delayed(target, pended.ids[0], pended)
@@ -147,10 +148,11 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """If an earlier try has stored the refused records, return a write with the offsets where they are stored;
-    otherwise return None. If it cannot be determined whether they were stored, the returned write has an `error`. If
-    the stored records are not safe yet, the next `append` includes the returned write in the writes to wait for. make:
-    creates the write. number: the sequence number; None if the records have none.
+    """Called for records that must be refused now: if an earlier send of the same records has stored them, return a
+    write with the offsets where they are stored; otherwise return None. If it cannot be determined whether they were
+    stored, the returned write has an `error`. If the stored records are not safe yet, the next `append` returns this
+    write among the writes that are not safe yet. make: creates the write for a log. number: the sequence number; None
+    if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -162,8 +164,8 @@ def _stored_before(
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
     """Yield the writes that must be appended. If a write has a sequence number, the row about it is appended to the
     internal log before the write is yielded. A repeated write is not yielded: it gets an `error`, or the offsets where
-    it was stored for the first time. If the stored records are not safe yet, `append` includes the repeated write in
-    the writes to wait for.
+    it was stored for the first time. If these are not safe yet, `append` returns the repeated write among the writes
+    that are not safe yet.
     """
     admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
@@ -172,9 +174,9 @@ def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None)
 
 
 def _kept(error: MetaqError) -> MetaqError:
-    """Return the error without its traceback, to save memory. The frames of a traceback take 3 KB and are in a
-    reference cycle with the connection. If this cycle survives one garbage collection, later collections do not find
-    it.
+    """Return the error without its traceback, to save memory. The stack frames in a traceback take 3 KB, and they and
+    the connection refer to each other, so only Python's garbage collector can free them. If they survive one
+    collection, the usual later collections do not examine them.
     """
     return error.with_traceback(None)
 
@@ -219,10 +221,10 @@ class PutBatch(Write, Generic[P]):
 
 class Puts(Generic[P]):
     """Accepts single puts one by one, and then appends all of them, with one append per partition. A put with a
-    producer's sequence number is appended by itself.
+    producer's sequence number gets an append of its own.
 
-    `take` checks each put separately, so a refused put does not affect the other puts. `append` appends all accepted
-    puts.
+    `take` checks each put separately, so if it refuses a put, the others are stored nevertheless. `append` appends all
+    accepted puts.
     """
 
     __slots__ = (
@@ -238,7 +240,7 @@ class Puts(Generic[P]):
     )
 
     def __init__(self, writing: Writing, sender: SendingPeer | None) -> None:
-        """sender: None for a client of a single request."""
+        """sender: the connection that sends the puts; None for a client that sends only one request."""
         self._writing = writing
         self._sender = sender
         self.batches: list[PutBatch[P]] = []
@@ -254,15 +256,15 @@ class Puts(Generic[P]):
 
     @property
     def is_full(self) -> bool:
-        """Whether so many puts are accepted that with more of them other requests would wait too long. Further puts
-        must then be accepted by another `Puts` object, in a later turn of the reactor.
+        """Whether this object has accepted as many puts as can be stored without a long delay of other requests. If so,
+        the caller must give further puts to another `Puts` object in a later turn of the reactor.
         """
         return len(self.batches) >= tuning.STEP_PARTITIONS or self._begun >= tuning.STEP_NEW_LOGS
 
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
-        """Add a put to a batch, and return the batch. If the put is refused, return the partition and the error
-        instead. meant: the flag bits that the client sets as instructions for the broker. number: the producer's
-        sequence number; None if the put has no sequence number.
+        """Accept a put: add it to the batch of its partition, and return the batch. If the put is refused, return its
+        partition and the error instead of a batch. meant: the flag bits that the client sets as instructions for the
+        broker. number: the producer's sequence number; None if the put has no sequence number.
         """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
@@ -304,8 +306,8 @@ class Puts(Generic[P]):
         return batch
 
     def _batch(self, put: P, partition: int, keeper: Delays | None, number: Number | None) -> PutBatch[P]:
-        """Return the batch for a put, and create the batch if necessary. keeper: the object that keeps the put if it is
-        delayed, otherwise None. If the put is refused, raise the error.
+        """Return the batch to which a put must be added; create it if there is none yet. keeper: the object that keeps
+        the put if it is delayed, otherwise None. If the put is refused, raise the error.
         """
         key: PartitionLog | tuple[Delays, PartitionLog]
         if keeper is None:
@@ -336,7 +338,9 @@ class Puts(Generic[P]):
         return self._writing.append(_admitted(self._writing, batches, self._sender) if self._numbers else batches)
 
     def _stamped(self, batch: PutBatch[P]) -> PutBatch[P]:
-        """Encode the records of a batch for the current end of its partition, and return the batch."""
+        """Encode the records of a batch, with index units for the offset where its log ends now, and return the
+        batch.
+        """
         log, puts, writing = batch.log, batch.puts, self._writing
         count = len(puts)
         batch.first_id = first_id = writing.message_ids.next(count)
@@ -357,8 +361,8 @@ class Puts(Generic[P]):
 
 
 class _Spans(NamedTuple):
-    """The boundaries of the parts of a sequence of adjacent records. The beginning and end of each part are given as
-    record numbers and as byte positions.
+    """Where the parts of a sequence of adjacent records begin and end; each part has the records for one partition.
+    Beginnings and ends are given as record numbers and as byte positions in the sequence.
     """
 
     starts: list[int]
@@ -368,9 +372,7 @@ class _Spans(NamedTuple):
 
     @classmethod
     def of(cls, stamped: StampedRecords, counts: list[int]) -> Self:
-        """Return the spans of parts that contain these numbers of records. counts: the number of records in each
-        part.
-        """
+        """Return the spans for consecutive parts of `stamped`. counts: the number of records in each part."""
         ends = list(accumulate(counts))
         starts = [0, *ends[:-1]]
         byte_ends = stamped.ends[np.array(ends) - 1].tolist()
@@ -403,7 +405,9 @@ class _Spans(NamedTuple):
 
 
 class _Bodies(Sequence[Buffer]):
-    """The bodies of records. Each body is cut out of the data when it is accessed."""
+    """The bodies of adjacent records, as a sequence. A body is cut out of the data only when it is accessed, to save
+    the work for bodies that nobody needs.
+    """
 
     def __init__(self, stamped: StampedRecords, chosen: slice | npt.NDArray[np.intp]) -> None:
         self._data = stamped.data
@@ -426,8 +430,9 @@ class _Bodies(Sequence[Buffer]):
 
 
 def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
-    """Return, for each put of a run, the log of its partition. Return None if the puts must be processed one by one,
-    because they are few, because some are refused, delayed or compressed, or because there is a synchronous slave.
+    """Return, for each put of a run, the log of its partition. Return None if the puts must be processed one by one.
+    This is so if they are few, if some must be refused, if some are delayed or compressed, or if this broker has a
+    synchronous slave.
     """
     if len(run.bodies) + tuning.RUN_PARTITION_COST * len(set(run.partitions)) < tuning.RUN_LEAST_COST:
         return None
@@ -438,8 +443,8 @@ def plain_logs(writing: Writing, run: PutRun) -> list[PartitionLog] | None:
 
 
 class TakenRun:
-    """A run: many puts that came together. All its puts are plain, and none is refused so far. ids, offsets: the
-    message id and the byte offset of each put.
+    """A run: many puts that came together. All its puts are plain (only to be stored), and their checks in `plain_logs`
+    have refused none. ids, offsets: the message id and the byte offset of each put.
     """
 
     def __init__(self, writing: Writing, run: PutRun, logs: list[PartitionLog]) -> None:
@@ -475,11 +480,13 @@ class TakenRun:
         return waiting
 
     def failures(self) -> dict[PartitionLog, MetaqError]:
-        """Return the errors of puts that are not stored or not safe. Each error is listed under the log of its puts."""
+        """Return the errors of puts that are not stored or not safe. The error of a put is listed under the log of the
+        put's partition.
+        """
         return {write.log: write.error for write in self._writes if write.error is not None}
 
     def _refuse(self, writes: Sequence[Write]) -> None:
-        """If a partition no longer accepts puts, set the `error` of its write."""
+        """Set the `error` of each write whose partition no longer accepts puts, so that the write is not appended."""
         for write in writes:
             try:
                 self._writing.log(write.log.topic, write.log.partition, write.log.partition)
@@ -510,15 +517,15 @@ class TakenRun:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 SizedRecords = tuple[memoryview, npt.NDArray[np.int64]]
-"""The bytes of adjacent records, and a list with the size of each record in bytes, including its header."""
+"""The bytes of adjacent records, and an array with the size of each record in bytes (header and body)."""
 
 
 def take_batch(
     writing: Writing, topic: str, asked: int, number: Number | None, records: SizedRecords, sender: SendingPeer | None
 ) -> Generator[None, None, tuple[Write, list[Write]]]:
-    """Store the records of one SEND_BATCH, either all or none. Return their write, and the writes that are not safe
-    yet. asked: the partition, or ANY if the broker chooses it. If the records are refused, raise the error. Raises
-    RemoteProtocolError if the records do not have the stated sizes.
+    """Store the records of one SEND_BATCH, either all or none. Return the write of the records, and all writes that
+    must be safe before the answer. asked: the partition, or ANY if the broker chooses it. If the records are refused,
+    raise the error. Raises RemoteProtocolError if the records do not have the stated sizes.
     """
     count = len(records[1])
     writing.metrics.put(topic, count, len(records[0]) - count * HEADER_BYTES)
@@ -558,8 +565,8 @@ def take_batch(
 
 
 def _parts_of(ends: Sequence[int], chosen: npt.NDArray[np.generic]) -> list[int]:
-    """Return the number of the part that contains each record with a nonzero item in `chosen`. ends: for each part, the
-    record number after its last record.
+    """Return the numbers of the parts that contain the chosen records. chosen: one item for each record; nonzero means
+    that the record is chosen. ends: for each part, the record number after its last record.
     """
     return np.searchsorted(ends, np.flatnonzero(chosen), "right").tolist()  # type: ignore[no-any-return]
 
@@ -572,8 +579,8 @@ def _find_packed(
     topics: Sequence[str],
     unfit: dict[int, MetaqError],
 ) -> Generator[None, None, None]:
-    """Check the compressed records. If one must be refused, add its part and the error to `unfit`. ends, topics: for
-    each part, the record number after its last record, and its topic.
+    """Check the compressed records. If one must be refused, add the number of its part, with the error, to `unfit`.
+    ends, topics: for each part, the record number after its last record, and its topic.
     """
     chosen = np.flatnonzero(flags & COMPRESSED_FLAG)
     columns = _parts_of(ends, flags & COMPRESSED_FLAG), flags[chosen].tolist(), _Bodies(stamped, chosen)
@@ -619,7 +626,7 @@ class AskedParts(NamedTuple):
 
     topics: the topic of each part, as index into `names`. partitions: the partition of each part; ANY if the broker
     chooses it. counts: the number of records in each part. sequences: the sequence number of each part; empty if the
-    frame names no producer. repeats: the numbers of the parts that are sent again. These parts were first sent
+    frame names no producer. repeats: the numbers of the parts that the client has sent before. It sent them first
     `repeat_ms` milliseconds ago.
     """
 
@@ -639,7 +646,7 @@ class TakenParts:
     """
 
     def __init__(self, writing: Writing, asked: AskedParts, sender: SendingPeer | None) -> None:
-        """sender: None for a client of a single request."""
+        """sender: the connection that sends the puts; None for a client that sends only one request."""
         self._writing = writing
         self._sender = sender
         self._asked = asked
@@ -702,8 +709,9 @@ class TakenParts:
         self._writing.refused(self._topics[number], error, self._counts[number])
 
     def count(self, spans: _Spans, seconds: Callable[[], float]) -> Generator[None, None, None]:
-        """Count the records in the metrics as requested puts. A frame may name many topics, and each topic is counted
-        separately. So the generator yields after every SEND_SLICE_SECONDS, so that other requests are served.
+        """Count the records in the metrics as requested puts, whether they will be stored or refused. Each topic is
+        counted separately, and a frame may name many topics. So the generator yields after every SEND_SLICE_SECONDS, to
+        let other requests be served.
         """
         asked, count_put = self._asked, self._writing.metrics.put
         totals = (np.bincount(asked.topics, each, len(asked.names)).tolist() for each in (asked.counts, spans.sizes))
@@ -718,7 +726,9 @@ class TakenParts:
     def _judge(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
-        """Find the parts that must be refused because of their records, and prepare the parts with delayed records."""
+        """Find the parts that must be refused because one of their records is damaged or not allowed. For parts with
+        delayed records, prepare the data for the internal log.
+        """
         unfit = self._unfit
         unfit |= dict.fromkeys(_parts_of(spans.ends, ~stamped.intact), ChecksumMismatch())
         if not stamped.flags & ASKS:
@@ -745,7 +755,7 @@ class TakenParts:
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float]
     ) -> Generator[None, None, None]:
         """Append all parts, with one append per part. The generator yields between groups of parts, so that other
-        requests are served. All groups share one sync.
+        requests are served. The appends of all groups are synced together at the end.
         """
         self._first_ids = stamped.units["id"][spans.starts].tolist()
         if stamped.flags & ASKS or not stamped.intact.all():
@@ -760,8 +770,8 @@ class TakenParts:
     def _written(
         self, stamped: StampedRecords, spans: _Spans, seconds: Callable[[], float], until: float
     ) -> Iterator[Write]:
-        """Yield the writes to append until the time `until` has come. At least the writes of one chunk (some
-        consecutive parts of the frame) are yielded.
+        """Yield writes for the caller to append, and stop when the time `until` has come. At least the writes of one
+        chunk (some consecutive parts of the frame) are yielded.
         """
         most = tuning.SEND_PARTS if not self._delayed else tuning.SEND_WAITING_PARTS
         while (first := self._next) < len(self._counts):
@@ -785,7 +795,7 @@ class TakenParts:
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
         """Return a write for each part of a chunk; None for a part that is refused or repeated. The data of the writes
         is not set yet. sizes: the number of bytes of each part's records. If a part has delayed records, `_made`
-        replaces its number by the size of the data for the internal log.
+        changes its item in `sizes` to the size of the data for the internal log.
         """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
         made: list[Write | None] = []
@@ -809,7 +819,8 @@ class TakenParts:
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
         """Return, for each write of a chunk, the byte offset in the log where its records will begin; None for a write
-        that is not appended. Several writes may go to the same log. sizes: the number of bytes of each write's records.
+        that is not appended. If several writes go to the same log, each begins where the one before it ends. sizes: the
+        number of bytes of each write's records.
         """
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
@@ -826,8 +837,8 @@ class TakenParts:
         return bases
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
-        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. Return fewer
-        logs when the time `until` has come, because creating a log takes a third of a millisecond.
+        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. Stop when the
+        time `until` has come, and return only the first logs, because creating each log takes a third of a millisecond.
         """
         if self._chunk:
             self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}
@@ -849,7 +860,9 @@ class TakenParts:
         return found
 
     def _log(self, number: int) -> PartitionLog:
-        """Return the log of the partition for a part's records. If the part is refused, raise the error."""
+        """Return the log of the partition to which a part's records go. If the part must be refused, raise the
+        error.
+        """
         topic, asked, partition = self._topics[number], self._asked.partitions[number], self.partitions[number]
         if partition == ANY:
             partition = self.partitions[number] = self._writing.partitions.choose(topic)

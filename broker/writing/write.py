@@ -1,4 +1,6 @@
-"""The classes for one append of a request's records, and for the append's result."""
+"""The class for one append of a request's records, which also has the result of the append, and the class for the
+append's sequence number.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Number:
 
     records: the number of records in the write; for delayed messages its high bits say which internal log has them
     (`row_bits`). repeat_ms: how many milliseconds ago the producer first sent the write; -1 if the write is sent for
-    the first time. before: the producer's last stored write to the partition when this write was admitted.
+    the first time. before: the producer's last write to the partition before this one; None if there was none.
     """
 
     producer: int
@@ -39,8 +41,8 @@ class Write(Append):
     """Whole records to append to one partition, and the result of the append. The object lives until its request is
     answered.
 
-    After `Sequences.admit`, a repeated write has the values of `first_id`, `base`, `end` and `delayed` that the write
-    had when it was stored for the first time.
+    If a client repeats a write that is stored already, `Sequences.admit` gives the repeated write the values of
+    `first_id`, `base`, `end` and `delayed` of the stored one.
     """
 
     __slots__ = ("copy_errors", "delayed", "first_id", "number", "replicas")
@@ -61,12 +63,12 @@ class Write(Append):
         it. Empty if the broker has no slave.
         """
         self.replicas = 0
-        """In a broker set: how many nodes, this one included, have the records when they may be acknowledged."""
+        """In a broker set: the number of nodes, this one included, that had the records when the write became safe."""
 
     @property
     def target(self) -> PartitionLog:
-        """The log of the partition that the records finally go to. It differs from `log` for delayed messages, because
-        `log` is the internal log where they wait.
+        """The log of the partition for which the client has sent the records. For delayed messages it differs from
+        `log`, which is the internal log where they wait.
         """
         return self.log if self.delayed is None else self.delayed.target
 

@@ -1,5 +1,6 @@
-"""Store messages. All requests that store messages use this module. A request is turned into `Write` objects. The
-`Write` objects are appended to the logs and made safe on the disk, and then the request is answered.
+"""Append messages to logs and wait until they are safe. All requests that store messages use this module. A request is
+turned into `Write` objects. The `Write` objects are appended to the logs and made safe on the disk, and then the
+request is answered.
 
 taking.py creates the `Write` objects of requests, and transactions/commit.py creates the `Write` objects of a commit.
 """
@@ -51,14 +52,15 @@ class Copies(Protocol):
 
     @property
     def refusal(self) -> NotLeader | None:
-        """The error for appends when this node no longer leads; None while it leads."""
+        """The error that refuses appends because this node no longer leads the broker set; None while it leads."""
 
     def check(self, log: PartitionLog) -> None:
         """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
-        """Call `done` when each of these writes is stored on as many nodes as its topic's `ack` requires, or has an
-        `error`. `replicas` is then set. The writes must be from the current turn of the reactor.
+        """Call `done` when each of these writes has an `error`, or is stored on as many nodes as its topic's setting
+        `ack` requires. Before that, set the `replicas` of the writes. The writes must be from the current turn of the
+        reactor.
         """
 
 
@@ -75,7 +77,9 @@ class Writing:
         delays: Delays,
         halves: Delays | None = None,
     ) -> None:
-        """halves: the object that keeps half messages. If it is None, `delays` gets half messages and refuses them."""
+        """halves: the object that keeps half messages. If it is None, half messages are passed to `delays`, which
+        refuses them.
+        """
         self.sequences = sequences
         self.delays = delays
         self.halves = delays if halves is None else halves
@@ -84,8 +88,8 @@ class Writing:
         self.message_ids = message_ids
         self.metrics = metrics
         self.slave: SlaveLink | None = None
-        """The object that sends records to the slave, if this broker is a synchronous master; otherwise None. The
-        master sends every record to its slave, too. This attribute must be set before the first request.
+        """The object that sends every record to the slave, if this broker is a synchronous master; otherwise None. This
+        attribute must be set before the first request.
         """
         self.copies: Copies | None = None
         """The other nodes of the broker set, if this node leads one; otherwise None. The leader sends each append to
@@ -97,9 +101,10 @@ class Writing:
 
     @property
     def takes_all_kinds(self) -> bool:
-        """Whether all kinds of messages are accepted. False on both sides of 1.x's synchronous replication. A broker
-        with this replication has no transactions, as in 1.x. It ignores sequence numbers, because a message is stored
-        again after its copy has failed. It accepts no delayed messages, because the slave would have to know of them.
+        """Whether this broker accepts all kinds of messages. False for a synchronous master and a synchronous slave
+        (replication of 1.x). As in 1.x, such a broker has no transactions. It ignores sequence numbers, because a
+        client must be able to store a message again after its copy to the slave has failed. It accepts no delayed
+        messages, because the slave would not know that they are waiting.
         """
         return self.slave is None and not self.takes_copies
 
@@ -138,12 +143,12 @@ class Writing:
         return logs
 
     def append(self, writes: Iterable[Write]) -> list[Write]:
-        """Append writes in order. A Write is taken from the iterator only after the earlier Writes are appended. All of
-        them share one sync of the journal.
+        """Append writes in order. Each Write is taken from the iterator only after the Write before it is appended. One
+        sync of the journal makes all of them safe.
 
-        A Write that cannot be appended gets an `error`, and so do later writes for its partition. Return the appended
-        writes that are not safe yet, for `when_safe`. Writes with sequence numbers must have been admitted by
-        `sequences` before.
+        A Write that cannot be appended gets an `error`, and so do later writes for its partition. Return the writes
+        that are not safe yet; the caller passes them to `when_safe`. For writes with sequence numbers,
+        `sequences.admit` must have been called before.
         """
         if self.copies is not None and (refusal := self.copies.refusal) is not None:
             for write in writes:  # they were made while this node led; now another node owns the logs
@@ -211,8 +216,8 @@ class Writing:
         self._store.when_all_safe([(write.log, write.end) for write in waiting], safe)
 
     def answer(self, waiting: Sequence[Write], encode: Callable[[], T]) -> T | Deferred[T]:
-        """Call `encode` when these writes are safe, and return its result. If `waiting` is not empty, return a Deferred
-        of the result; it fails with the exception that `encode` raises.
+        """Call `encode` when these writes are finished (see `when_safe`), and return its result. If `waiting` is not
+        empty, return a Deferred of the result; it fails with the exception that `encode` raises.
         """
         if not waiting:
             return encode()

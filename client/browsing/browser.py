@@ -134,8 +134,8 @@ class TopicBrowser(Closing):
             position = following
 
     def _behind(self, damage: CorruptRecord) -> int:
-        """Return the position after a damaged range. If the end of the damage is unknown, or the configuration says to
-        stop at damage, raise `damage`.
+        """Return the offset after a damaged range, where reading can continue. If the end of the range is unknown, or
+        the setting `damage` says to stop at damage, raise the error `damage`.
         """
         if self._config.on_damaged is not None:
             self._config.on_damaged(damage)
@@ -144,7 +144,9 @@ class TopicBrowser(Closing):
         return damage.end
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the ZooKeeper session and close all connections, as Cluster.close does."""
+        """End the ZooKeeper session and close all connections, within `timeout` seconds if possible (see
+        Cluster.close).
+        """
         seconds = check_wait("timeout", timeout)
         self._closed = True
         self._closes()
@@ -160,11 +162,12 @@ class TopicBrowser(Closing):
 
 
 class PartitionReader(Poller):
-    """Reads one partition of one broker, without ZooKeeper and without a consumer group. The caller must store the
-    position.
+    """Reads one partition of one broker, without ZooKeeper and without a consumer group. Nothing is committed: a
+    program that wants to continue later must store the `position` itself.
 
-    (It corresponds to the direct mode of 1.x, with serverUrl, partition and offset.) It fetches ahead and survives
-    restarts of the broker as a Consumer does. Use it on one thread only; close() may be called on any thread.
+    (It corresponds to the direct mode of 1.x, with serverUrl, partition and offset.) Like a Consumer, it fetches
+    messages before poll() asks for them, and continues after a restart of the broker. Use it on one thread only;
+    close() may be called on any thread.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class PartitionReader(Poller):
         return self._cursor.position
 
     def seek(self, offset: int) -> None:
-        """Continue at a byte offset that begins a message. Raises ConfigError."""
+        """Let the next poll() continue at a byte offset where a message begins. Raises ConfigError."""
         self._settle()
         check_offset("offset", offset)
         self._cursor.moved_to(offset)

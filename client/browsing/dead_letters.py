@@ -47,11 +47,11 @@ group.
 
 
 class DeadLetter(NamedTuple):
-    """A message that has failed the maximum number of times.
+    """A message on which the group's handlers have failed the maximum number of times.
 
     partition, offset: where the dead letter is stored. original: the original message with its own partition, offset
-    and id. attempts: how many times the message failed. cause: type and text of the last exception. place: where the
-    exception was raised, as `file:line in function`. failed: time of the last failure.
+    and id. attempts: how many times the message failed. cause: type and text of the last handler's exception. place:
+    where the exception was raised, as `file:line in function`. failed: time of the last failure.
     """
 
     partition: TopicPartition
@@ -64,12 +64,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The letter's name among the group's dead letters: `<broker>-<partition>:<offset>`."""
+        """A name that identifies the letter among the group's dead letters: `<broker>-<partition>:<offset>`."""
         return f"{self.partition}:{self.offset}"
 
 
 class Redriven(NamedTuple):
-    """A dead letter that was sent again, and the place where the broker has stored the new message."""
+    """A dead letter that was sent again, and the partition and offset where the broker has stored the new message."""
 
     letter: DeadLetter
     result: SendResult
@@ -78,8 +78,9 @@ class Redriven(NamedTuple):
 class DeadLetters(Closing):
     """Reads, redrives and drops the dead letters of one group. Use it as a context manager, and on one thread only.
 
-    Reading scans the group's topic `%DEAD%<group>` twice, and keeps only the positions of open letters in memory.
-    Several programs may read at once. If two programs redrive the same letter at once, the letter is sent twice.
+    A letter is open until it is redriven or dropped. Reading scans the group's topic `%DEAD%<group>` twice: first to
+    find the offsets of the open letters, which are kept in memory, and then to read these letters. Several programs may
+    read at once. If two programs redrive the same letter at once, the letter is sent twice.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class DeadLetters(Closing):
         since, until: limits for the time of the last failure, as datetimes with a time zone; both are included. cause:
         a text that the cause or the place must contain, ignoring case. key: one of the keys of the original message.
         names: yield only letters with these names (DeadLetter.name). limit: the maximum number of letters to yield.
-        Damaged letters are skipped and logged. Raises ConfigError, BrokerUnavailable, RequestTimedOut,
-        CoordinationUnavailable.
+        Letters whose stored message is damaged are not yielded, but logged. Raises ConfigError, BrokerUnavailable,
+        RequestTimedOut, CoordinationUnavailable.
         """
         for option, moment in (("since", since), ("until", until)):
             if moment is not None and moment.tzinfo is None:
@@ -170,9 +171,9 @@ class DeadLetters(Closing):
         are stored.
 
         to: "topic" sends each original message to its own topic, with its key, tag and properties, and so to all groups
-        that read the topic. "group" sends it only to this group. Attempts are counted from zero again. A message whose
-        time to live is over is sent without a time to live, because otherwise no consumer would get it. If there are
-        very many letters, `read` them with a `limit`.
+        that read the topic. "group" sends it only to this group. The number of attempts begins at zero again. A message
+        whose time to live is over is sent without a time to live, because otherwise no consumer would get it. If there
+        are very many letters, `read` them with a `limit`.
 
         If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. There
         is one exception: the letter that was just being sent may be both sent and open, and then the next redrive sends
@@ -287,8 +288,8 @@ def count_dead_letters(cluster: Cluster, group: str) -> int:
 
 
 def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[int]]]:
-    """Return a tuple for each partition of the topic of dead letters: the partition, its current end, and the positions
-    of its open letters.
+    """Scan the topic of dead letters. Return for each of its partitions the partition, the byte offset of its current
+    end, and the offsets of its open letters.
     """
     partitions = cluster.readable(topic)
     ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
@@ -352,10 +353,10 @@ def _options(original: Message, producer: Producer) -> SendOptions:
     """Return options for sending the original message again. With these options the message goes to the partition that
     messages with the same key go to now.
 
-    The key itself is not stored in a message, but its words are among the message's keys. So the key is the one of
-    these keys that leads to the partition of the original message. If none does, the message had no key, or the
-    partitions have changed since it was sent. It then goes to its original partition if that exists, otherwise to the
-    partition of its first key.
+    A message does not state which of its keys has chosen its partition. So this function looks for one of its keys for
+    which the producer would choose the partition of the original message. If there is none, the message was sent
+    without a key, or the topic's partitions have changed since. In this case the options name the original partition if
+    it exists, otherwise the partition for the first key.
     """
     partitions: Sequence[TopicPartition] = producer.partitions(original.topic)
     keys = original.keys

@@ -1,1 +1,3 @@
-"""Consuming: group membership, prefetching, delivery, offsets. `metaq` has the public names."""
+"""The modules of the consumer: membership in a group, prefetching of messages, their delivery to the program, and
+commits of offsets. `metaq` has the public names.
+"""

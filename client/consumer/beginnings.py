@@ -24,12 +24,13 @@ log = get_log(__name__)
 
 
 class Beginnings:
-    """Commits the offsets where a group begins to read partitions. All waiting offsets are written together. Any thread
-    may call `put`; the timer thread writes.
+    """Commits the offsets where a group begins to read partitions. All offsets that are queued are written together.
+    Any thread may call `put`; the timer thread writes.
 
-    If the offset were not committed, a partition would have no committed offset until a message of it is consumed. With
-    start="latest" the next member would then begin at a later end of the partition and skip messages. A failed write is
-    repeated; until it succeeds, nothing is read from the partitions whose offsets it contains.
+    If the offset were not committed, a partition would have no committed offset until a message of it is consumed. If
+    another member took over such a partition with start="latest", it would begin at the partition's end at that later
+    time and skip messages. A failed write is repeated; until it succeeds, the member reads nothing from the partitions
+    whose offsets it contains.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Beginnings:
 
     def put(self, request: Request) -> None:
         """Queue a RECORD request, whose offset is to be committed. If an interrupt (interrupts.py) ends this call
-        before the timer that starts the write is set, nothing is lost, because the fetcher makes the request again.
+        before it has set the timer for the write, the offset is committed nevertheless, because the fetcher makes the
+        request again.
         """
         with self._lock:
             self._waiting.append(request)

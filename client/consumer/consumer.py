@@ -80,8 +80,8 @@ class Consumer(Poller):
     A delivered message counts as consumed at the next poll(), at commit(), or when a `with` block ends without an
     exception. A commit covers only consumed messages. The consumer may be used by only one thread at a time, but
     another thread may call close(). A forked process must create its own consumer. In the forked process, the calls of
-    a consumer that the parent has created raise ClientError. The exceptions are stop() and close(), which do not affect
-    the parent.
+    a consumer that the parent has created raise ClientError. Only stop() and close() raise nothing there; they do not
+    affect the parent.
     """
 
     def __init__(
@@ -209,8 +209,8 @@ class Consumer(Poller):
             raise
 
     def _abandon(self) -> None:
-        """Close, in the background and without waiting, the objects that an interrupted constructor has already
-        created.
+        """Close the objects that the constructor had created before an interrupt ended it. They are closed in the
+        background; this call does not wait.
         """
         self._closed = True
         self._aside.start(partial(self._end_once, CLOSE_SECONDS, True))
@@ -229,8 +229,8 @@ class Consumer(Poller):
         return super()._poll(take, timeout)
 
     def _refuse_failed(self, what: str) -> None:
-        """Raise ClientError if this consumer has subscribed to the topic of failed messages. A poll would deliver such
-        messages under that topic.
+        """Raise ClientError if this consumer has subscribed to the group's topic of failed messages, because poll()
+        would deliver these messages as messages of that topic, not of their original topics.
         """
         if self._reads_failed:
             raise ClientError(
@@ -273,14 +273,14 @@ class Consumer(Poller):
         is tried again, unless the Retry has ordered=True. A consumer that has used a Retry cannot poll() any more. A
         Retry needs brokers that keep delayed messages, and cannot be used with broadcast=True.
 
-        If retry is None, or if max_retries or on_reject is given, a failed message is tried again in its place after a
+        If retry is None, or if max_retries or on_reject is given, a failed message is tried again in place after a
         growing pause (retry_step_seconds, retry_max_seconds), while other partitions continue. max_retries: number of
         further tries (5 by default; None: without limit). on_reject: a function that gets the message after the last
         try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
 
         By default `retry` is a Retry() if all brokers of the topics that answer keep delayed messages. By default
-        `retry` is None for Java brokers and for broadcast=True. While no broker answers, failed messages are tried
-        again in their place.
+        `retry` is None for Java brokers and for broadcast=True. As long as no broker has answered, failed messages are
+        tried again in place.
 
         Raises ConfigError, for example if options contradict `retry`, or if there is a Retry and a broker keeps no
         delayed messages. It is also raised if the LocalRecoverStore is needed but the user has no home directory.
@@ -304,9 +304,9 @@ class Consumer(Poller):
         """Call the handler as `run` does, but with up to `max_messages` messages of one partition in each call. The
         messages of one call count as consumed together.
 
-        If the handler fails on a batch and there is a Retry, it then gets the messages of the batch one by one. If
-        there is no Retry, it gets the whole batch max_retries times more before it gets the messages one by one. So
-        only a message that fails alone is counted as a failed attempt, and only such a message is rejected.
+        If the handler fails on a batch, it gets the messages of the batch one by one: with a Retry at once, without a
+        Retry only after it has failed on the whole batch max_retries times more. So a failed attempt is counted only
+        for a message on which the handler fails alone, and only such a message can be rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)
@@ -393,8 +393,8 @@ class Consumer(Poller):
     def _rejecting(
         self, max_retries: int | None, on_reject: RejectHandler | None
     ) -> tuple[RejectHandler, LocalRecoverStore | None]:
-        """Return the function that gets messages after their last try, and the open LocalRecoverStore if this function
-        is one (otherwise None). Raises ConfigError, LocalStoreError.
+        """Return the function that gets messages after their last try. If it is a LocalRecoverStore, open it and return
+        it also as the second value; otherwise the second value is None. Raises ConfigError, LocalStoreError.
         """
         if on_reject is None and max_retries is None:  # nothing is rejected, so no store is needed
             return drop_message, left_of_cluster(*self._cluster, self.group)
@@ -407,8 +407,8 @@ class Consumer(Poller):
         return on_reject, on_reject
 
     def _end_listener(self) -> None:
-        """Clean up after run(). In case an interrupt ends this cleanup early, the next call of any method of the
-        consumer cleans up again.
+        """Clean up after run(). If an interrupt ends this method early, the next call of any method of the consumer
+        cleans up the rest.
         """
         if self._listener is not None:
             self._listener.give_back()
@@ -457,8 +457,9 @@ class Consumer(Poller):
         self._read_failed(topic)
 
     def _choose_retry(self) -> Retry | Auto | None:
-        """Return the value of `retry` for a run() that was called without this option. AUTO means that the answers of
-        the brokers will decide, and no broker has answered yet.
+        """Determine the value of `retry` for a run() that was called without this option: a Retry, or None if failed
+        messages must be tried again in place. Return AUTO if this cannot be determined yet, because no broker has said
+        whether it keeps delayed messages.
         """
         try:
             topic = retry_topic(self.group)
@@ -487,8 +488,8 @@ class Consumer(Poller):
         )
 
     def _read_failed(self, topic: str) -> None:
-        """Subscribe to `topic`, which has the messages that wait for another attempt. Repeated calls are allowed.
-        Raises CoordinationError.
+        """Subscribe to `topic`, which contains the group's failed messages for their next attempts. Further calls have
+        no effect. Raises CoordinationError.
         """
         self._reads_failed = True  # first, because an interrupt may come
         self._aside.do(self._member.subscribe, topic)
@@ -505,8 +506,8 @@ class Consumer(Poller):
     # --- positions --------------------------------------------------------------------------------------------------
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the owned partitions, sorted. A partition is included once the offset where the group begins in it is
-        committed.
+        """Return the owned partitions, sorted. A new partition is included as soon as the offset where the group begins
+        to read it is committed.
         """
         self._guard.check()
         return sorted(partition for partition, cursor in self._core.owned.items() if cursor.recorded)
@@ -542,7 +543,7 @@ class Consumer(Poller):
         self._fetcher.serve_soon()
 
     def lag(self) -> dict[TopicPartition, Lag]:
-        """Return for each owned partition how much data lies after this consumer's position. Raises
+        """Return for each owned partition how much data the broker has after this consumer's position. Raises
         BrokerUnavailable.
         """
         self._settle()
@@ -578,9 +579,9 @@ class Consumer(Poller):
         """Return the message of `topic` with this id; any topic is allowed. The consumer's state does not change.
         Blocks up to a few seconds per broker, and SEARCH_TIMEOUT_SECONDS (30) for a broker that does not answer.
 
-        Raises MessageNotFound. Raises SearchIncomplete if the message may be where the search could not look, for
-        example on a broker that is not registered now. Also raises NoPartition, BrokerUnavailable, RequestTimedOut,
-        RequestRefused (a Java broker cannot search), CorruptRecord.
+        Raises MessageNotFound. Raises SearchIncomplete if the message was not found but may be where the search could
+        not look, for example on a broker that is not registered now. Also raises NoPartition, BrokerUnavailable,
+        RequestTimedOut, RequestRefused (a Java broker cannot search), CorruptRecord.
         """
         self._check_open()
         return self._finder.view_message(topic, message_id).message
@@ -606,8 +607,8 @@ class Consumer(Poller):
         return following(self._pool.follow, lambda: question(self._connection(partition), partition))
 
     def _connection(self, partition: TopicPartition) -> Connection:
-        """Return a connection to the broker that this consumer reads a partition from. Before the member has joined the
-        group, it does not know this broker; the list of registered brokers is used instead.
+        """Return a connection to the broker from which this consumer reads a partition. Before the consumer has joined
+        its group, this broker is looked up in the list of registered brokers.
         """
         endpoint = self._member.endpoint_of(partition) or source_of(self._view.brokers(), partition)
         if endpoint is None:
@@ -619,8 +620,8 @@ class Consumer(Poller):
     def close(self, timeout: Duration = CLOSE_SECONDS) -> None:
         """Commit the consumed messages, release the partitions and leave the group, within `timeout` seconds.
 
-        If ZooKeeper does not answer, closing takes at most END_SECONDS more, and the partitions become free when the
-        session expires.
+        If ZooKeeper does not answer, closing takes at most END_SECONDS more, and other members can get the partitions
+        only when the ZooKeeper session expires.
 
         Idempotent. If another thread waits in poll(), poll() returns []; if another thread is in run(), run() returns.
         close() waits for running handlers for half of the timeout. If a handler itself calls close(), close() does not
@@ -638,8 +639,8 @@ class Consumer(Poller):
             self._aside.do(self._end_once, seconds, listener is None or not listener.is_worker())
 
     def _end_once(self, timeout: float, waits: bool) -> None:
-        """Close the objects of the consumer one after another. The thread must be one that cannot be interrupted: if an
-        interrupt ended the closing early, other members could not get the partitions. waits: whether to wait for
+        """Close the objects of the consumer one after another. Called on a thread that no interrupt can reach, because
+        if an interrupt ended the closing early, other members could not get the partitions. waits: whether to wait for
         running handlers, and for a close() on another thread.
         """
         if not self._ending.acquire(blocking=waits):

@@ -52,13 +52,14 @@ _FIRST = StartPosition(0)
 
 
 class MemberCore:
-    """Makes the decisions of one member of a group. The methods may be called by only one thread at a time. Exceptions
-    are `holds_claims`, `drained` and the attributes, which any thread may use at any time.
+    """Makes the decisions of one member of a group. The methods may be called by only one thread at a time.
+    `holds_claims`, `drained` and the attributes are excepted: any thread may use them at any time.
 
     start: the position where reading of newly owned partitions begins; set by the driver. closing: set to true by the
     driver when failures shall no longer be logged. reason: why the last failed action has failed. gains: partitions
-    that the last plan gives to this member. losses: partitions that the last plan takes from it. known: all partitions
-    of the group's topics. brokers: the brokers at the last plan. pauses: number of pauses so far.
+    that the last plan gives to this member and that it does not own. losses: partitions that it owns and that the last
+    plan does not give to it. known: all partitions of the group's topics. brokers: the brokers at the last plan.
+    pauses: number of pauses so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
@@ -106,8 +107,8 @@ class MemberCore:
         return actions
 
     def failed(self, action: Action, error: Exception, claims_hold: bool) -> Event:
-        """Return the event that reports the failure of an action. claims_hold: whether the owned partitions are still
-        claimed on the current session.
+        """Return the event that reports to the state machine that an action has failed with `error`. claims_hold:
+        whether the owned partitions are still claimed on the current ZooKeeper session.
         """
         self.reason = str(error) or type(error).__name__
         if action is Action.LEAVE:
@@ -118,8 +119,8 @@ class MemberCore:
         return Event.FAILED
 
     def holds_claims(self, session_id: int) -> bool:
-        """Return whether all owned partitions were claimed on this session. session_id: the current session. The check
-        is cheap enough for each poll.
+        """Return whether all owned partitions were claimed on this ZooKeeper session. session_id: the current session.
+        The check costs so little that each poll can make it.
 
         When a session ends, this member owns no partitions any more, even if the driver does not know of the end yet.
         """
@@ -134,20 +135,20 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Begin a plan. Changes of the group that are reported after this call are not part of the plan; they need
-        another plan.
+        """Note that the driver begins to plan: to compute which partitions this member should own. The plan may miss
+        changes of the group that are reported after this call, so these changes need another plan.
         """
         if self._backoff.tries == 0:
             self._began, self._moved = now, 0
         self._change_noted = False
 
     def note_change(self) -> None:
-        """Remember that the group must be planned again."""
+        """Remember that the group has changed, so that this member must plan again."""
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the zones of brokers that the driver must write to ZooKeeper before the plan; None if the group's
-        agreed zones need no change.
+        """Return the broker zones on which the group must agree: the driver must write them to ZooKeeper before it
+        calls `plan`. None if the zones that are written there need no change.
         """
         if snapshot.zones is None:
             return None
@@ -168,8 +169,9 @@ class MemberCore:
         return moved
 
     def missing(self, snapshot: GroupSnapshot) -> list[TopicPartition]:
-        """Begin a plan with this snapshot of the group, and return the known partitions that are not registered any
-        more. If there are any, the driver must read the ids of the broker sets and pass them to `plan`.
+        """Take the partitions of the group's topics from this snapshot, and return those that were in an earlier
+        snapshot but are not registered any more. If there are any, the driver must read the ids of the broker sets from
+        ZooKeeper and pass them to `plan`.
         """
         listed = snapshot.partitions.items()
         self._listed = {TopicPartition.parse(topic, name) for topic, names in listed for name in names}
@@ -197,9 +199,9 @@ class MemberCore:
     def _with_absent(
         self, listed: Mapping[str, Sequence[str]], kept: Sequence[TopicPartition]
     ) -> Mapping[str, Sequence[str]]:
-        """Return the partitions to assign to members, by topic. The result contains the registered partitions, and also
-        the partitions that are absent only because their broker set is changing its leader. The partition names of each
-        topic are sorted in Java's string order.
+        """Return the partitions to assign to members, by topic. The result contains the registered partitions
+        (`listed`), and also `kept`: the partitions that are not registered only because their broker set is changing
+        its leader. The partition names of each topic are sorted in Java's string order.
         """
         self.known = self._listed.union(kept)
         if not kept:
@@ -211,12 +213,14 @@ class MemberCore:
 
     @property
     def looks_in(self) -> list[float]:
-        """Times in seconds after which the group must be planned again, even if nothing has changed."""
+        """For how many seconds from now the last plan is good at most, one number for each reason. When this time is
+        over, this member must plan again, even if no change was reported.
+        """
         return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
 
     def compare(self, wanted: Collection[TopicPartition]) -> Event:
-        """Compare the plan `wanted` with the owned partitions, set `gains` and `losses`, and return the event LOSSES,
-        GAINS or SETTLED.
+        """Compare the partitions that this member should own (`wanted`) with those that it owns, and set `gains` and
+        `losses`. Return the event LOSSES if there are losses, otherwise GAINS if there are gains, otherwise SETTLED.
         """
         owned = self._core.owned
         self.gains = sorted(set(wanted) - owned.keys())
@@ -230,9 +234,10 @@ class MemberCore:
     # --- the hand-over ----------------------------------------------------------------------------------------------
 
     def drain(self, on_told: Callable[[Notice], None]) -> Notice | None:
-        """Stop fetching from the partitions in `losses`. Return the notice that tells the user of this. Return None if
-        the user need not be told and has no messages of these partitions. on_told: called on the user's thread when the
-        user has been told.
+        """Stop fetching from the partitions in `losses`. Return the Notice by which the polling thread tells the user
+        that they are revoked. Return None if the user need not be told and has no unfinished messages of these
+        partitions. on_told: called with the notice on the user's thread when the user was told and has finished these
+        messages.
         """
         for cursor in self.losses:
             cursor.revoke()
@@ -249,8 +254,8 @@ class MemberCore:
         return notice
 
     def drained(self, notice: Notice, late: bool = False) -> bool:
-        """End the wait for the user before partitions are handed over. The user has finished with the messages of the
-        partitions in `notice`, or has not done so in time (`late`). Return False if this wait had ended before.
+        """End the wait until partitions can be handed over: the user has finished the messages of the partitions in
+        `notice`, or has not finished them in time (`late`). Return False if the wait for this notice had ended before.
         """
         if self._draining is not notice:
             return False
@@ -265,7 +270,7 @@ class MemberCore:
         return True
 
     def released(self) -> list[PartitionCursor]:
-        """Give up the partitions in `losses`, whose offsets are committed now, and return them."""
+        """Stop owning the partitions in `losses`, whose offsets the driver has committed, and return their cursors."""
         losses, self.losses = self.losses, []
         self._core.lose(losses)
         self._moved += len(losses)
@@ -278,9 +283,9 @@ class MemberCore:
         resumed: Sequence[Reached | None],
         fence: int,
     ) -> None:
-        """Take ownership of these partitions. stored: their committed offsets. resumed: for each partition the position
-        that this member remembers, which replaces the committed offset; None if it remembers none. fence: the ZooKeeper
-        session on which the partitions were claimed.
+        """Become the owner of these partitions, which the driver has claimed in ZooKeeper. stored: their committed
+        offsets. resumed: for each partition the position from an earlier ownership where this member continues; None if
+        it begins at the committed offset. fence: the ZooKeeper session on which the partitions were claimed.
         """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
@@ -290,15 +295,15 @@ class MemberCore:
         self._moved += len(claimed)
 
     def claimed(self, granted: Collection[TopicPartition]) -> Event:
-        """Process the result of the claim. granted: the partitions in `gains` that this member has got. Return the
-        event CLAIMED, or FAILED if other members still hold some partitions.
+        """Note which partitions the driver could claim. granted: the partitions in `gains` that were claimed
+        successfully. Return the event CLAIMED, or FAILED if other members still hold some partitions.
         """
         self._waits_for = [partition for partition in self.gains if partition not in granted]
         return Event.FAILED if self._waits_for else Event.CLAIMED
 
     def settle(self, now: float) -> Event | None:
-        """End a rebalance, because this member owns all assigned partitions. Return CHANGED if the group must be
-        planned again.
+        """End a rebalance, because this member owns all partitions that are assigned to it. Return CHANGED if the group
+        has changed since the plan, so that this member must plan again; otherwise None.
         """
         if self._moved or self._backoff.tries:
             log.info(
@@ -314,23 +319,25 @@ class MemberCore:
         return Event.CHANGED if self._change_noted else None
 
     def calm_down(self) -> None:
-        """Reset the back-off, because nothing fails any more."""
+        """Let the pauses between failed tries begin with the shortest one again, because the last try has succeeded."""
         self._backoff.reset()
         self._complaint = ""
 
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def suspect(self, now: float) -> TopicPartition | None:
-        """Return a partition that another member should have given up by now; None if there is none. The driver finds
-        out which member holds it, and passes this member to `pause` for the warning.
+        """Return a partition that this member waits for and that another member should have given up by now; None if
+        there is none. The driver finds out which member owns the partition, and passes that member to `pause`, which
+        logs a warning.
         """
         former, since = self._waiting
         is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS
         return self._waits_for[0] if self._waits_for and is_late and not self._change_noted else None
 
     def pause(self, now: float, holder: str | None = None) -> float | None:
-        """Return the seconds until the next try. Return None if the next try shall begin at once: then the group has
-        changed, and nothing has failed. holder: the member that holds the partition that `suspect` has returned.
+        """Return the seconds until the next try of a rebalance. Return None if the next try shall begin at once,
+        because this member only waited for partitions of other members and the group has changed meanwhile. holder: the
+        member that holds the partition that `suspect` has returned.
         """
         waits_for, self._waits_for = self._waits_for, []  # they belong to the failed claim, not to a later try
         if waits_for and self._change_noted:
@@ -348,9 +355,9 @@ class MemberCore:
         return pause
 
     def _wait_for_others(self, waits_for: list[TopicPartition], now: float, holder: str | None) -> None:
-        """Log that this member waits for partitions that other members still hold. Waiting is normal, because members
-        hand over partitions one after another. A warning is logged only if a member keeps a partition that it should
-        have given up.
+        """Log that this member waits for partitions that other members have not given up yet. To wait for some time is
+        normal, because the other members must finish their messages first. So it is a warning only if a member keeps a
+        partition that it should have given up by now.
         """
         former, since = self._waiting
         if former != waits_for:
@@ -375,7 +382,9 @@ class MemberCore:
     # --- the end of ownership ---------------------------------------------------------------------------------------
 
     def lose(self, lost: Sequence[PartitionCursor], why: str) -> None:
-        """Drop partitions that this member no longer owns in ZooKeeper. why: the reason, for the log."""
+        """Stop to read and to own partitions that this member no longer owns in ZooKeeper. why: the reason, for the
+        log.
+        """
         self._core.lose(lost)
         if lost:
             log.warning("group %s: %d partitions are lost: %s", self._group, len(lost), why)
@@ -393,8 +402,8 @@ class MemberCore:
         return owned, told
 
     def tell_rest(self, owned: Sequence[PartitionCursor], told: Collection[TopicPartition]) -> None:
-        """Tell the user that the partitions in `owned` are given up; leave out the partitions in `told`. owned, told:
-        the results of `give_all_up`.
+        """Tell the user that the partitions in `owned` are revoked, except those in `told`, of which the user knows
+        already. owned, told: the results of `give_all_up`.
         """
         if owned:
             self._core.notices.put(Notice(False, set(self._core.told(owned)).difference(told)))

@@ -1,5 +1,5 @@
-"""Find members of a group that have different filters for a topic. Different filters matter, because a message is
-delivered to no member if the owner of its partition filters it out.
+"""Find members of a group that have different filters for a topic. If the owner of a partition filters a message out,
+no member gets the message, even if the filters of other members would accept it.
 """
 
 from __future__ import annotations

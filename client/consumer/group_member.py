@@ -41,11 +41,11 @@ _NEVER = (1 << 63) - 1
 
 
 class GroupMember:
-    """The membership of one consumer. A GroupMember claims partitions and gives them up in ZooKeeper, and reports both
-    to the core.
+    """The membership of one consumer. A GroupMember claims partitions in ZooKeeper and gives them up there, and tells
+    the core about both.
 
-    stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll. After
-    come_back() it is false again.
+    stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll.
+    come_back() sets it to false.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: returns whether the program still does not poll. If the member is about to leave the group because
-        the program does not poll, it first calls is_idle. on_brokers: called with the ids of the registered brokers
-        each time the ids were read from ZooKeeper.
-        on_given_up: called with partitions that are being given up. Their offsets are committed and the core has
-        dropped them, but their owner nodes in ZooKeeper still exist. If on_given_up raises a MetaqError, the current
-        action fails.
+        """is_idle: returns whether the program does not poll now. A member that is about to leave the group because the
+        program does not poll first calls is_idle, and stays if the program polls again. on_brokers: called with the ids
+        of the registered brokers each time the ids were read from ZooKeeper.
+        on_given_up: called with partitions that are being given up. At this time their offsets are committed and the
+        core does not count them as owned any more, but the nodes in ZooKeeper that name this member as their owner
+        still exist. If on_given_up raises a MetaqError, the current action fails.
         """
         self.stepped_out = False
         self._rules = MemberCore(membership.group, membership.consumer_id, core)
@@ -98,16 +98,17 @@ class GroupMember:
         return self._rules.state
 
     def begin(self, start: StartPosition) -> None:
-        """Join the group in the background. start: the position where reading of newly owned partitions begins. `start`
-        does not apply to the group's topic of failed messages, because no message of that topic may be skipped.
+        """Join the group in the background. start: the position where reading of newly owned partitions begins. The
+        group's topic of failed messages is always read from its beginning, because no message of that topic may be
+        skipped.
         """
         self._rules.start = start
         self._events.put(Event.STARTED)
         self._thread.start()
 
     def changed(self) -> None:
-        """Report that members, partitions, brokers or the session may have changed, so that the group is planned again.
-        Several calls before the next plan count as one.
+        """Make this member plan again which partitions it should own, because members, partitions, brokers or the
+        session may have changed. Several calls before the next plan count as one.
         """
         if not self._change_is_queued:
             self._change_is_queued = True
@@ -138,8 +139,9 @@ class GroupMember:
         self.stepped_out = False
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
-        """Return the endpoint that a partition is read from: the broker's master or, if the broker has no master, one
-        of its slaves, always the same.
+        """Return the endpoint from which this member reads a partition: the broker's master or, if no master is
+        registered, one of its slaves. As long as the registrations do not change, it is the same slave. None if the
+        broker has no registered node.
         """
         return source_of(self._rules.brokers, partition)
 
@@ -190,8 +192,8 @@ class GroupMember:
         return self._membership.session_id != 0
 
     def _claims_hold(self) -> bool:
-        """Return whether all owned partitions were claimed on the current session. If the membership already has a
-        newer session, the result is False.
+        """Return whether all owned partitions were claimed on the current session. The result is False after the
+        session was lost and a newer session has begun.
         """
         return self._session_lives() and self.holds_its_claims()
 
@@ -222,8 +224,9 @@ class GroupMember:
         return Event.JOINED
 
     def _publish_kept(self) -> None:
-        """On a new session, find out whether ZooKeeper has lost commits of this member, and write these offsets again.
-        Raises the errors of OffsetCommitter.commit; after an error the call may be repeated.
+        """If the ZooKeeper session is new, find out whether ZooKeeper has lost offsets that this member had committed
+        on its last session, and write these offsets again. Raises the errors of OffsetCommitter.commit; after an error
+        the call may be repeated.
         """
         session_id = self._membership.session_id
         if session_id == self._published_on:
@@ -248,9 +251,10 @@ class GroupMember:
         self._set_backs, self._published_on = set_backs, session_id
 
     def _newer(self, names: Sequence[tuple[str, str]], is_set_back: bool) -> list[bool]:
-        """Return for each committed offset whether it overrules the position that this member remembers, because it was
-        written after the last change in ZooKeeper that this member has seen. If ZooKeeper was set back to an older
-        state, no committed offset overrules the remembered position.
+        """Return for each partition whether its committed offset is right and not the position that this member
+        remembers. It is right if it was written after the last change in ZooKeeper that this member has seen, because
+        then another member wrote it later. If ZooKeeper was set back to an older state, the remembered position is
+        always right.
         """
         return (
             self._committer.changed_since(names, _NEVER if is_set_back else self._membership.seen_zxid) if names else []
@@ -287,8 +291,9 @@ class GroupMember:
 
     def _prove_claims(self) -> None:
         """After each new connection to ZooKeeper, check that this member still owns its partitions there. ZooKeeper may
-        have come back from an older copy that has the session, but not all changes of the session. Partitions that were
-        just given up are checked, too, because possibly only this member knows their positions.
+        have come back from an older copy that has the session, but not all changes of the session. Partitions that this
+        member gave up a short time ago are checked, too: if ZooKeeper has lost their committed offsets, only this
+        member may know their positions.
         """
         connections = self._membership.connections
         owned = self._core.owned
@@ -312,7 +317,9 @@ class GroupMember:
         self._connections = connections
 
     def _brokers_are(self, brokers: Mapping[int, BrokerNodes]) -> None:
-        """Use the current list of brokers, so that each partition is read from the broker that serves it now."""
+        """Give the current list of brokers to the core, and let the fetcher read each partition from the endpoint that
+        serves it now.
+        """
         moved = self._rules.brokers_are(brokers)
         self._on_brokers(brokers.keys())
         masters = {each: endpoint_at(nodes.master) for each, nodes in brokers.items() if nodes.master is not None}
@@ -331,8 +338,8 @@ class GroupMember:
 
     def _drained(self, notice: Notice, late: bool = False) -> None:
         """End the wait until the user has finished the messages of the partitions that will be handed over. The polling
-        thread calls this method when the user has finished the messages. The timer thread calls it (late) if the user
-        does not finish them in time.
+        thread calls this method when the user has finished the messages; the timer thread calls it with late=True if
+        the user has not finished them in time.
         """
         if self._rules.drained(notice, late):
             self._events.put(Event.DRAINED)
@@ -395,8 +402,9 @@ class GroupMember:
             return None
 
     def _pause_over(self, number: int) -> None:
-        """End the pause with the number `number`. Runs on the timer thread. If a change has already ended that pause,
-        nothing happens; a later pause is not ended.
+        """End a pause before the next try of a rebalance, on the timer thread. number: the pause's number
+        (`MemberCore.pauses`). If this pause has already ended because the group has changed, nothing happens; so this
+        call cannot end a later pause.
         """
         if number == self._rules.pauses:
             self._events.put(Event.PAUSE_OVER)
@@ -449,7 +457,8 @@ class MissingTopics:
     """Logs one warning for each subscribed topic that has had no partition yet, because a misspelt name would otherwise
     stay unnoticed. The object must be used by one thread only.
 
-    If a topic has existed before, its name is not misspelt and only its brokers are absent, so no warning is logged.
+    No warning is logged for a topic that has had partitions before, because its name is not misspelt; only its brokers
+    are absent.
     """
 
     def __init__(self, group: str, view: ClusterView) -> None:
@@ -460,8 +469,8 @@ class MissingTopics:
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
         """Log a warning for each subscribed topic that has no partition. partitions: for each subscribed topic, the
-        names of its registered partitions. ZooKeeper is asked only if there is such a topic for which no warning was
-        logged before and which never had a partition.
+        names of its registered partitions. ZooKeeper is asked for the registered topics only if some topic without a
+        partition never had one and no warning was logged for it.
         """
         self._settled |= {topic for topic, each in partitions.items() if each}
         missing = partitions.keys() - self._settled
@@ -481,8 +490,8 @@ class MissingTopics:
                 log.warning("group %s: %s", self._group, trouble)
 
     def _trouble(self, topic: str, known: Collection[str]) -> str | None:
-        """Return the text of the warning for a missing topic; None if the topic was registered after the plan was made.
-        known: all registered topics.
+        """Return the text of the warning for a subscribed topic without a partition. Return None if it is registered
+        now, because it was registered only after this member has planned. known: all registered topics.
         """
         if self._view.consumer_partitions(topic):
             return None

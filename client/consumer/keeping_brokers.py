@@ -40,8 +40,8 @@ class KeepingBrokers:
         self._connect = connect
 
     def look(self, topics: Sequence[str]) -> Keeping:
-        """Ask the brokers of `topics`, and stop at the first one that keeps no delayed messages. Brokers that do not
-        answer, or that have no master, are ignored. Raises CoordinationUnavailable.
+        """Ask the brokers of `topics` one after another whether they keep delayed messages, and stop at the first one
+        that does not. Brokers that do not answer, or that have no master, are ignored. Raises CoordinationUnavailable.
         """
         nodes = self._view.brokers()
         answered = 0
@@ -60,7 +60,7 @@ class KeepingBrokers:
         return Keeping(None, answered)
 
     def keeps(self, broker_id: int) -> bool:
-        """Ask a broker, and return whether it answers that it keeps delayed messages. Raises
+        """Ask a broker whether it keeps delayed messages. Return False also if it does not answer. Raises
         CoordinationUnavailable.
         """
         nodes = self._view.brokers().get(broker_id)

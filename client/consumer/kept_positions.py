@@ -1,12 +1,13 @@
 """Remember the positions of partitions that this member owned until recently, in case ZooKeeper has lost the committed
 offsets.
 
-When a ZooKeeper session ends, its owner nodes disappear. Another member may then continue from the committed offsets,
-and from then on the committed offsets are right, and not the positions that this member remembers. But if ZooKeeper
-came back empty or with an older copy of its data, commits are lost, and only the former owners know the group's
-positions. So a member remembers its positions until it has joined the group again. After it has joined, the member
-writes the offsets that ZooKeeper has lost. For a while it also reads no partitions that it did not own before, and
-leaves them to their former owners.
+When a member's ZooKeeper session ends, the nodes that name the member as the owner of partitions disappear. Another
+member may then read these partitions from the committed offsets on. From this time on, the committed offsets are right,
+and not the positions that this member remembers. But if ZooKeeper was restarted with no data or with an older copy of
+its data, commits are lost, and only the former owners know up to where the group has read. So a member remembers its
+positions until it has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has
+lost. For a limited time after that, it reads only partitions that it owned before; the other partitions are left to
+their former owners, who know their positions.
 
 This code does no I/O: GroupMember reads and writes the committed offsets.
 """
@@ -33,8 +34,9 @@ class KeptPosition(NamedTuple):
 class KeptPositions:
     """The remembered positions of one member. Only the rebalance thread uses this object.
 
-    by_commits: whether the user calls commit. If so, the committed position is remembered, and messages that were
-    delivered after the last commit are delivered again.
+    by_commits: whether the user calls commit. If so, the position of the last commit is remembered, and messages that
+    were delivered after this commit are delivered again. Otherwise, the position after the consumed messages is
+    remembered.
     """
 
     def __init__(self, clock: Callable[[], float], *, by_commits: bool) -> None:
@@ -56,9 +58,7 @@ class KeptPositions:
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
     def given_up(self, owned: Collection[TopicPartition]) -> dict[TopicPartition, PartitionCursor]:
-        """Return the recently given up partitions, with their cursors. Partitions that this member owns again are left
-        out.
-        """
+        """Return the partitions that this member gave up a short time ago, with their cursors, except those in `owned`."""
         now = self._clock()
         return {each: cursor for each, (cursor, until) in self._given_up.items() if until > now and each not in owned}
 
@@ -67,7 +67,9 @@ class KeptPositions:
         self._kept |= {each.partition: each for each in cursors}
 
     def forget(self) -> None:
-        """Forget the positions, because the member has joined its group again, or leaves it."""
+        """Forget the positions of lost partitions, because the member has joined its group again, or leaves it. While
+        the member must leave partitions to former owners (`ends_in`), nothing is forgotten.
+        """
         if self.ends_in is None:
             self._kept.clear()
 
@@ -105,12 +107,12 @@ class KeptPositions:
         newer: Sequence[bool],
         last_session_id: int,
     ) -> dict[TopicPartition, Reached | None]:
-        """Return the partitions whose committed offset is lower than the position that this member remembers. Each
-        comes with its committed offset.
+        """Return the partitions whose committed offset is missing or lower than the position that this member
+        remembers, each with its committed offset (None if it is missing).
 
-        If this member lost a partition before its last session ended, other members may know a later position, so any
-        committed offset overrules the remembered position. A partition is also returned if this member has claimed it
-        and the former owner, without knowing of the claim, has then written its own offset again.
+        If this member lost a partition before its last session ended, another member may have owned the partition
+        since, so any committed offset overrules the remembered position. A partition is also returned if this member
+        has claimed it and the former owner, without knowing of the claim, has then written its own offset again.
 
         kept: the result of `positions`. stored: the committed offsets, in the same order. newer: for each of them,
         whether it overrules the remembered position because it was written later.
@@ -142,8 +144,8 @@ class KeptPositions:
     def resume(
         self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None], newer: Sequence[bool]
     ) -> list[Reached | None]:
-        """Return for each claimed partition the position that this member remembers, if no other member has got
-        further. None means that the member continues at the committed offset, as with any other partition. stored,
+        """Return for each claimed partition the position from which this member must read: the position that it
+        remembers, if no other member has read and committed more, or None, which means the committed offset. stored,
         newer: as in `behind`.
         """
         found: list[Reached | None] = []

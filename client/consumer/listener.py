@@ -1,10 +1,10 @@
-"""Consume messages with a handler, which gets the messages of one partition in each call. A message on which the
-handler fails blocks only its own partition.
+"""Consume messages with a handler; each call of the handler gets messages of one partition. If the handler fails on a
+message, only this message's partition waits.
 
 The thread in run() reacts to messages that arrive, and calls the user's callbacks about assigned partitions, as poll()
-does. A few worker threads call the handler. Each partition is one unit of work, and at most one worker has it at a
-time, so its messages are handled in order. After a failure of the handler the work pauses with its messages in memory,
-and a timer puts it back into the queue.
+does. A few worker threads call the handler. A Work object has the messages of one partition. At most one worker thread
+has it at a time, so the messages of a partition are handled in order. After a failure of the handler, the Work keeps
+its messages in memory during a pause, and then a timer puts it back into the queue of the worker threads.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """Return a function that passes messages of a local store to `deliver`. The function leaves out expired messages,
-    and decodes the values of the messages that it passes.
+    """Return a function that gets messages from a local store of rejected messages and passes them to `deliver`. It
+    leaves out expired messages, and decodes the values of the others.
     """
 
     def deliver_living(messages: Sequence[Message]) -> None:
@@ -54,8 +54,8 @@ def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
 
 
 def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
-    """Return a function that passes to `deliver` only the messages that the user's filter `accept` accepts. If the
-    filter raises an exception, this counts as a failure of the handler on the message.
+    """Return a function that passes to `deliver` only the messages that the user's filter `accept` accepts. An
+    exception that the filter raises counts as a failure of the handler on the message.
     """
     if accept is None:
         return deliver
@@ -70,9 +70,9 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 class Handling(NamedTuple):
     """The options of a call of run(). deliver: calls the handler with at most `batch` messages; the messages count as
-    consumed when the handler returns. failed: if the handler fails on messages, this object sends them to the broker;
-    None: max_retries and `reject` apply instead. suspects: takes care of messages that may have killed a former owner's
-    process; None: no special care.
+    consumed when the handler returns. failed: the object that sends messages on which the handler has failed to the
+    broker. None: such a message is tried again in place up to max_retries times, and then passed to `reject`. suspects:
+    takes care of messages that may have killed a former owner's process; None: no special care.
     """
 
     deliver: Deliver
@@ -87,10 +87,10 @@ class Handling(NamedTuple):
 class Listener:
     """Does the work of one call of run() with a handler. `loop` runs on one thread; any thread may call stop().
 
-    may_work: returns false while another member may own the partitions. choose: a function that decides how failed
-    messages are handled. `loop` calls this function before the first message, and then from time to time until it
-    returns a decision. While the function returns None, failed messages are tried again in their place, without limit.
-    An exception of `choose` ends `loop`.
+    may_work: returns false while another member may own the partitions; no handler is called then. choose: a function
+    that decides how failed messages are handled, and returns the options with its decision; None if it cannot decide
+    yet. `loop` calls this function before the first message, and then from time to time until it has decided. Until
+    then, failed messages are tried again in place, without limit. An exception of `choose` ends `loop`.
     """
 
     def __init__(
@@ -176,7 +176,9 @@ class Listener:
         self._ending.wait(seconds)
 
     def add_work(self, job: Callable[[], None]) -> None:
-        """Let a worker thread run `job`, which calls the handler itself."""
+        """Let a worker thread run `job`, a function that itself calls the handler with messages that come from no
+        partition.
+        """
         self._jobs.put(job)
 
     def _work_of(self, cursor: PartitionCursor) -> Work:
@@ -274,13 +276,13 @@ class Listener:
                 self._timers.call_later(pause, partial(self._resume, work))
 
     def _resume(self, work: Work) -> None:
-        """Put a paused work back into the queue. Runs on the timer thread."""
+        """Put a Work whose pause is over back into the queue of the worker threads. Runs on the timer thread."""
         with self._lock:
             self._begin(self._works.resumed(work))
 
     def _process(self, work: Work) -> float:
-        """Give the next messages of the work to the handler. If the work has no messages, take messages from its
-        partition first. Return how many seconds the work must pause; 0: no pause.
+        """Call the handler with the messages of a Work until they are all processed. If the Work has no messages, take
+        messages from its partition first. Return how many seconds the Work must pause before it goes on; 0: no pause.
         """
         work.refresh()
         if not work.messages:
@@ -335,8 +337,9 @@ class Listener:
         return 0.0
 
     def _failed(self, work: Work, unit: Sequence[Message], first: Message, error: Exception) -> float:
-        """Handle a failure of the handler. Return how many seconds the work must pause. unit: the messages that the
-        handler has failed on, and perhaps expired messages. first: the first message that the handler got.
+        """Decide what happens to the messages on which the handler has failed, and do it. Return how many seconds the
+        Work must pause. unit: the messages that the handler has failed on, and perhaps expired messages. first: the
+        first message that the handler got.
         """
         if self._choose is not None:
             return self._works.failed_too_early(first, error)
@@ -357,9 +360,10 @@ class Listener:
     # --- messages that may end their process --------------------------------------------------------------------------
 
     def _take_care(self, work: Work, suspects: Suspects) -> float | None:
-        """Prepare for a message that may kill the process. Return None if the handler may get the message. Otherwise
-        return how many seconds the partition must pause; 0 means that there is no pause, but that another message has
-        become the first one.
+        """Before the handler gets the first message of `work`, do what is necessary if the message may kill the
+        process: wait until no other message is handled, commit the offset and name the message in the mark. Return None
+        if the handler may get the message now. Otherwise return how many seconds the partition must pause; 0 means no
+        pause: the message was sent away as failed, and the next message is the first one now.
         """
         offset = work.messages[0].offset
         try:
@@ -407,9 +411,9 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
-        """Send a failed message to its delayed topic or to the dead letters. The message counts as consumed only when
-        the broker has stored it in one of these topics; until then its partition waits. Return how many seconds the
-        work must pause.
+        """Send a failed message to the delayed topic for its next attempt, or to the dead letters. The message counts
+        as consumed only when a broker has stored it there; until then its partition waits. Return how many seconds the
+        Work must pause.
         """
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"

@@ -1,5 +1,6 @@
-"""Load and commit a group's offsets. An offset is committed only if it has changed, and only up to the consumed
-messages. All offsets are written in one pipelined round trip.
+"""Load and commit a group's offsets. A partition's offset is committed only if it has changed since the last commit,
+and only up to the last consumed message. The offsets of all partitions are written together, with one pipelined round
+trip.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ log = get_log(__name__)
 
 
 def znode_name(partition: TopicPartition) -> tuple[str, str]:
-    """Return a partition's topic and name in the form that they have in the names of znodes."""
+    """Return the topic and the partition's name (`<broker>-<number>`), which are the last two parts of the paths of a
+    partition's znodes.
+    """
     return partition.topic, str(partition)
 
 
@@ -52,9 +55,9 @@ def committer_for(config: ConsumerConfig, session: ZkSession, membership: GroupM
 
 
 class StartPosition(NamedTuple):
-    """The position where reading of a newly owned partition begins. If `resume` is set and an offset is committed,
-    reading begins at the committed offset, otherwise at `offset`. `offset` may also be a function that finds the
-    position.
+    """The position where reading of a newly owned partition begins. If `resume` is true and an offset is committed,
+    reading begins at the committed offset. In all other cases it begins at `offset`. `offset` may also be a function
+    that finds the position.
     """
 
     offset: int | Locate
@@ -79,17 +82,17 @@ class StartPosition(NamedTuple):
 class OffsetCommitter:
     """Commits the offsets of one member's partitions. Any thread may call the methods; only one commit runs at a time.
 
-    Writes are fenced: each write is sent on the ZooKeeper session that holds the partition's owner node, or not at all.
-    A partition counts as committed only after its write has succeeded, so a failed write is repeated by the next
-    commit. The first commit on a new connection reads the stored offsets before it overwrites them. It counts how many
-    stored offsets are lower than the offsets that this member had committed there. Lower stored offsets may be the only
-    sign that ZooKeeper was set back to an older state (`restore`).
+    Writes are fenced: each write is sent on the ZooKeeper session on which this member has claimed the partition; if
+    this session is over, nothing is written. A partition counts as committed only after its write has succeeded, so a
+    failed write is repeated by the next commit. The first commit on a new connection reads the stored offsets before it
+    overwrites them. It counts how many stored offsets are lower than the offsets that this member committed before,
+    because lower offsets may be the only sign that ZooKeeper was set back to an older state (see `restore`).
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
         """connection: returns the number of the ZooKeeper connection that a read of the store would use; None if it is
-        not connected now. The default is for a store that is not in ZooKeeper and so cannot be set back together with
-        ZooKeeper.
+        not connected now. The default, always 0, is for an offset store outside ZooKeeper: it is not set back when
+        ZooKeeper is set back.
         """
         self._store = store
         self._group = group
@@ -110,11 +113,11 @@ class OffsetCommitter:
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
-        """Write the committed offsets of owned partitions again if the store now has lower offsets. The store has lower
-        offsets if ZooKeeper was replaced by an older copy of its data while the session went on.
+        """Write the committed offsets of owned partitions again where the store now has no offset or a lower one. This
+        happens if ZooKeeper's data were replaced by an older copy but this member's session is in the copy, too.
 
-        Return the number of partitions with a lower stored offset. Partitions whose lower offset was already
-        overwritten by a commit since the last call are included. Raises the same errors as commit.
+        Return the number of partitions with a lower stored offset. Partitions whose lower offset a commit has
+        overwritten since the last call of `restore` are included. Raises the same errors as commit.
         """
         with self._lock:
             lost: dict[int, dict[tuple[str, str], Offset]] = {}
@@ -126,8 +129,9 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """If a commit is the first one on its connection, count the lower offsets that it is about to overwrite. If
-        there is no connection, this waits for the next one, which the commit then uses, too.
+        """Called before a commit: if it is the first one on its ZooKeeper connection, count the lower stored offsets
+        that it will overwrite. If there is no connection, wait for the next one; the commit then uses the same
+        connection.
         """
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))
@@ -137,7 +141,7 @@ class OffsetCommitter:
 
     def _with_less(self, cursors: Sequence[PartitionCursor]) -> list[tuple[PartitionCursor, Reached]]:
         """Return the cursors whose stored offset is missing, or lower than the offset that this member has committed.
-        Each comes with the offset that this member has committed.
+        Each cursor comes with the position that this member has committed.
         """
         stored = self.load([znode_name(each.partition) for each in cursors])
         return [
@@ -147,8 +151,8 @@ class OffsetCommitter:
         ]
 
     def publish(self, places: Mapping[tuple[str, str], Reached]) -> None:
-        """Write the offsets of partitions that no member owns, on the current session. Raises the same errors as
-        commit.
+        """Write the offsets of partitions that this member does not own, on its current ZooKeeper session. Raises the
+        same errors as commit.
         """
         self._store.commit(
             self._group, {name: Offset(message_id, offset) for name, (offset, message_id) in places.items()}, None
@@ -171,10 +175,10 @@ class OffsetCommitter:
             return sum(map(len, changed.values()))
 
     def record(self, requests: Iterable[Request]) -> Sequence[Request]:
-        """Commit the offset of each of these RECORD requests, which is the offset where the group begins in a
-        partition. Return the requests whose offsets were written. A request is left out if its partition was lost or
-        its position was moved meanwhile, or if the partition will be handed over. Raises the same errors as commit, and
-        exceptions of a user's store.
+        """Commit the offset of each of these RECORD requests, so that the offset where the group begins to read a
+        partition is stored. Return the requests whose offsets were written. A request's offset is not written if its
+        partition was lost, if the user has moved its position since, or if the partition will be handed over. Raises
+        the same errors as commit, and exceptions of a user's store.
         """
         with self._lock:  # a thread that hands a partition over commits after this, and only then releases it
             wanted = [each for each in requests if each.cursor.may_record(each)]

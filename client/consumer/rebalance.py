@@ -11,8 +11,8 @@ If the program does not poll, its member leaves the group for the time being: in
 JOIN_LATER and DRAINING, in which the member only waits, the event IDLE leads to STEPPING_OUT and then to AWAY. The next
 poll leads to JOINING.
 
-Every failure leads to a pause and another try, without limit. Meanwhile the member keeps its partitions. When its
-ZooKeeper session is lost, it loses all ownership (DISCONNECTED) and joins again.
+Every failure leads to a pause and another try, without limit. During the pause the member keeps its partitions. When
+its ZooKeeper session is lost, it owns no partitions any more (DISCONNECTED), and it joins the group again.
 
 Actions run one after another on the rebalance thread (group_member.py), and most actions report an event when they end.
 A pair of state and event that is not in the table is a bug and raises an exception.
@@ -36,12 +36,12 @@ class State(Enum):
     PLANNING = auto()
     """The member is reading the state of the group and computing which partitions it should own."""
     PLAN_LATER = auto()
-    """A try has failed, for example because another member still holds a partition. The member waits for the next
-    try.
+    """A try to own the planned partitions has failed, for example because another member has not given up a partition
+    yet. The member waits for the next try.
     """
     DRAINING = auto()
-    """The member no longer fetches from the partitions to hand over, and waits until the polling thread has no messages
-    of them.
+    """The member no longer fetches from the partitions that it must hand over, and waits until the polling thread has
+    finished their messages.
     """
     RELEASING = auto()
     """The member is committing and releasing the partitions to hand over."""
@@ -52,9 +52,11 @@ class State(Enum):
     DISCONNECTED = auto()
     """The ZooKeeper session is over, so the member owns nothing any more."""
     STEPPING_OUT = auto()
-    """The program does not poll, so the member is giving up all partitions and its membership."""
+    """The program does not poll, so the member is giving up all its partitions and leaving the group for the time
+    being.
+    """
     STEP_OUT_LATER = auto()
-    """Leaving the group has failed. The member waits for the next try."""
+    """The member could not leave the group (STEPPING_OUT has failed). It waits for the next try."""
     AWAY = auto()
     """The member is outside the group until the program polls again."""
     LEAVING = auto()
@@ -65,13 +67,15 @@ class Event(Enum):
     STARTED = auto()
     JOINED = auto()
     SETTLED = auto()
-    """The plan contains exactly the partitions that the member owns."""
+    """According to the plan, the member should own exactly the partitions that it owns."""
     GAINS = auto()
-    """The plan contains partitions that the member does not own yet, and all partitions that it owns."""
+    """According to the plan, the member should own all partitions that it owns, and further ones."""
     LOSSES = auto()
-    """The plan lacks some of the owned partitions. The member must hand these over."""
+    """According to the plan, the member should not own some of its partitions, and must hand these over to other
+    members.
+    """
     DRAINED = auto()
-    """The polling thread has no messages of the partitions to hand over any more, or the time limit for this has
+    """The polling thread has finished all messages of the partitions to hand over, or the time limit for this has
     passed.
     """
     RELEASED = auto()
@@ -107,10 +111,10 @@ class Action(Enum):
     during the rebalance.
     """
     NOTE_CHANGE = auto()
-    """Remember that the plan must be made again after the present rebalance."""
+    """Remember that the group has changed, so that the member must plan again when the present rebalance has ended."""
     PAUSE = auto()
-    """Set a timer for the next try. The event PAUSE_OVER follows later. Reports CHANGED instead if the member only
-    waits for other members and something has changed meanwhile.
+    """Set a timer for the next try. The event PAUSE_OVER follows later. If the member only waits for partitions of
+    other members and the group has changed since the plan, no timer is set and the action reports CHANGED.
     """
     ABANDON = auto()
     """Drop all partitions without committing their offsets. Reports CHANGED."""

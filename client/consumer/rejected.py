@@ -1,4 +1,4 @@
-"""Handle messages that the handler could not process in any of its tries."""
+"""Handle rejected messages: messages on which the handler has failed in all of its tries."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ consumed when the function returns. If the function raises an exception, the mes
 
 
 def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
-    """Open the default store for the rejected messages of a group, and return it. Raises ConfigError, LocalStoreError;
-    the texts of both errors name options of run() that make the store unnecessary.
+    """Open the default LocalRecoverStore for the rejected messages of a group, and return it. Raises ConfigError,
+    LocalStoreError; the texts of both errors name options of run() that make the store unnecessary.
     """
     try:
         store = _unopened(connect, root)
@@ -83,11 +83,11 @@ def drop_message(message: Message, error: Exception) -> None:
 
 class LocalRecoverStore:
     """A RejectHandler that keeps rejected messages on this machine and gives them to the handler again and again until
-    it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. In 1.x a message that fails again ends the round for the
-    other messages; here it does not.)
+    it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. If the handler fails on a kept message again, 1.x does
+    not try the other kept messages in this round; this store does.)
 
-    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. The process also
-    delivers messages that ended processes have left in other files. Any thread may use the store.
+    Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. Each process also gives
+    the handler messages that other processes, which have ended, have left in their files. Any thread may use the store.
     """
 
     def __init__(
@@ -98,8 +98,9 @@ class LocalRecoverStore:
         interval_seconds: Duration = RECOVER_SECONDS,
         max_per_topic: int = MAX_LOCAL_MESSAGES,
     ) -> None:
-        """first_seconds: time from the consumer's start to the first try of kept messages; interval_seconds: time
-        between later tries.
+        """first_seconds: seconds from the consumer's start until the kept messages are given to the handler for the
+        first time. interval_seconds: seconds between the end of one such round and the next round. max_per_topic:
+        maximum number of messages that the store keeps for each topic.
 
         Raises ConfigError.
         """
@@ -125,8 +126,8 @@ class LocalRecoverStore:
         self._place = place
 
     def take_over(self, group: str) -> bool:
-        """Open the store only to deliver messages that other processes have left for `group`. The store then keeps no
-        new messages, so it creates no file. Call this instead of `open`.
+        """Open the store only to give the handler the messages that other processes of `group` have left on this
+        machine. The store then keeps no new messages, so it creates no file. Call this instead of `open`.
 
         Return whether the group has files of other processes; if not, the store stays closed. Raises ConfigError.
         """
@@ -175,8 +176,8 @@ class LocalRecoverStore:
             yield self.interval_seconds
 
     def _stores(self) -> Iterator[LocalMessageStore]:
-        """Yield the store in this process's own file, then the stores in the files of ended processes. Each file is
-        open only while the caller reads it.
+        """Yield the store in this process's own file, then the stores in the files of ended processes. A file of an
+        ended process is open only until the caller requests the next store.
         """
         if self._place is None:
             return
@@ -211,7 +212,9 @@ class LocalRecoverStore:
         return 0 if self._own is None else self._own[1].count(topic)
 
     def close(self) -> None:
-        """Close and unlock the file. Its messages stay for the next process. Idempotent."""
+        """Close and unlock the file. Another process can then deliver the messages that are still in the file.
+        Idempotent.
+        """
         if self._own is not None:
             self._own[1].close()
         self._own = self._place = None
@@ -236,7 +239,7 @@ def recovering(
             add_work(go_on)
 
     def go_on() -> None:
-        """Process the next kept message. Runs on a worker thread."""
+        """Give the next kept message to the handler, and set a timer for the one after it. Runs on a worker thread."""
         pause = next(pauses, None)
         if pause:
             timers.call_later(pause, start)

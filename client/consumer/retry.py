@@ -1,4 +1,6 @@
-"""Settings of retries: how many times a handler gets a failed message, and after which pauses."""
+"""The settings for retries of failed messages: how many times a handler gets a message at most, and the pauses before
+the further attempts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ..settings.config import check_number
 __all__ = ["AUTO", "Auto", "Retry"]
 
 Auto = Literal["auto"]
-"""The default of run(): ask the brokers whether they keep failed messages."""
+"""The type of AUTO, the default of run(): if the brokers keep delayed messages, failed messages are sent back to them;
+otherwise they are tried again in place.
+"""
 AUTO: Final = "auto"
 
 _MAX_ATTEMPTS = 1_000_000
@@ -44,7 +48,8 @@ class Retry:
     """
     ordered: bool = False
     """Whether to keep the order of a partition's messages. If true, the partition waits until its failed message is
-    processed or has become a dead letter. The message does not go back to the broker meanwhile.
+    processed or has become a dead letter; the consumer keeps the message for the further attempts and does not send it
+    back to the broker.
     """
 
     def __post_init__(self) -> None:
@@ -68,15 +73,15 @@ class Retry:
             raise ConfigError("ordered", repr(self.ordered), "choose True or False")
 
     def longest_pause(self, failures: int) -> float:
-        """Return the longest pause in seconds after `failures` failures (1 or more) of a message."""
+        """Return the longest possible pause, in seconds, after a message has failed `failures` times (1 or more)."""
         try:
             return min(self.most, self.first * self.factor ** (failures - 1))
         except OverflowError:
             return self.most
 
     def pause(self, failures: int, random: Callable[[], float]) -> float:
-        """Return the pause in seconds after `failures` failures, with its random part. random: returns a number in [0,
-        1).
+        """Return the pause, in seconds, before the next attempt of a message that has failed `failures` times. The
+        pause has its random part (`jitter`). random: returns a number in [0, 1).
         """
         longest = self.longest_pause(failures)
         return longest * (1 - self.jitter + self.jitter * random())

@@ -1,5 +1,5 @@
-"""Send a message on which a handler has failed to a broker, which keeps it until its next attempt, or to the dead
-letters.
+"""Send a message on which a handler has failed back to a broker, which keeps it until the time of its next attempt, or
+after the last attempt to the group's dead letters.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def cause_of(error: BaseException) -> str:
 def by_preference(
     partitions: Iterable[TopicPartition], home: int, avoided: Collection[int], random: Callable[[], float]
 ) -> list[TopicPartition]:
-    """Return the partitions in the order that a failed message tries them: first the partitions of its `home` broker,
-    then the partitions of other brokers in random order, and last the partitions of the avoided brokers. random:
-    returns a number in [0, 1).
+    """Return the partitions in the order in which they are considered for a failed message: first the partitions of the
+    broker `home`, then the partitions of other brokers in random order, and last the partitions of the brokers in
+    `avoided`. random: returns a number in [0, 1).
     """
     return sorted(partitions, key=lambda each: (each.broker in avoided, each.broker != home, random()))
 
@@ -72,8 +72,9 @@ def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
     """Return a function that calls `deliver` with a message from a local store. If the handler fails, the function
-    sends the message to the broker as after a first attempt, so that it leaves the local store. The function blocks
-    until the broker has stored the message, and raises MetaqError if that is impossible.
+    sends the message to a broker as if this were the first failed attempt. The caller can then remove the message from
+    the local store. The function blocks until the broker has stored the message, and raises MetaqError if that is
+    impossible.
     """
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
@@ -124,7 +125,8 @@ class FailedMessages:
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
-        """Return the description of the failure, which is stored with the message. message: the original message.
+        """Return a Failure: the cause, the time and the number of attempts. It is sent to the broker with the message
+        and stored there. message: the original message.
         attempts: number of failed attempts.
         """
         return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
@@ -141,8 +143,9 @@ class FailedMessages:
         """Begin to send a failed message to the delayed topic for its next attempt, or, after the last attempt, to the
         dead letters.
 
-        message: the original message; a partition on the broker that stores it is preferred. avoided: ids of brokers
-        that did not accept the message just before. Raises MetaqError.
+        message: the original message; if possible, the message goes to the broker from which it came. avoided: ids of
+        brokers that did not accept the message in the last try to send it; they get it only if no other broker can.
+        Raises MetaqError.
         """
         pause = None if self.is_last(failure) else self.pause(failure.attempts)
         topic = self.dead_topic if pause is None else self.retry_topic

@@ -25,8 +25,8 @@ class SessionWatch:
     """Determines from the state of its ZooKeeper session whether a member may still deliver messages. holds_its_claims:
     returns whether all owned partitions were claimed on the current session.
 
-    Every time limit here is a share of the session timeout that the ZooKeeper server has granted. The granted timeout
-    may be shorter than the requested timeout.
+    All time limits of this class are fractions of the session timeout that the ZooKeeper server has granted, which may
+    be shorter than the requested timeout.
     """
 
     def __init__(
@@ -45,18 +45,17 @@ class SessionWatch:
         self._waits = False
 
     def prove(self) -> None:
-        """Ask ZooKeeper at once for a proof that the session is alive, and repeat this question at regular
-        intervals.
-        """
+        """Ask ZooKeeper now, and from now on at regular intervals, to prove that the session is alive."""
         self._proof.renew()
         self._timers.call_later(self._session.session_timeout * PROOF_SHARE, self.prove)
 
     def may_have_lost_everything(self) -> bool:
         """Whether this client has heard nothing from ZooKeeper for so long that the session may be over and another
-        member may own the partitions. Also true if the session is alive but not all owned partitions are claimed on it.
+        member may own the partitions. Also true if the session is alive but some owned partitions were not claimed on
+        it.
 
-        While this is true, the member keeps its partitions, but delivers nothing until ZooKeeper answers again and
-        confirms the ownership.
+        While the result is true, the member keeps its partitions but delivers no messages; it delivers again when
+        ZooKeeper has answered and confirmed the ownership.
         """
         timeout = self._session.session_timeout
         suspended, unproved = self._session.suspended_seconds, self._proof.age_seconds
@@ -76,10 +75,10 @@ class SessionWatch:
 
 class PollWatch:
     """Watches whether the program calls poll() or run(). If the program calls neither, nobody reads the partitions that
-    this member owns, because no other member may read them.
+    this member owns, because no other member may read them; so the member must leave the group.
 
-    Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. The time that a poll waits for
-    messages does not count. The time in which the program works on messages counts, also in a handler of run().
+    Like Kafka's max.poll.interval.ms, the watch measures the time between two polls. The time in which the program
+    works on messages counts, also in a handler of run(); the time in which a poll waits for messages does not count.
 
     attend() and wait() are called on the thread that polls. works() and rests() are called on the threads of handlers.
 
@@ -117,7 +116,9 @@ class PollWatch:
             self._member.come_back()
 
     def wait(self, wait: Callable[[], None]) -> None:
-        """Call the function `wait`. Its duration does not count as time without a poll."""
+        """Call the function `wait`, in which a poll waits for messages. The duration of this call does not count as
+        time without a poll.
+        """
         try:
             self._waits = True
             wait()
@@ -130,22 +131,25 @@ class PollWatch:
     # --- handlers' threads ------------------------------------------------------------------------------------------
 
     def works(self, worker: Hashable) -> None:
-        """Record that `worker` begins a call of a handler now, and that its previous call has ended."""
+        """Record that `worker` calls a handler now; an earlier call of the same worker has ended."""
         self._working[worker] = self._clock()
 
     def rests(self, worker: Hashable) -> None:
-        """Record that `worker` has no handler running and waits for work."""
+        """Record that `worker` has no handler running now, so that no time counts for it."""
         self._working.pop(worker, None)
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def is_idle(self) -> bool:
-        """Return whether the last poll was so long ago that the member must give up its partitions."""
+        """Return whether the program has not polled, or a handler has been running, for so long that the member must
+        give up its partitions.
+        """
         return self._clock() - self._beginning() >= self._limit
 
     def _beginning(self) -> float:
-        """Return the clock time when the program stopped polling, or when the handler call that is still running began.
-        Return inf if the program polls and no handler runs.
+        """Return the clock time from which the time without a poll is measured: the time when the program stopped
+        polling, or when the oldest handler call that is still running began, whichever is earlier. Return inf if the
+        program polls and no handler runs.
         """
         return min([math.inf if self._waits else self._since, *list(self._working.values())])
 
@@ -164,8 +168,8 @@ class PollWatch:
         self._look_later(idle)
 
     def _look_later(self, idle: float) -> None:
-        """Set a timer for the next check, at the time when the limit may be reached. idle: seconds without a poll so
-        far.
+        """Set a timer for the next check, at the time when the limit for the warning, or the limit for leaving the
+        group, may be reached. idle: seconds without a poll so far.
         """
         due = [each - idle for each in (IDLE_WARNING_SECONDS, self._limit) if each > idle]
         self._timers.call_later(min(*due, IDLE_WARNING_SECONDS, self._limit), self._look)

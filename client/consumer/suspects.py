@@ -1,13 +1,14 @@
-"""Take special care with messages that may have killed the process of a partition's former owner.
+"""Handle messages that may have killed the process of a partition's former owner in such a way that the message that
+did it can be found.
 
 A member whose run() sends failed messages back to the broker writes a mark in ZooKeeper for each partition that it
-owns. The member removes the mark when it gives the partition up. So a member that claims a partition and finds a mark
-knows that the last owner died, or lost its session. But the new owner does not know which message after the committed
-offset was being handled. So before each of the first SUSPECT_MESSAGES messages, the new owner commits its offset and
-records in the mark which message is next. After these messages it commits at intervals that double each time. If the
-new owner dies too, the next owner begins closer to the cause. If the first message after the commit is the cause, the
-mark names this message. If a process dies while it handles only the message that the mark names, the death counts as a
-failed attempt of this message.
+owns. The member removes the mark when it gives the partition up. So if a member claims a partition and finds a mark,
+the last owner has died or lost its session. But the new owner does not know which message after the committed offset
+the last owner was handling at that time. So before each of the first SUSPECT_MESSAGES messages, the new owner commits
+its offset and records in the mark which message is next. After these messages it commits after 2, 4, 8 … times as many
+messages. If the new owner dies, too, the next owner begins at a later offset, closer to the message that kills. Sooner
+or later this message is the first one after a commit, and then the mark names it. If a process dies while it handles
+only the message that the mark names, the death counts as a failed attempt of this message.
 """
 
 from __future__ import annotations
@@ -32,31 +33,40 @@ log = get_log(__name__)
 
 
 class WorkerDied(Exception):
-    """The cause of a failed attempt if a process ended, or lost its ZooKeeper session, while it handled this message
-    and no other.
+    """This error is recorded as the cause of a message's failed attempt if a process ended, or lost its ZooKeeper
+    session, while it handled only this message.
     """
 
 
 @dataclass(slots=True, eq=False)
 class Care:
-    """The state of the careful phase after this member has claimed a partition whose last owner died. begun: the
-    content of the mark. The object is used by the partition's worker thread only.
+    """The state of the careful phase of one partition. The phase begins when this member has claimed a partition whose
+    last owner died, and lasts as long as messages are recorded or commits are made as the module's text says. begun:
+    the content of the mark that the last owner left. Only the worker thread that has the partition uses the object.
     """
 
     begun: Begun
     singly: int = SUSPECT_MESSAGES
-    """Number of messages that are still to be recorded one by one."""
+    """Number of next messages that will each be recorded in the mark before they are handled."""
     size: int = SUSPECT_MESSAGES
     """Number of messages between two commits, after the messages that are recorded one by one."""
     left: int = 0
-    """Number of messages until the next commit."""
+    """Number of messages that may be handled before the next commit; used after the messages that are recorded one by
+    one.
+    """
     marked: int = -1
-    """Offset of the message that the mark names; the handler may get this message. -1: none."""
+    """Offset of the last message for which `step` has done its work, so that the handler may get this message; -1 if
+    there is none.
+    """
     waits: bool = False
-    """Whether the partition waits until no other message is handled in this process."""
+    """Whether the handler may not get the partition's next message until all other handlers in this process have
+    returned.
+    """
 
     def is_named(self, offset: int) -> bool:
-        """Return whether the last owner died while it handled the message at this offset."""
+        """Return whether the last owner's mark names the message at this offset, so that the last owner may have died
+        while it handled this message.
+        """
         return self.begun.offset == offset
 
     @property
@@ -66,8 +76,8 @@ class Care:
 
 class Suspects:
     """Reads and writes the marks of one consumer: one mark in ZooKeeper for each partition that it owns. Any thread may
-    call the methods. After the careful phase nothing is written for single messages. If several partitions were
-    claimed, their marks are read and written in one step.
+    call the methods. A partition whose last owner did not die, or whose careful phase is over, causes no further
+    writes. If several partitions were claimed, their marks are read and written together.
     """
 
     def __init__(self, marks: BegunMarks, committer: OffsetCommitter, core: ConsumerCore) -> None:
@@ -78,8 +88,9 @@ class Suspects:
         self._known: Mapping[PartitionCursor, Care | None] = {}
 
     def look(self, cursor: PartitionCursor) -> Care | None:
-        """Look for the mark of a claimed partition, before its first message is handled. Return the state of the
-        careful phase; None if the last owner did not die. Raises the same errors as BegunMarks.
+        """Find out, before the first message of a claimed partition is handled, whether the last owner has left a mark.
+        If it has not, create this member's mark. Return the state of the careful phase; None if the last owner did not
+        die. Raises the same errors as BegunMarks.
         """
         if cursor not in self._known:
             with self._lock:
@@ -104,8 +115,9 @@ class Suspects:
         self._known = {each: self._known[each] for each in owned if each in self._known} | cares
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
-        """Commit the offset and update the mark if necessary, before the message at `offset` is handled. alone: whether
-        no other message is handled in this process at the same time. Raises the same errors as OffsetCommitter.commit.
+        """Called in the careful phase before the message at `offset` is handled: commit the partition's offset, and
+        name this message in the mark, if it is time for that. alone: whether no other message is handled in this
+        process at the same time. Raises the same errors as OffsetCommitter.commit.
         """
         if care.marked == offset:
             return

@@ -1,5 +1,5 @@
-"""Decide which partition the handlers work on next, which messages they get, and what happens after a handler fails.
-The code here has no I/O, threads, locks or clocks. The worker threads of listener.py call it.
+"""Decide which partition's messages the handlers get next, and what happens after a handler fails. The code of this
+module has no I/O, threads, locks or clocks. The worker threads of listener.py (the driver) call it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Leaving:
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """Id of the broker that the last failed send went to; empty if no send has failed."""
+    """Contains the id of the broker to which the message could not be sent in the last try; empty if no try has
+    failed.
+    """
     complained: bool = False
 
 
@@ -57,14 +59,14 @@ class Work:
     is_of_own_topic: bool
     """Whether the topic is one of metaq's own topics. The messages of such a topic may have failed earlier."""
     queued: bool = False
-    """Whether the work is in the queue, or a worker thread has it."""
+    """Whether this object is in the queue of the worker threads, or a worker thread has taken it."""
     more: bool = False
     """Whether messages of the partition have arrived since the work was queued."""
     paused: bool = False
     messages: deque[Message] = field(default_factory=deque)
-    """Messages that were taken but are not processed yet, from the cursor's position on."""
+    """Messages that were taken from the cursor but are not processed yet, the oldest first."""
     end: int = 0
-    """The position after all of `messages`, and after the filtered messages that follow them."""
+    """The offset after the last of `messages`, or after further messages behind it that were filtered out."""
     moves: int = -1
     """The value that the cursor's `moves` had when `messages` were taken. `moves` counts the seeks and other restarts
     of the cursor, so a different value means that `messages` may no longer be the next ones.
@@ -111,8 +113,8 @@ class Work:
         return [self.messages[number] for number in range(min(size, len(self.messages)))]
 
     def given(self, living: Sequence[Message], may_have_failed: bool) -> Sequence[Message]:
-        """Return the messages in the form that the handler gets: if some may have failed before, each message shows its
-        number of attempts.
+        """Return the messages as the handler gets them. If `may_have_failed` is true and some may have failed before,
+        they are replaced by their original messages with the number of attempts.
         """
         if may_have_failed and (self.tries or self.is_of_own_topic):
             return [as_original(each, self.tries) for each in living]
@@ -123,20 +125,20 @@ class Work:
         self.cursor.consumed_to(self.end, self.cursor.last_id, self.moves)
 
     def take_singly(self, unit: Sequence[Message]) -> None:
-        """From now on give these messages to the handler one by one. The handler has failed on them as a batch, and it
-        is unknown which message was the cause.
+        """Let the handler get each of these messages alone from now on, because it has failed on them as a batch, and
+        it is unknown which message was the cause.
         """
         log.warning("a batch of %d messages failed %d times: now one by one", len(unit), self.tries)
         self.single_before, self.tries = unit[-1].next_offset, 0
 
 
 class Works:
-    """All Work objects (one for each partition) of one call of run(). The methods must be called with the driver's lock
-    held. Exceptions are `done` and the methods for a failure: the worker thread that has the work may call them without
-    the lock.
+    """All Work objects (one for each partition) of one call of run(). The caller of a method must hold the driver's
+    lock. Excepted are `done` and the methods that handle a failure: the worker thread that has the Work calls them
+    without the lock.
 
-    alone: the only work that may call the handler now; None: all works may. If a method returns works, the driver must
-    give them to workers, in their order.
+    alone: the only Work with which the handler may be called now; None: it may be called with all. If a method returns
+    Work objects, the driver must give them to worker threads, in their order.
     """
 
     def __init__(self, config: ConsumerConfig) -> None:
@@ -150,13 +152,13 @@ class Works:
 
     @property
     def cursors(self) -> list[PartitionCursor]:
-        """The cursors of all partitions for which there is a Work object. Some cursors of partitions that are no longer
-        owned may already be left out.
+        """The cursors of all partitions for which there is a Work object. The cursor of a partition that is no longer
+        owned may be missing, because its Work object is removed some time after the loss.
         """
         return list(self._works)
 
     def of(self, cursor: PartitionCursor) -> Work:
-        """Return the work of a cursor; create it if the cursor has none."""
+        """Return the Work object of a cursor; create one if there is none."""
         work = self._works.get(cursor)
         if work is None:
             self._works = {each: work for each, work in self._works.items() if each.active or work.queued}
@@ -178,8 +180,8 @@ class Works:
         return self._queue(work)
 
     def _queue(self, work: Work) -> list[Work]:
-        """Queue a work, unless it is queued or paused, or a handler still works on the partition from an earlier claim.
-        Return the Work objects that the driver must give to worker threads now.
+        """Queue a Work object, unless it is queued or paused, or a worker thread has another Work object of the same
+        partition, from an earlier claim. Return the Work objects that the driver must give to worker threads now.
         """
         if work.queued or work.paused:
             return []
@@ -194,13 +196,13 @@ class Works:
         self._busy += 1
 
     def ended(self) -> None:
-        """Count one work less as in progress, because it has ended or pauses."""
+        """Count one Work less as in progress, because a worker thread has stopped processing it."""
         self._busy -= 1
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
-        """Take back a work from its worker, because the work has ended or pauses. Return the works that the driver must
-        begin now: the work of a later claim of the same partition, or the same work if it has messages left. pauses:
-        whether the work waits until `resumed` is called.
+        """Take a Work object back from its worker thread, which has processed it or must pause. Return the Work objects
+        that the driver must give to worker threads now: that of a later claim of the same partition, or the same object
+        if it does not pause and has more messages. pauses: whether the Work waits until `resumed` is called.
         """
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None
@@ -218,14 +220,14 @@ class Works:
         return following
 
     def given_up(self, partition: TopicPartition) -> list[PartitionCursor]:
-        """Return the cursors of a partition that this consumer has lost, or that it is handing over. The cursor of a
-        newer claim is not included.
+        """Return the cursors of a partition that this consumer has lost or is handing over. If it has claimed the
+        partition again since, the cursor of the new claim is not included.
         """
         return [each for each in self._works if each.partition == partition and (each.revoking or not each.active)]
 
     def done(self, work: Work, unit: Sequence[Message]) -> None:
-        """Count these messages, the first ones of the work, as consumed, because they are processed. The worker that
-        has the work calls this without the lock.
+        """Count these messages, the first ones of the Work, as consumed, because they are processed. The worker thread
+        that has the Work calls this without the driver's lock.
         """
         for _ in unit:
             work.messages.popleft()
@@ -236,8 +238,9 @@ class Works:
         work.cursor.consumed_to(unit[-1].next_offset, unit[-1].id, work.moves)
 
     def is_alone(self, work: Work) -> bool:
-        """Reserve the handler for this work, and return whether no other work is in progress. Other works finish their
-        messages, and begin no new ones until the message of this work has been handled.
+        """Reserve the handler for this Work, unless it is reserved for another one. Return whether it is reserved for
+        this Work and no other Work is in progress. Handlers that are running with other messages may finish, but no
+        further call of a handler begins until the first message of this Work has been handled.
         """
         if self.alone is None:
             self.alone = work
@@ -246,10 +249,10 @@ class Works:
     # --- what follows a failure: the seconds to pause; None says what the driver does --------------------------------
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
-        """Handle damaged messages: they are fetched and checked again. If the broker has confirmed the damage, and the
-        configuration says so, the damaged range is skipped. If not, the consumer fetches the messages again without
-        end, because another broker, or a repaired file, may have intact messages. Other partitions continue. Return the
-        seconds to pause.
+        """Handle damaged messages. If the broker has not confirmed the damage yet, fetch the messages again, to check
+        them again. If it has, and the setting `damage` is "skip", skip the damaged range. With any other setting, the
+        messages are fetched again after each pause, without end, because another node, or a repaired file, may have
+        them intact; other partitions continue. Return the seconds for which this partition must pause.
         """
         cursor = work.cursor
         if chunk.damage is None:
@@ -271,9 +274,9 @@ class Works:
         return self._config.retry_max_seconds
 
     def failed_too_early(self, first: Message, error: Exception) -> float:
-        """Handle a failure at a time when no broker has said whether it keeps failed messages. Return the seconds to
-        pause before the handler gets the message again. The attempt does not count, because brokers may be absent for
-        longer than all attempts take.
+        """Handle a failure of the handler while it is not decided how failed messages are handled, because no broker
+        has said whether it keeps delayed messages. Return the seconds to pause before the handler gets the message
+        again. The attempt is not counted, because otherwise all attempts might be used up before a broker answers.
         """
         pause = self._config.retry_max_seconds
         if not isinstance(error, RetryLater):
@@ -289,10 +292,10 @@ class Works:
     def failed_here(
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
-        """Handle a failure without a Retry: the partition waits, and the message is tried again in its place. Return
-        how many seconds the partition waits; None: no try is left, so the caller must reject the message. unit: the
-        messages that the handler has failed on, and perhaps expired messages. first: the first message that the handler
-        got.
+        """Handle a failure of the handler in a run() without a Retry: the partition waits, and the message is tried
+        again in place. Return how many seconds the partition waits; None: no try is left, so the caller must reject the
+        message. unit: the messages that the handler has failed on, and perhaps expired messages. first: the first
+        message that the handler got.
         """
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
@@ -313,8 +316,9 @@ class Works:
     def failed_for_now(
         self, work: Work, unit: Sequence[Message], error: Exception, failed: FailedMessages
     ) -> float | None:
-        """Handle a failure if the run has a Retry. Return the seconds to pause; None: the caller must send the failed
-        message, which is in the work's `leaving`, to its delayed topic or to the dead letters.
+        """Handle a failure of the handler in a run() with a Retry. Return the seconds for which the Work must pause
+        before the handler gets the messages again. None: the caller must send the failed message (now `work.leaving`)
+        to the delayed topic for its next attempt or to the dead letters.
         """
         if len(unit) > 1:  # it is unknown which of them failed, so none counts an attempt
             work.take_singly(unit)
@@ -340,7 +344,9 @@ class Works:
         return pause
 
     def not_sent(self, leaving: Leaving, error: MetaqError) -> float:
-        """Handle a failed message that no broker has stored. Return the seconds to pause before it is sent again."""
+        """Called if a failed message was sent but no broker has stored it: return the seconds to pause before it is
+        sent again, if possible to another broker.
+        """
         if not leaving.complained:
             leaving.complained = True
             log.warning(

@@ -20,14 +20,16 @@ class ByZone:
     """Computes the assignment by zones for one member of the group.
 
     All members must compute the assignment from the same zones of brokers. So the group keeps the zones in a znode,
-    which members write by compare-and-set. A node in another zone may become the leader of a broker set. Then the set's
-    partitions stay with their owners until the leader has been in the new zone for `settle_seconds`. So a failover or a
-    restart causes no rebalance.
+    which members write by compare-and-set. If a node in another zone becomes the leader of a broker set, the members
+    that own the set's partitions keep them until the leader has been in the new zone for `settle_seconds`. So a short
+    change of the leader, for example during a restart, causes no rebalance.
     """
 
     def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may return a change that it has put off; None if no change was put off."""
+        """Seconds until update() may return a zone change that must first last for `settle_seconds`; None if no change
+        is waiting.
+        """
         self._group = group
         self._settle_seconds = settle_seconds
         self._moved: dict[int, tuple[str, float]] = {}  # by broker: its zone now, and since when
@@ -62,9 +64,9 @@ class ByZone:
     def share(
         self, me: str, topic: str, consumers: Sequence[str], partitions: Sequence[str], zones: GroupZones
     ) -> list[str]:
-        """Return the partitions of `topic` that the member `me` should own. The partitions are assigned by zones. But
-        while any member has another strategy than "zone", the partitions are assigned by the strategy "range", because
-        the plans of all members must fit together.
+        """Return the partitions of `topic` that the member `me` should own. They are assigned by zones if all members
+        of the group have the strategy "zone". While some member has another strategy, they are assigned by the strategy
+        "range", because all members must compute the same assignment.
         """
         others = tuple(each for each in consumers if each not in zones.members)
         self._tell(topic, others)

@@ -28,12 +28,13 @@ __all__ = ["Chunk"]
 
 @dataclass(slots=True, eq=False)
 class Chunk(Records):
-    """A sequence of fetched records that are adjacent in the log. The records are checked only when they are delivered.
-    `start` and `offset` advance past the delivered records.
+    """A sequence of fetched records that are adjacent in the log. The checksums of the records are checked only when
+    the records are delivered. Each delivery moves `start` (the index in the data) and `offset` (the byte offset in the
+    partition) to the next record that is not delivered.
 
-    end_offset: the position after the whole chunk. This position may be after the end of the last record, because the
-    broker's tag filter has skipped further records. damage: set if the bytes up to end_offset are damaged; the chunk
-    then has no records.
+    end_offset: the offset in the partition where the next chunk begins. It may be after the end of the last record,
+    because the broker has left out records after it that the tag filter does not want. damage: set if the bytes up to
+    end_offset are damaged; the chunk then has no records.
 
     A chunk may be used by only one thread at a time.
     """
@@ -43,7 +44,7 @@ class Chunk(Records):
     _decoded: Decoded | None = field(default=None, init=False)
     _columns: DecodedColumns | None = field(default=None, init=False)
     _batch: pyarrow.RecordBatch | None = field(default=None, init=False)
-    """The record batch of all rows of `_columns`, if no payload is compressed."""
+    """All rows of `_columns` as one record batch; None if a payload is compressed or the batch was not made yet."""
     last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
     """Number of delivered messages of `_decoded`, or of delivered rows of `_columns`."""
@@ -63,8 +64,8 @@ class Chunk(Records):
 
     @classmethod
     def damaged(cls, damage: CorruptRecord, offset: int) -> Chunk:
-        """Return a chunk that stands for damaged bytes from `offset` on. The data after these bytes are stored as other
-        chunks.
+        """Return a chunk without records that represents the damaged bytes from `offset` to the end of the damage. The
+        data after the damage are in other chunks.
         """
         return cls(b"", 0, 0, offset, None, offset if damage.end is None else damage.end, damage)
 
@@ -75,7 +76,7 @@ class Chunk(Records):
 
     @property
     def reached(self) -> int:
-        """The position in the partition after the delivered records."""
+        """The byte offset in the partition up to which the records are delivered or filtered out."""
         return self.offset if self.start < self.end else self.end_offset
 
     def take(
@@ -88,11 +89,11 @@ class Chunk(Records):
     ) -> list[Message]:
         """Remove at most `limit` messages from the front of the chunk, and return them.
 
-        tags: only messages with one of these tags are returned; the broker compares only hashes, so it may also send
-        messages with other tags. where: only messages that match this filter are returned; some brokers do not apply
-        the filter. check: whether checksums are compared. An incomplete record at the end of the data is left out. Good
-        records before a damaged record are returned first. When the damaged record is the first one left, this raises
-        CorruptRecord.
+        tags: only messages with one of these tags are returned; the broker has compared only hashes of tags, so other
+        messages may be in the chunk. where: only messages that match this filter are returned; a broker that cannot
+        filter has sent all messages. check: whether to compare the checksums. An incomplete record at the end of the
+        data is left out. If a record is damaged, the records before it are returned. If the damaged record is the first
+        one left in the chunk, CorruptRecord is raised.
         """
         if self.damage is not None:
             raise self.damage
@@ -162,7 +163,9 @@ class Chunk(Records):
         return taken
 
     def pass_unreadable(self) -> None:
-        """Skip the first remaining message. The message cannot be decompressed, and CorruptRecord was raised for it."""
+        """Skip the first remaining message, which cannot be decompressed. Called after CorruptRecord was raised for
+        it.
+        """
         if self._columns is not None:
             self._pass(1)
             return
@@ -173,7 +176,7 @@ class Chunk(Records):
         self._move(message.next_offset if self._taken < self._decoded.total else self._decoded.end)
 
     def _pass(self, count: int) -> None:
-        """Drop the next `count` rows of `_columns`."""
+        """Mark the next `count` rows of `_columns` as delivered."""
         assert self._columns is not None
         columns, self._taken = self._columns.columns, self._taken + count
         self.last_id = int(columns.ids[self._taken - 1]) if count else None
@@ -181,7 +184,7 @@ class Chunk(Records):
         self._move(self._columns.end if end else columns.offset[self._taken].as_py())
 
     def _forget_batch(self) -> None:
-        """Drop the decoded columns, because the caller wants the remaining records as messages."""
+        """Forget the decoded `_columns`, because the remaining records must now be decoded as messages."""
         assert self.sizes is not None
         self.sizes = self.sizes[self._taken :]
         self._columns, self._batch, self._taken = None, None, 0

@@ -40,9 +40,10 @@ class NotWhole(RemoteProtocolError):
 class PullCodec:
     """Encodes one consumer's requests for data, and decodes the answers, for the text protocol and the framed protocol.
 
-    The tag filter is not applied to the group's retry topic, because the messages in it have already passed the filter.
-    is_slave: returns whether the broker at an endpoint is a slave; a slave may have fewer messages than its master had.
-    reads_in_bulk: whether the consumer processes complete answers at once, so that large answers are faster.
+    Requests for the group's topic of failed messages have no tag filter, because these messages passed the filter when
+    they were first delivered. is_slave: returns whether the broker at an endpoint is a slave; a slave may have fewer
+    messages than its master had. reads_in_bulk: whether the consumer processes complete answers at once, so that large
+    answers are faster.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class PullCodec:
         self._sees_all = not (self._tags or where or config.read_from == "nearest")
 
     def encode(self, request: Request, frames: bool, unpacks: bool = False, takes_where: bool = False) -> Build:
-        """Return a function that encodes the request for a given opaque. frames: whether to use the framed protocol.
+        """Return a function that encodes the request when it is given the opaque (the number that links the answer to
+        the request). frames: whether to use the framed protocol.
         unpacks: whether to tell the broker that this client can read compressed messages. takes_where: whether the
         broker can filter by content.
         """
@@ -92,8 +94,8 @@ class PullCodec:
         return lambda opaque: (encode_frame(RequestCode.PULL, opaque, pull.to_ext()),)
 
     def end_of(self, head: Frame) -> int | None:
-        """Read from the header of an answer where the answer's data end, and return this offset. The body has not
-        arrived yet. Return None if the caller does not need the offset.
+        """Read from the header of an answer, before its body has arrived, at which offset of the partition the answer's
+        data end. Return this offset. Return None if the caller does not need the offset.
         """
         if not self.reads_in_bulk or head.code != ResponseCode.SUCCESS:
             return None
@@ -151,8 +153,9 @@ class PullCodec:
         return [Chunk.of(records, start, stop, sizes) for (start, records), stop in zip(runs, ends, strict=True)]
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
-        """Return the chunk that moves the position to the offset that the broker names, because the position is outside
-        the readable bytes. A slave's answer must not move the position backwards.
+        """Return an empty chunk that lets the consumer go on at `offset`. The broker names this offset if the requested
+        one is before the oldest or after the newest message that it can deliver. A slave's answer must not move the
+        position backwards.
         """
         cursor, position = request.cursor, request.offset
         if offset < position and self._is_slave(endpoint):

@@ -28,9 +28,9 @@ simulator with a clock of its own, repeat
     if seconds is not None: call_at(now + seconds, core.want, request.cursor)
 
 **Threads.** Any thread may call any method, with one exception: taking messages. Either one thread takes messages, or
-the threads of several handlers do, each from its own partitions. poll() holds `lock` while it takes messages. So for
-the rebalance thread either all messages of one poll are delivered or none. **Interrupts**: as in cursor.py. When a
-cursor begins to need a request, the same statement also puts it into the queue of `next_wanting`.
+the threads of several handlers do, each from its own partitions. poll() holds `lock` while it takes messages. So when
+the rebalance thread holds `lock`, either all messages of a poll are taken or none. **Interrupts**: as in cursor.py.
+When a cursor begins to need a request, the same statement also puts it into the queue of `next_wanting`.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class ConsumerCore:
 
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
-    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. under_way is an
-    attribute and not a method, because a signal handler may run when a call returns, but not between an assignment and
-    a return. nearest: chooses nodes of broker sets other than the leader to read from; the driver sets it.
+    nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. The poll sets this
+    attribute just before it returns. No method does this, because a signal handler may run, and raise an exception,
+    when the call of a method returns, but not between an assignment and the following `return`. nearest: chooses nodes
+    of broker sets other than the leader to read from; the driver sets it.
     """
 
     def __init__(
@@ -139,11 +140,11 @@ class ConsumerCore:
         fence: int = 0,
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
-        """Take ownership of these partitions; reading begins at the positions `begins`. stored, consumed and recorded
-        have an item for each partition. stored: its committed offset. consumed: messages before this offset already
-        count as consumed. recorded: false if the offset where the group begins must be committed first; the user is
-        told of the partition only after that. announced: if true, messages are delivered without calling on_assigned
-        for the partitions.
+        """Become the owner of these partitions, and begin to read at the positions `begins`. stored, consumed and
+        recorded have an item for each partition. stored: its committed offset. consumed: messages before this offset
+        already count as consumed. recorded: false if the offset where the group begins must be committed first; the
+        user is told of the partition only after that. announced: if true, messages are delivered without calling
+        on_assigned for the partitions.
         """
         unknown = [None] * len(partitions)
         cursors = [
@@ -187,8 +188,8 @@ class ConsumerCore:
         self.notices.put(Notice(True, [each.partition for each in cursors], told))
 
     def recorded(self, requests: Iterable[Request]) -> None:
-        """Begin to read the partitions of these RECORD requests, and tell the user of them, because the offsets where
-        the group begins were committed.
+        """Called when the offsets of these RECORD requests, where the group begins to read partitions, are committed:
+        begin to read these partitions, and tell the user that they are assigned.
         """
         with self._telling:
             cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
@@ -196,15 +197,17 @@ class ConsumerCore:
         self._wanting.extend(cursors)
 
     def told(self, cursors: Iterable[PartitionCursor]) -> list[TopicPartition]:
-        """Return the partitions of `cursors` that were, or will be, reported to the user as assigned. A partition is
-        left out if it was revoked before the offset where the group begins was committed. Call this when partitions are
-        revoked or lost.
+        """Return the partitions of `cursors` that were, or will be, reported to the user as assigned. A partition that
+        was revoked before the offset where the group begins was committed is left out, because the user never hears of
+        it. Call this when partitions are revoked or lost.
         """
         with self._telling:
             return [each.partition for each in cursors if each.recorded]
 
     def lose(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Drop partitions that this consumer no longer owns."""
+        """Remove the partitions of these cursors from `owned`, and drop their fetched data, because this consumer no
+        longer owns them.
+        """
         lost = {cursor.partition: cursor for cursor in cursors}
         self.owned = {each: cursor for each, cursor in self.owned.items() if lost.get(each) is not cursor}
         for cursor in lost.values():
@@ -220,7 +223,9 @@ class ConsumerCore:
         return cursor
 
     def is_out(self, cursors: Iterable[PartitionCursor]) -> bool:
-        """Return whether the user's code is working on messages of any of these partitions."""
+        """Return whether the user's code has got messages of any of these partitions that do not count as consumed
+        yet.
+        """
         with self.lock:
             return any(cursor.is_out for cursor in cursors)
 
@@ -251,8 +256,8 @@ class ConsumerCore:
         return leader
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Choose the nodes to read a broker set's partitions from again, because the set's nodes in the consumer's zone
-        have changed.
+        """Choose anew from which nodes the partitions of a broker set are read, because the set's nodes in the
+        consumer's zone have changed.
         """
         for partition, cursor in self.owned.items():
             if partition.broker == broker_id:
@@ -266,9 +271,9 @@ class ConsumerCore:
         return wait_ms / 1000 + self.config.connection.request_timeout_seconds
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
-        """Process the header of an answer before the body has arrived; the header tells where the answer's data end.
-        Return the next request, or None. The broker can work on the next request while the body arrives and the user
-        consumes the messages.
+        """Process the header of an answer before its body has arrived. The header tells where the answer's data end, so
+        the next request can be sent now. Return the next request; None if none shall be sent yet. The broker can work
+        on it while the body arrives and the user consumes the messages.
         """
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
@@ -334,8 +339,8 @@ class ConsumerCore:
 
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
         """Process the failure of a request: its answer is wrong or did not come. Return the seconds until the partition
-        needs another request; None if it needs none. endpoint: the broker that was asked; it is avoided for a while if
-        another node of its set can answer instead.
+        needs another request; None if it needs none. endpoint: the node that was asked. If another node of its broker
+        set can answer such requests, `endpoint` gets none for some seconds.
         """
         cursor = request.cursor
         self._avoid(endpoint, now)
@@ -353,8 +358,8 @@ class ConsumerCore:
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
-        """Do the same as `failed` for a request without an answer, and for a request whose answer was being processed
-        when an interrupt came. Fetched data that has arrived is kept.
+        """Process the failure of a request that got no answer, or whose answer was being processed when an interrupt
+        came. The result is that of `failed`. Data that had arrived before are kept.
         """
         cursor = request.cursor
         cursor.forget_lead()
@@ -367,14 +372,13 @@ class ConsumerCore:
             self.nearest.failed(endpoint, now)
 
     def looked_into(self, partition: TopicPartition, doubt: Reached, found: int | MetaqError | None) -> None:
-        """Log whether the broker has lost messages that this consumer has read. The driver calls this method after it
-        has asked the broker (divergence.py). The driver asks the broker only when the consumer has a reason for doubt:
-        the message that the broker now has directly before the position `doubt` is not the message that this consumer
-        read there.
+        """Log whether the broker has lost messages that this consumer has read. The driver calls this after it has
+        asked the broker (divergence.py). It asks only if the message that the broker now has directly before the
+        position `doubt` is not the message that this consumer read there.
 
-        If new messages were stored at the offsets of lost messages, this consumer skips the new ones. Nobody would
-        notice without the log line. found: the first offset of the new messages; None if nothing is lost; an error if
-        it is unknown whether messages are lost.
+        If the broker has stored new messages at the offsets of lost messages, this consumer does not read them, because
+        it is past these offsets. Without the log line nobody would notice. found: the first offset of the new messages;
+        None if nothing is lost; an error if it is unknown whether messages are lost.
         """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
@@ -396,7 +400,8 @@ class ConsumerCore:
 
     def make_ready(self, cursor: PartitionCursor) -> None:
         """Mark a cursor as ready, because it may have messages to deliver. The cursor stays ready until the thread that
-        takes messages finds nothing to deliver in it. So data that may not be delivered now is found later.
+        takes messages finds nothing to deliver in it. So if data may not be delivered at the moment (`in_doubt`), the
+        cursor is still ready when they may.
         """
         with self._ready_lock:
             self._ready[cursor] = None
@@ -439,8 +444,8 @@ class ConsumerCore:
     # --- the polling thread -----------------------------------------------------------------------------------------
 
     def acknowledge(self) -> None:
-        """Count the delivered messages as consumed. Messages that did not reach the user, because an exception ended
-        the poll, do not count.
+        """Count the messages that the last poll has returned as consumed. If an exception ended the last poll, its
+        messages did not reach the user and do not count.
         """
         self.settle()
         if self._touched:
@@ -537,7 +542,8 @@ class ConsumerCore:
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
         """Handle damaged data. If the end of the damage is not known yet, fetch the data again, to check them again. If
-        the end is known, skip the damaged range, or raise the error at each poll until the user seeks.
+        the end is known, skip the damaged range, or, if the setting `damage` does not allow that, raise the error at
+        each poll until the user seeks.
 
         report: whether the poll has no other messages to return, so that the error may be raised.
         """
@@ -575,7 +581,9 @@ class ConsumerCore:
         return messages if self._reader is None else self.readable(messages)
 
     def readable(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the same messages. If the consumer has a deserializer, set the `value` of each message."""
+        """Return the messages as the user gets them: if the consumer has a deserializer, each one decodes its payload
+        when `value` is read.
+        """
         reader = self._reader
         return list(messages) if reader is None else [ValueMessage.of(message, reader) for message in messages]
 
@@ -607,7 +615,9 @@ def changes(cursors: Iterable[PartitionCursor]) -> Mapping[int, Sequence[tuple[P
 
 
 def _only_moves(reply: Reply) -> bool:
-    """Return whether this answer to a pull contains no records, and only states another position or damage."""
+    """Return whether this answer to a pull contains no records, but only the offset at which to go on, or the report of
+    damage.
+    """
     if isinstance(reply, Frame):
         return reply.code == ResponseCode.PULL_OFFSET_MOVED
     return isinstance(reply, Result) and reply.code == Status.MOVED

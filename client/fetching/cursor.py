@@ -1,8 +1,8 @@
 """The state of one partition while a consumer owns it: the consumer's position, the fetched data, and the next request
 to the broker.
 
-A cursor does no I/O, starts no thread and has no clock; callers pass `now`. Each method is named after its caller's
-action or intention. The callers are:
+A cursor does no I/O, starts no thread and has no clock; callers pass `now`. Each method is named after what its caller
+does or wants. The callers and their methods are:
 
 - the driver of requests (fetcher.py, a simulator): `next_request`, `next_ahead`, `arrived`, `answered`, `failed`, …;
 - the thread that takes messages (in poll(), or a handler's thread): `next_chunk`, `handed_out`, `consumed_to`,
@@ -13,8 +13,8 @@ action or intention. The callers are:
 Invariants (test_client_cursor.py checks them with random calls):
 - the fetched data have no gap: they reach from `position`, or from the end of the data being taken, to `fetch_offset`;
 - at most two requests are in flight; the second was sent ahead, while the answer to the first was arriving;
-- a seek, a return to an earlier position or the loss of the partition begins a new generation; the answer to a request
-  of an older generation changes nothing;
+- each seek, each return to an earlier position and the loss of the partition increase a number, the generation; the
+  answer to a request that was made in an older generation is ignored;
 - `consumed` is never beyond the delivered messages, except after a seek;
 - nothing is fetched before the offset where the group begins is committed.
 
@@ -48,7 +48,7 @@ NOWHERE = -1
 """The value that stands for no offset."""
 
 _ROUNDING = 1e-6
-"""Tolerance in seconds when times are compared, because a clock that adds up intervals may be slightly early."""
+"""A time counts as reached this many seconds early, because a clock that adds up intervals has rounding errors."""
 
 Reached = tuple[int, int]
 """A position: an offset, and the id of the last message before this offset."""
@@ -73,11 +73,13 @@ class Ask(Enum):
 
 
 class Request(NamedTuple):
-    """A request to a broker. The driver sends the request, and passes it back to the cursor together with the result.
+    """A request to a broker. The driver sends the request, and then calls a method of the cursor with the request and
+    its result.
 
     verify: whether the broker must check the record at `offset`. size: number of bytes to request over the text
-    protocol. last_id: id of the message before `offset`; the broker compares it with its own data. UNKNOWN_MESSAGE_ID:
-    no comparison. asked_at: time at which the request was made; −inf if the time does not matter.
+    protocol. last_id: id of the message that this consumer has read directly before `offset`; the broker compares it
+    with the message that it has there. UNKNOWN_MESSAGE_ID: the broker shall not compare. asked_at: time at which the
+    request was made; −inf if the time does not matter.
     """
 
     cursor: PartitionCursor
@@ -166,7 +168,7 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """Return the kind of the next request of a cursor whose position is known."""
+        """Return of which kind this cursor's next request must be. The position must be known."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- position ---------------------------------------------------------------------------------------------------
@@ -185,7 +187,8 @@ class PartitionCursor:
         """Drop the fetched data, ignore the answers to requests in flight, and continue at `position` (None: at the
         current position). Return whether this was done.
 
-        moves: the value of `self.moves` that the caller has seen last. If the cursor has moved since then, do nothing.
+        moves: the value of `self.moves` that the caller has seen last. If `self.moves` has another value now, do
+        nothing and return False.
         """
         empty: deque[Chunk] = deque()
         with self.lock:
@@ -221,8 +224,8 @@ class PartitionCursor:
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch the data from the current position again. So messages that were already taken after this position are
-        delivered again.
+        """Fetch the data from the current position on again. Messages after this position that were taken already are
+        delivered a second time.
         """
         if self.opened and self.active and not self.revoking:
             self._restart(None)
@@ -245,7 +248,7 @@ class PartitionCursor:
             self.revoking = True
 
     def keep(self) -> None:
-        """Continue, because the partition is not handed over after all."""
+        """Undo `revoke`: fetch and deliver again, because the partition will not be handed over after all."""
         if self.revoking:
             self.revoking = False
             self._wanting.append(self)  # it may have no position yet, and must ask for it
@@ -255,8 +258,9 @@ class PartitionCursor:
         """Return the position where the next owner of the partition should begin: the position after the consumed
         messages. Return None if it is unknown.
 
-        by_commits: if true, return the position after the committed messages instead. After the partition is lost, the
-        result may still advance, because the user may still work on delivered messages.
+        by_commits: if true, return the position after the committed messages instead. Even after the partition is lost,
+        later calls may return a later position, because the user may finish messages that were delivered before the
+        loss.
         """
         consumed = None if by_commits else self.consumed
         return consumed or self.committed or self._found
@@ -276,8 +280,8 @@ class PartitionCursor:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def next_request(self, now: float) -> Request | None:
-        """Return the next request, which the caller must send. Return None if a request is in flight, the pause after
-        the last request is not over, or enough data were fetched.
+        """Return the next request, which the caller must send. Return None if a request is in flight, if the pause
+        after the last request is not over, or if the fetched data fill the buffer.
         """
         with self.lock:
             if (
@@ -295,8 +299,8 @@ class PartitionCursor:
             return Request(self, self._generation, self._ask, self.fetch_offset, verify, self._get_bytes, last_id, now)
 
     def next_ahead(self, request: Request, offset: int) -> Request | None:
-        """Return the next request before the answer to `request` has arrived completely; that answer will end at
-        `offset`. Return None if no further request shall be sent now.
+        """Called before the answer to `request` has arrived completely: return the next request, which begins where
+        this answer ends (`offset`). Return None if no further request shall be sent now.
         """
         with self.lock:
             coming = offset - self.fetch_offset
@@ -311,7 +315,9 @@ class PartitionCursor:
             return Request(self, self._generation, Ask.PULL, offset)
 
     def awaits(self, request: Request) -> bool:
-        """Whether the answer to this request is still needed."""
+        """Whether the answer to this request is needed. It is not if the partition was lost, its position was moved, or
+        the request was replaced by a new one.
+        """
         return request.generation == self._generation and self.active
 
     def arrived(self, request: Request, chunk: Chunk) -> bool:
@@ -327,8 +333,9 @@ class PartitionCursor:
             return True
 
     def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
-        """End a request whose answer has arrived completely. pause: seconds before the next request may be sent. Return
-        whether an error was logged for an earlier request that failed.
+        """Note that the answer to `request` has arrived completely, so that the next request can be made. pause:
+        seconds before it may be sent. Return whether the requests before this one had failed and their error was
+        logged.
         """
         with self.lock:
             if self.awaits(request):
@@ -343,8 +350,8 @@ class PartitionCursor:
         return bool(complaint)
 
     def failed(self, request: Request, now: float, complaint: str) -> tuple[float, bool] | None:
-        """Process a request whose answer is wrong or did not come. If two requests are in flight, both are dropped; a
-        single new request replaces them. complaint: the error's text.
+        """Process the failure of a request: its answer is wrong or did not come. If two requests are in flight, the
+        answers of both are ignored, and a single new request replaces them. complaint: the error's text.
 
         Return the seconds until the new request, and whether this error differs from the last logged one. Return None
         if the answer is no longer needed.
@@ -356,8 +363,9 @@ class PartitionCursor:
         return pause, is_new
 
     def put_off(self, request: Request, now: float, pause: float) -> bool:
-        """Drop the requests in flight, and request again in `pause` seconds. The caller uses `put_off` instead of
-        `failed` if the error is not the fault of the partition. Return False if the answer is no longer needed.
+        """Ignore the answers to the requests in flight, and request again in `pause` seconds. Called instead of
+        `failed` for an error whose cause is not this partition or its data, for example that the broker cannot be
+        reached. Return False if the answer is no longer needed.
         """
         with self.lock:
             if not self.awaits(request) or not self.asking:
@@ -370,7 +378,7 @@ class PartitionCursor:
 
     def ask_anew(self) -> None:
         """Make the cursor send its request again at once, and ignore the answer to the request in flight, if there is
-        one. A new request is needed if the sending was interrupted, or if the partition is read from another broker
+        one. Called if an interrupt ended the sending of the request, or if the partition is read from another broker
         from now on.
         """
         with self.lock:
@@ -390,42 +398,45 @@ class PartitionCursor:
         self._doubt = request.offset, request.last_id
 
     def take_doubt(self) -> Reached | None:
-        """Return the position that `doubt` has recorded since the last call, with the id of the message that was read
-        before it. Return None if `doubt` was not called.
+        """Return the position that `doubt` has recorded, with the id of the message that this consumer read before it,
+        and forget both. Return None if `doubt` was not called since the last call of this method.
         """
         doubt, self._doubt = self._doubt, None
         return doubt
 
     def was_led_back(self) -> bool:
-        """Record that the broker's answer moves the position back, because the position is inside a record, to the
-        start of this record. Return whether the broker has moved the position back from the same place before. If it
-        has, the caller must not move the position back, because the same messages would be delivered endlessly.
+        """Record that the requested offset is inside a record, and that the broker's answer says to go back to this
+        record's first byte. Return whether the last such answer was for the same offset. If it was, the caller must not
+        move the position back again, because the same messages would be delivered endlessly.
         """
         former, self._led_back_from = self._led_back_from, self.fetch_offset
         return former == self.fetch_offset
 
     def forget_lead(self) -> None:
-        """Forget the move that `was_led_back` recorded, because the processing of the answer was interrupted and it is
-        unknown whether the position was changed.
+        """Forget what `was_led_back` recorded. Called if an interrupt ended the processing of the broker's answer, so
+        that it is unknown whether the position was moved.
         """
         self._led_back_from = NOWHERE
 
     @property
     def stood_at_0(self) -> bool:
-        """Whether the group had committed offset 0 as its beginning, before this claim or by a seek."""
+        """Whether the committed offset is 0, and this consumer found it in the store or the user has moved to 0 by a
+        seek; not if the group only begins there now.
+        """
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
     def whole_records_came(self) -> None:
-        """Reset the size of requests and the pauses, because complete records came. The method is also called for an
-        answer of the framed protocol that only moves the position.
+        """Set the size of requests and the pauses between them to their first values again, because complete records
+        came. The method is also called for an answer of the framed protocol that only moves the position.
         """
         self._get_bytes = self._config.fetch_max_bytes
         self._idle_ms = self._empty_gets = 0
         self._moved = False
 
     def ask_for_more(self, came: int) -> bool:
-        """Double the size of the next request (text protocol), because an answer of `came` bytes contains no complete
-        record. Return False if a larger request cannot help.
+        """Double the size of the next request (text protocol), because the last answer, with `came` bytes, contains no
+        complete record. Return False without a change if a larger request cannot help: the answer was smaller than
+        requested, or the size has its maximum.
         """
         if came < self._get_bytes or self._get_bytes >= LARGEST_GET_BYTES:
             return False
@@ -455,8 +466,8 @@ class PartitionCursor:
 
     def waited_in_vain(self, request: Request, now: float) -> float:
         """Process an empty answer that does not move the position (framed protocol). Return the seconds to wait before
-        the next request: 0.0 if the broker has waited for data as requested, otherwise a growing pause as for the text
-        protocol.
+        the next request: 0.0 if the broker has answered only after it had waited for data as requested, otherwise a
+        pause that grows with each empty answer, as for the text protocol.
         """
         if now - request.asked_at < self._config.long_poll_ms / 1000 * WAITED_SHARE:
             return self._idle()
@@ -489,8 +500,8 @@ class PartitionCursor:
                 self._chunks.popleft()
 
     def handing_out(self) -> None:
-        """Remember the position before the polling thread delivers messages, so that `take_back` can return to it.
-        Which messages were really delivered is known only when poll() returns.
+        """Remember the position before a poll takes messages. If poll() does not return them to the user, `take_back`
+        returns to this position.
         """
         if self._began is None:
             self._began = (self.position, self.last_id)
@@ -515,8 +526,8 @@ class PartitionCursor:
         self._began = self._handed = None
 
     def take_back(self) -> None:
-        """Return to the position before the last delivery, because the delivered messages did not reach the user. The
-        messages are delivered again.
+        """Return to the position that `handing_out` has remembered, because an exception ended the poll and its
+        messages did not reach the user. They are delivered again.
         """
         began = self._began
         if began is not None and self.active:
@@ -527,8 +538,8 @@ class PartitionCursor:
     def consumed_to(self, position: int, last_id: int, moves: int) -> None:
         """Count everything before `position` as consumed, because a handler has processed it.
 
-        moves: the value of `self.moves` when the handler got the messages. If the cursor has moved since then or the
-        partition was lost, nothing is done.
+        moves: the value of `self.moves` when the handler got the messages. If `self.moves` has another value now, or
+        the partition was lost, nothing is done.
         """
         with self.lock:
             if self.moves == moves and (self.position, self.last_id) != (position, last_id):
@@ -537,8 +548,8 @@ class PartitionCursor:
                 self._failed_checks = 0
 
     def hold(self) -> bool:
-        """Mark the partition as being processed by a handler. Return False if this consumer no longer owns the
-        partition, or will hand it over.
+        """Mark the partition as being processed by a handler. Return False, without the mark, if this consumer no
+        longer owns the partition or will hand it over.
         """
         with self.lock:
             self._held = self.active and not self.revoking
@@ -550,7 +561,9 @@ class PartitionCursor:
 
     @property
     def is_out(self) -> bool:
-        """Whether the user's code is working on messages of this partition."""
+        """Whether the user's code has got messages of this partition that do not count as consumed yet, or a handler
+        works on it.
+        """
         return self._held or self._handed is not None
 
     # --- damage -----------------------------------------------------------------------------------------------------
@@ -558,9 +571,10 @@ class PartitionCursor:
     def damaged_at(self, offset: int, moves: int | None = None, *, anew: bool = False) -> None:
         """Fetch the data at `offset` again, because its checksum is wrong, and let the broker check the data, too.
 
-        After DAMAGE_TRIES tries without success, the next request asks the broker how far the damage goes. The cursor
-        then stores the damaged range as a separate chunk. moves: as in consumed_to. anew: whether to count the tries
-        from 1 again, because the damage was known and may have been repaired meanwhile.
+        If the checksum is still wrong after DAMAGE_TRIES fetches, the next request asks the broker how far the damage
+        goes. The cursor then stores the damaged range as a chunk without records. moves: as in consumed_to. anew:
+        whether to begin to count the fetches at 1 again, because the damage was known already but may have been
+        repaired since.
         """
         checks = 1 if anew else self._failed_checks + 1
         ask = Ask.PULL if checks <= DAMAGE_TRIES else Ask.DAMAGE
@@ -569,9 +583,9 @@ class PartitionCursor:
             self._unless = None
 
     def not_whole(self, request: Request, error: MetaqError) -> bool:
-        """Handle a record that the broker does not deliver completely: the next request asks the broker whether this
-        record is damaged. If it is not, `error` is reported. Return False if the partition was lost or its position
-        moved meanwhile.
+        """Handle a record that the broker does not deliver completely: let the next request ask the broker whether this
+        record is damaged. If the broker finds no damage, `error` is reported to the user. Return False if the answer to
+        `request` is no longer needed, because the partition was lost or its position was moved.
         """
         with self.lock:
             if current := self.awaits(request):
@@ -583,9 +597,9 @@ class PartitionCursor:
             return current
 
     def undamaged(self, request: Request) -> MetaqError | None:
-        """Process the answer that the broker finds no damage. Return the error that was passed to `not_whole`; the
-        record is then requested again. Return None if `not_whole` was not called; then a record had a wrong checksum
-        when this consumer got it, although the broker has it intact.
+        """Process the broker's answer to a DAMAGE request if it finds no damage; the record is then requested again.
+        Return the error that was passed to `not_whole`. Return None if `not_whole` was not called: then the record had
+        a wrong checksum when this consumer got it, although the broker has it intact.
         """
         with self.lock:
             if self._unless is not None and self.awaits(request):
@@ -619,8 +633,9 @@ class PartitionCursor:
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Return whether the offset of this RECORD request may still be committed. Return False if another member will
-        get the partition, because the commit could overwrite that member's first offset.
+        """Return whether the offset of this RECORD request may be committed. It may not if the partition was lost,
+        moved by a seek, or will be handed over, because the commit could overwrite the offset where the next owner
+        begins.
         """
         return self.awaits(request) and not self.revoking
 

@@ -1,16 +1,16 @@
 """Send the core's requests (core.py) over connections, and pass the answers to the core.
 
 There is no thread per partition and no request loop. Each connection has a thread that reads it. When the answer to a
-pull arrives, this thread stores the data and sends the next pull at once, as long as the partition's buffer has room.
-If there is only one broker, the thread that waits in poll() reads the connection. While the user's code works, the next
-answer arrives in the socket's buffer. If there are several brokers, a background thread per broker reads its
-connection. Work that must wait for a time (the pause after an error or after an empty answer of the text protocol) runs
-on the timer thread. Work that must wait for a broker (connecting, other questions) runs on a thread of that broker, so
-that a hung broker blocks no other.
+pull arrives, this thread stores the data and at once sends the partition's next pull, unless the buffer for the
+partition is full. If there is only one broker, its connection has no thread of its own: the thread that waits in poll()
+reads it, and while the user's code works, the next answer waits in the socket's buffer. If there are several brokers,
+each connection is read by a background thread. Work that must wait for a time (the pause after an error or after an
+empty answer of the text protocol) runs on the timer thread. Work that must wait for a broker (connecting, other
+questions) runs on a thread of that broker, so that a hung broker blocks no other.
 
 A user's thread may be interrupted at any line (interrupts.py). If the interrupted thread had marked a request as in
-flight, the timer thread sends a new request for the partition (`_ask_anew`). If the first request had been sent
-already, its answer is dropped.
+flight, it may or may not have sent it. So the timer thread sends a new request for the partition (`_ask_anew`), and the
+answer to the first one, if it comes, is dropped.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Fetcher:
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread that waits in poll(), so that it looks for data. The thread wakes at the latest when its
-        current system call ends.
+        """Wake the thread that waits in poll(), so that it looks for data. The thread does not wait longer than until
+        its current system call ends.
         """
         with self._bell_lock:
             if not self._rung:
@@ -86,8 +86,8 @@ class Fetcher:
             waiter.finish()
 
     def listen(self) -> None:
-        """Forget earlier calls of `wake`. After `listen` the caller must look for data, and then call `wait`. A `wake`
-        that comes after `listen` ends this `wait`.
+        """Forget all earlier calls of `wake`. After `listen` the caller must look for data and, if there are none, call
+        `wait`. A call of `wake` after `listen` ends this `wait`, so no data that come in between are missed.
         """
         if self._rung:
             with self._bell_lock:
@@ -98,8 +98,8 @@ class Fetcher:
         """Wait at most `seconds` until `wake` is called; return at once if it was called since `listen`.
 
         If the consumer has a single connection and no other thread reads it, the waiting thread reads the connection
-        meanwhile. So the thread that uses the data also receives it. No other thread must hand the data over, and the
-        data stays in the cache of the same processor core.
+        meanwhile. This saves time: no other thread must hand the data over, and the data are in the cache of the
+        processor core that uses them.
         """
         connections = self._connections
         if len(connections) != 1 or connections[0].closed:
@@ -115,7 +115,7 @@ class Fetcher:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Send the requests of all partitions that the core reports as needing one."""
+        """Send a request for each partition that needs one according to the core (`next_wanting`)."""
         try:
             while (cursor := self._core.next_wanting()) is not None:
                 self.ask(cursor)
@@ -158,8 +158,8 @@ class Fetcher:
         self._timers.call_later(cursor.backoff.next(), ask)
 
     def nearest_changed(self, broker_id: int) -> None:
-        """Choose the nodes to read a broker set's partitions from again, because the set's nodes in the consumer's zone
-        have changed. Any thread may call this.
+        """Choose anew from which nodes the partitions of a broker set are read, because the set's nodes in the
+        consumer's zone have changed. Any thread may call this.
         """
         self._core.nearest_changed(broker_id)
         self.serve_soon()
@@ -186,8 +186,9 @@ class Fetcher:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
-        """Continue with the partitions of these RECORD requests. If their first offsets were committed, reading begins.
-        If not, the commit is tried again in `pause` seconds.
+        """Called after a commit of the offsets of these RECORD requests was tried: in `pause` seconds, let each of
+        these partitions send its next request. If its offset was committed, this request begins to read; if not, the
+        commit is tried again.
         """
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))
@@ -228,8 +229,9 @@ class Fetcher:
             return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
-        """Add a new connection to the connections in use. The thread in poll() can read only a single connection; if
-        there are several, each gets a reader thread. A repeated call with the same connection does nothing more.
+        """Note that this connection is used for requests, and let some thread read it. If it is the only one, the
+        thread in poll() reads it; as soon as there are several, each is read by a thread of its own. Further calls with
+        the same connection change nothing.
         """
         if connection in self._connections:
             return
@@ -284,7 +286,9 @@ class Fetcher:
             raise
 
     def _look_into(self, partition: TopicPartition, endpoint: Endpoint, doubt: Reached) -> None:
-        """Ask the broker whether messages that were read before are lost. Runs on a thread of that broker."""
+        """Ask the broker whether it has lost messages before the position `doubt` that this consumer has read, and let
+        the core log the answer. Runs on a thread of that broker.
+        """
         found: int | MetaqError | None
         try:
             found = diverged_at(self._pool.connection(endpoint, CONNECT_SECONDS), partition, *doubt)

@@ -1,5 +1,5 @@
-"""Choose the node of a broker set that a consumer reads from: a live in-sync node in the consumer's zone, otherwise the
-leader.
+"""Choose the node of a broker set from which a consumer reads: a live in-sync node in the consumer's zone or, if there
+is none, the leader.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class NearestNodes:
         self._avoided: dict[Endpoint, float] = {}
 
     def seen(self, broker_id: int, view: SetView) -> bool:
-        """Store the current state of the broker set; return whether a node may now be chosen that was not chosen
-        before.
-        """
+        """Store the current state of a broker set. Return whether `choose` may now return another node than before."""
         names = sorted(name for name in view.in_sync_present if view.nodes[name].zone == self._zone)
         found = [_endpoint(view.nodes[name].url) for name in names if self._zone]
         near = tuple(each for each in found if each is not None)

@@ -43,8 +43,8 @@ class Notices:
     """The queue of notices. Any thread may add a notice; the polling thread calls the callbacks. waiting: the notices
     that are not reported yet. on_assigned, on_revoked: the user's callbacks.
 
-    A notice stays until the user's callback has returned, or has raised an exception of its own. So after an interrupt
-    (interrupts.py) the callback is called again.
+    A notice stays in the queue until the user's callback has returned, or has raised an exception of its own. If an
+    interrupt (interrupts.py) ends the callback, the notice stays, and the callback is called again.
     """
 
     def __init__(self) -> None:

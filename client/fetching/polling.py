@@ -60,8 +60,8 @@ class Poller(Closing):
         """Return the next messages as `poll` does, but as one pyarrow.RecordBatch
         (`metaq.client.records.arrow.SCHEMA`).
 
-        The RecordBatch may be empty. If the consumer has a backlog, a batch contains the messages of one answer of the
-        broker, about arrow_fetch_bytes. No Python code runs for each message.
+        The RecordBatch may be empty. If many messages wait at the broker, a batch contains the messages of one answer,
+        about `arrow_fetch_bytes` bytes. This method is fast, because no Python code runs for the single messages.
         """
         from ..records.arrow import EMPTY  # pyarrow is an extra
 
@@ -106,7 +106,9 @@ class Poller(Closing):
             self._polling = False
 
     def _attend(self) -> None:
-        """Do the pending work of the polling thread. Called each time before the core is asked for messages."""
+        """Do the work that only the polling thread may do, such as calling the user's callbacks. Called each time
+        before the core is asked for messages.
+        """
         self._fetcher.listen()
 
     def _wait(self, seconds: float) -> None:

@@ -1,7 +1,7 @@
 """Constants of the consumer that users cannot set, each with its unit and the reason for its value.
 
-In normal operation no message waits for any of these times, so no benchmark depends on them. The sizes that were tuned
-with `bench --scenario consume` are options (ConsumerConfig).
+In normal operation no message waits for any of these times, so no benchmark depends on them. The sizes on which the
+benchmark `bench --scenario consume` depends are options that users can set (ConsumerConfig).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ committed together. The first offsets are not known at the same moment, because 
 one by one.
 """
 ALONE_LOOK_SECONDS = 0.05
-"""Seconds between two checks of a worker whether other messages are still being handled. If a process has died while it
-handled a message, the worker that has this message waits until no other message is being handled.
+"""If a process may have died because of a message, the next worker thread that has this message gives it to the handler
+only when no other message is being handled in its process. This is the number of seconds between two checks for that.
 """
 SUSPECT_MESSAGES = 64
 """After a process has died, the next owner of a partition records each of this many messages in ZooKeeper before it
-handles the message. Each message costs two writes to ZooKeeper of some milliseconds, so all of them take a fraction of
-a second.
+handles the message. Each message costs two writes to ZooKeeper of some milliseconds each, so the writes for all 64 take
+a fraction of a second.
 """
 CAREFUL_MESSAGES = 1 << 16
 """After the first SUSPECT_MESSAGES messages, the number of messages between two commits doubles with each commit, up to
@@ -54,8 +54,9 @@ CONNECT_SECONDS = 3.0
 that connects, so a frozen broker blocks only its own partitions.
 """
 DOUBT_LOOK_SECONDS = 0.1
-"""Seconds between two checks of poll() whether the member's ownership is proved again. poll() must check, because
-nothing wakes it when this happens.
+"""If the ZooKeeper session may be over, poll() delivers nothing until ZooKeeper has confirmed that the member owns its
+partitions. This is the number of seconds between two checks of poll() for that; nothing wakes poll() when the
+confirmation comes.
 """
 STOP_LOOK_SECONDS = 1.0
 """Maximum seconds that the thread in run() waits before it checks whether stop() was called, in case a wake-up is
@@ -71,8 +72,8 @@ value equals the default of poll().
 """
 ZONE_SETTLE_SECONDS = 120.0
 """When a broker's leader is in another zone than before, a group with strategy="zone" waits this many seconds before it
-reassigns the broker's partitions. The time is longer than a restart of the preferred leader, which leads again 60 s
-after it has joined.
+reassigns the broker's partitions. The time is longer than a restart of the preferred leader takes, which leads again 60
+s after it has joined the broker set again.
 """
 SENDING_LOOK_SECONDS = 0.25
 """Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions. Later
@@ -88,14 +89,14 @@ Fetching again may help, because the record may have been damaged only during it
 """
 EMPTY_GETS = 60
 """Number of empty answers in a row after which the client asks the broker for the end of the partition (text protocol).
-The client must ask, because requests with a position after the end get only empty answers. With the longest pauses this
-takes half a minute. The time must not be much shorter, because a Java broker may deliver bytes before it counts them as
-flushed and as part of the partition.
+The client must ask because its position may be after the end of the partition, if the broker has lost data; requests
+from such a position get only empty answers. With the longest pauses this takes half a minute. The time must not be much
+shorter, because a Java broker may deliver bytes before it counts them as flushed and as part of the partition.
 """
 WAITED_SHARE = 0.5
-"""A share of the time that a request asks the broker to wait for data (framed protocol). If the broker sends an empty
-answer before this share of the time has passed, the client concludes that this broker does not wait, for whatever
-reason. From then on the client pauses between its requests.
+"""A fraction of the time for which a request asks the broker to wait for data (framed protocol). If an empty answer
+comes before this fraction of the time has passed, the broker has not waited, for whatever reason. Then the client
+itself pauses before its next request.
 """
 LARGEST_GET_BYTES = 32 << 20
 """Maximum number of bytes that a request of the text protocol asks for. No message is larger."""

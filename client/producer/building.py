@@ -81,8 +81,8 @@ class SendOptions(TypedDict, total=False):
 
 
 class OwnOptions(SendOptions, total=False):
-    """Options of a send, including the options that only metaq itself uses. reserved: metaq's own properties, by their
-    full names.
+    """Options of a send: those of SendOptions, and the option that only metaq's own code may use. reserved: metaq's own
+    properties, by their full names.
     """
 
     reserved: Mapping[str, str] | None
@@ -103,7 +103,7 @@ def build_message(
     """Build one message from its payload and options. packer: compresses the payload; None: no compression.
 
     Raises TypeError if the payload is not bytes, if an attribute is not a string, or if an option is unknown. Raises
-    LocalProtocolError if the message is too large, or if a key has blanks.
+    LocalProtocolError if the message is too large, or if one of `keys` contains a blank.
     """
     if type(payload) is not bytes:
         payload = payload_bytes(payload)
@@ -237,8 +237,9 @@ def _encode(
     partition: TopicPartition | None = None,
     **more: Any,
 ) -> tuple[int, bytes]:
-    """Encode the attributes of a message as encode_attributes does. In addition, add the words of `key` to the
-    message's keys, and the bits of the priority to the flag. Raises TypeError, LocalProtocolError.
+    """Return the flag and the encoded attribute of a message with these options. Like encode_attributes, but the words
+    of `key` are added to the message's keys, and the bits of the priority to the flag. Raises TypeError,
+    LocalProtocolError.
     """
     if partition is not None and not isinstance(partition, TopicPartition):
         raise _no_partition_of_a_topic(partition)
@@ -364,8 +365,8 @@ def _no_option(name: str) -> TypeError:
 
 
 def _words(key: str | bytes) -> list[str]:
-    """Return the words of `key`; the message can later be looked up by each word. Return [] if a record cannot store
-    `key` as its keys.
+    """Return the words of `key`, which become keys by which the message can later be looked up. Return [] if a record
+    cannot store these words as keys.
     """
     try:
         text = key if isinstance(key, str) else key.decode("utf-8")
@@ -409,8 +410,9 @@ def _check_size(flag: int, body: bytes, topic: str = "") -> None:
     Properties that metaq has added do not count for the limit MAX_BODY_BYTES, but the whole body must not exceed
     MAX_RECORD_BODY_BYTES.
 
-    topic: the topic if it is one of metaq's own; "" for a user's topic. A message to a topic of metaq's own was
-    accepted before as a user's message, and its attribute may have been turned into properties.
+    topic: the topic if it is one of metaq's own; "" for a user's topic. In a topic of metaq's own, the limit is
+    different, because such a message was accepted earlier as a user's message and has become larger since: its
+    attribute may have been turned into properties.
     """
     size = len(body) - own_bytes(body, flag)
     if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:

@@ -6,9 +6,9 @@ If the caller does not wait, the half message is sent like every asynchronous me
 broker's answer to the half message hands the transaction to the threads of LocalWork. The LocalWork threads do the work
 and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
 
-The local work is not begun if the broker may already have asked another producer of the group about the transaction
-(`check_age`). The other producer would have answered that nothing is committed, and the broker would then roll the
-transaction back.
+If so much time has passed that the broker may have asked another producer of the group about the transaction, the local
+work is not begun (`check_age`): the other producer would have answered that nothing is committed, and the broker would
+have rolled the transaction back.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ log = get_log(__name__)
 
 _LEAST_LIMIT_SECONDS = 0.5
 """The local work may always begin within this many seconds after the call, even if the broker's first check comes
-earlier. This is safe, because brokers ask other producers about the transaction HALF_GRACE_SECONDS (3) later than this
-producer. The rest of these 3 seconds allows for clocks at different speeds.
+earlier. This is safe, because brokers first ask the producer of the transaction, and other producers only
+HALF_GRACE_SECONDS (3) later. The remaining 2.5 seconds allow for clocks that run at different speeds.
 """
 
 Execute = Callable[[Message], bool | HalfOutcome | None]
@@ -98,15 +98,15 @@ class HalfSends(Protocol):
         """Return the seconds until a broker's first check of a half message; see Driver.half_check_seconds."""
 
     def keep(self, size: int) -> None:
-        """Let a message of `size` bytes keep its place in the buffer; see ProducerCore.keep."""
+        """Count a message of `size` bytes as buffered although it is sent; see ProducerCore.keep."""
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the places of kept messages in the buffer; see Driver.let_go."""
+        """Stop counting messages that `keep` has counted as buffered; see Driver.let_go."""
 
 
 def check_age(half: SendResult, seconds: float, check_after: float | None) -> TransactionTooLate | None:
-    """Return an error if the local work must not begin, because `seconds` have passed since the call and the broker may
-    have asked for the outcome. Return None if the local work may begin.
+    """Return an error if the local work must not begin, because the call was `seconds` ago and the broker may have
+    asked another producer for the outcome. Return None if the local work may begin.
 
     check_after: seconds until the broker's first check; None: the broker does not announce it.
     """
@@ -121,7 +121,8 @@ class _Transaction(Telling):
     the transaction's future (futures.Outcome). check,
     check_after: the arguments of the call. began: clock time of the call. seconds: time limit for sending the outcome.
     number: the number of the half message in OwnHalves. too_late: the error that forbids the local work; None if the
-    work may begin. has_caller: false if the call of send_in_transaction_async has raised an exception.
+    work may begin. has_caller: false if the call of send_in_transaction_async has raised an exception, so that the
+    caller has no future of this transaction.
     """
 
     __slots__ = (
@@ -174,12 +175,13 @@ class _Transaction(Telling):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the local work may not begin; then the transaction is rolled back."""
+        """Whether the local work must not begin, so that the transaction must be rolled back."""
         return self.too_late is not None or not self.has_caller
 
     def sent(self, error: Exception | None, half: SendResult | None) -> None:
-        """Process the end of the half message's send: begin the local work, or end the transaction with `error`. Called
-        on the thread that reads the answer, or on the thread that gives up the message.
+        """Called when the send of the half message has ended: begin the local work or, if the send has failed, end the
+        transaction with `error`. Called on the thread that reads the answer, or on the thread that gives up the
+        message.
         """
         if half is None:
             self.owner.not_sent(self)
@@ -278,8 +280,8 @@ class _Asynchronous:
         self._sends.let_go(len(transactions), sum([each.kept_bytes for each in transactions]))
 
     def _left_open(self, transaction: _Transaction) -> None:
-        """Leave a transaction open, because the broker does not know the outcome. The producer does nothing more for
-        this transaction until the broker asks.
+        """Stop the work on a transaction whose outcome the broker does not know. Note how to answer when the broker
+        asks for the outcome; until then the producer does nothing more for this transaction.
         """
         answer = HalfOutcome.ROLLED_BACK if transaction.is_refused else transaction.check
         self._own.left_open(transaction.half_id, answer)
@@ -439,8 +441,9 @@ class HalfTransactions:
         check_after: float | None,
         options: SendOptions,
     ) -> tuple[bytes, int, bytes, Timing]:
-        """Check the arguments of a call. Return the payload as bytes, and the flag, the body and the timing of the half
-        message's record. From now on, `check` answers brokers' questions.
+        """Check the arguments of a call. Return the payload as bytes, the flag and the body of the half message's
+        record, and its timing. After this call, `check` is used to answer brokers' questions about the group's
+        transactions.
 
         call: the name of the called method, for the texts of errors. Raises TypeError, ConfigError, InvalidName,
         LocalProtocolError.
@@ -478,8 +481,8 @@ def _message(half: SendResult, flag: int, body: bytes) -> Message:
 
 
 def _result(half: SendResult, telling: Telling) -> TransactionResult:
-    """Return the result of a transaction after the producer has tried to send its outcome to the broker. The attempt
-    may have failed. Raises HalfDecided if the broker had another outcome already.
+    """Return the result of a transaction after the producer has sent its outcome to the broker, or has failed to send
+    it. Raises HalfDecided if the broker had decided another outcome before.
     """
     outcome, reply = telling.outcome, telling.reply
     if reply is None:

@@ -13,9 +13,9 @@ __all__ = ["CheckPace"]
 
 
 class CheckPace:
-    """The pace of one thread's requests. limit: the maximum number of half messages per request. The limit is 1 until
-    the duration of a check is known. The thread checks all messages of a request before it asks again. So with more
-    messages per request it might ask too rarely, and a broker treats a producer that asks too rarely as gone.
+    """How many half messages one thread requests from its broker at once, and when. limit: the maximum number of half
+    messages per request; 1 until the duration of a check is known. The thread checks all messages of an answer before
+    it asks again. With too many messages it would ask too rarely, and the broker would treat the producer as gone.
     """
 
     def __init__(self, random: Callable[[], float] = random) -> None:
@@ -38,8 +38,8 @@ class CheckPace:
         return self._backoff.next()
 
     def is_news(self, reason: str) -> bool:
-        """Return whether the reason of a failure differs from the reason of the last failure, so that a warning is
-        logged.
+        """Return whether a warning shall be logged for a failure, because its reason differs from the reason of the
+        failure before it.
         """
         told, self._told = self._told, reason
         return told != reason

@@ -1,9 +1,10 @@
 """Answer brokers' questions about the outcomes of transactions of the producer's group.
 
-For each group and broker one thread waits for the broker's questions. These threads use connections that no send uses,
-so no send waits for the questions. They also call the producer's check functions, one call at a time. If the question
-is about a half message of this producer itself, OwnHalves (own_halves.py) first decides whether to answer without a
-check function, to call a check function, or to give no answer yet.
+For each group and broker one thread waits for the broker's questions. These threads have connections of their own, so
+that no send must wait on a connection on which a thread waits for questions. Each thread also calls the check functions
+for its questions, one after the other. If the question is about a half message of this producer itself, OwnHalves
+(own_halves.py) first decides whether to answer without a check function, to call a check function, or to give no answer
+yet.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Checker:
         self._calls = threading.Lock()  # one check at a time
         self._checks: dict[tuple[str, str], Check] = {}  # by group and topic
         self.producer = os.urandom(8).hex()
-        """The producer's name in half messages and questions."""
+        """A random name of this producer. It is sent with half messages and with requests for questions, so that the
+        broker knows which half messages are this producer's.
+        """
         self.own = OwnHalves()
         self._pool: ConnectionPool | None = None
         self._askers: dict[tuple[str, int], _Asker] = {}
@@ -77,8 +80,9 @@ class Checker:
         self._closed = False
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
-        """Answer questions for this group and topic with `check`, which replaces the previous one. None: keep the
-        previous check function. If there is no check function at all, the group's other producers answer.
+        """Answer questions for this group and topic with the function `check` from now on. It replaces an earlier
+        function. If `check` is None, an earlier function stays in use. As long as there is no function, this producer
+        requests no questions for this group and topic, and other producers of the group answer them.
         """
         if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
@@ -154,7 +158,9 @@ class Checker:
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     def follow(self, error: NotLeader) -> float:
-        """Return the seconds to wait before the new leader of the broker set is asked."""
+        """Use the new leader of the broker set that `error` names, if it names one, for the next connections. Return
+        the seconds to wait before the next request.
+        """
         assert self._pool is not None
         pause = self._pool.follow(error)
         return tuning.CHECK_PAUSE_SECONDS[0] if pause is None else pause
@@ -165,7 +171,7 @@ class Checker:
             self._pool.forget(endpoint)
 
     def topics(self, group: str) -> frozenset[str]:
-        """Return the topics that have a check function of this producer in the given group."""
+        """Return the topics for which `use` was called with a check function and this group."""
         return frozenset(topic for each, topic in list(self._checks) if each == group)
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
@@ -273,8 +279,8 @@ class _Asker:
         return 0.0
 
     def ask_now(self) -> None:
-        """Send a new request to the broker now. The new request ends the request that waits at the broker, because the
-        waiting request has an outdated list of topics. Runs on the watching thread.
+        """Send a new request to the broker now. Called if the list of topics in the request that waits at the broker is
+        out of date; the new request ends the waiting one. Runs on the thread of `Checker._watch`.
         """
         connection = self._connection
         if connection is not None and not connection.closed:

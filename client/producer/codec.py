@@ -3,8 +3,9 @@
 A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
 requests of a flight and sends them. Each request has one opaque (the number that links an answer to its request) for
 each answer that the broker will send to it (`answers`). The driver passes every answer to `read`. A turn is the
-messages of one partition in a request. When the outcome of the request's turns is known, `read` returns a Landing. The
-driver reports it to the core first; then the Landing's `give` gives the messages their results.
+messages of one partition in a request. When it is known which turns of the request the broker has stored, `read`
+returns a Landing. The driver first reports this outcome to the core; then it calls the Landing's `give`, which gives
+the messages their results.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class FlightRequest(Protocol):
 
     turns: Sequence[Turn]
     counted: bool
-    """Whether the request contains a sequence number for each of its partitions."""
+    """Whether the request contains a producer's sequence number for each of its turns, so that it can be repeated
+    without storing messages twice.
+    """
 
     @property
     def answers(self) -> int:
@@ -90,14 +93,14 @@ class FlightRequest(Protocol):
         """
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
-        """Decode the answer to the opaque with number `index`, or take the error instead of an answer. Return the
-        outcome of the request's turns; None if further answers will come. The caller may call `read` again with the
-        same answer.
+        """Decode the answer to the request's opaque number `index` (counted from 0), or process the error that came
+        instead of an answer. Return the outcome of the request's turns; None as long as other answers to this request
+        are missing. A second call with the same answer does no harm.
         """
 
 
 class Speaks(Protocol):
-    """The attributes of a Connection that tell in which form its broker takes requests."""
+    """The attributes of a Connection that tell which forms of requests its broker understands."""
 
     endpoint: Endpoint
     speaks_frames: bool
@@ -150,9 +153,9 @@ class FlightCodec:
         return refused
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
-        """Return the requests for these turns. A turn is the messages of one partition. The result has several requests
-        if the broker cannot take several turns in one frame, or if only some turns can have sequence numbers. A turn
-        can have a sequence number only if its partition is known.
+        """Return the requests for these turns. A turn is the messages of one partition. There are several requests if
+        the broker does not accept several turns in one frame, or if only some turns can have sequence numbers: a turn
+        whose partition the broker shall choose cannot have one.
         now: the present time in monotonic seconds.
         """
         if len(turns) > 1 and not broker.takes_many:
@@ -230,8 +233,8 @@ class FrameRequest:
         """Return two lists with an entry for each part (turn) of the request: its outcome, and the number of replicas
         that have it (0: unknown).
 
-        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. A frame whose answer
-        cannot be decoded must never be sent again.
+        Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. After an answer that
+        cannot be decoded, the frame must never be sent again, because the broker may have stored its messages.
         """
         turns = self.turns
         if type(reply) is SentReply and len(turns) == 1:
@@ -383,7 +386,9 @@ def _unreadable(endpoint: Endpoint, why: object) -> RemoteProtocolError:
 
 
 def _age_ms(queue: PartitionQueue, now: float) -> int:
-    """Return the milliseconds, rounded up, since a repeated request was first sent."""
+    """Return how many milliseconds ago, rounded up, the request that is now repeated for this partition was sent for
+    the first time.
+    """
     return max(0, math.ceil((now - queue.sent_at) * 1000))
 
 
@@ -492,7 +497,8 @@ def give_results(
 
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
-    """Return the partition that stores the messages. partition: the partition in the request. number: the partition
-    number in the answer, which is used if the client had left the choice to the broker.
+    """Return the partition in which the broker has stored the messages. partition: the partition in the request.
+    number: the partition number in the answer; it counts only if the request had left the choice of the partition to
+    the broker.
     """
     return partition if partition.partition >= 0 else partition._replace(partition=number)

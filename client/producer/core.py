@@ -1,11 +1,11 @@
-"""The state of all messages that a producer has accepted, until they have their outcomes. The code here has no threads,
-sockets or timers.
+"""Keep all messages that a producer has accepted until they are stored or have failed, and decide when each is sent.
+The code here has no threads, sockets or timers.
 
 **Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
 wait in the partition's queue. After the answer all of them are sent as one batch. If a broker accepts SEND_MANY (one
 request with the messages of several partitions), at most `max_requests_in_flight` requests to this broker are in
-flight. Partitions that become ready meanwhile share the next request, even with few messages each. So requests become
-only as large as the broker's speed requires, and no message is delayed at low rates. Messages of a partition keep their
+flight. Messages for other partitions that come in this time are sent together in the next request. So requests become
+only as large as the broker's speed requires, and at low rates no message waits. Messages of a partition keep their
 order, even if requests are retried.
 
 **Numbers.** A partition's requests are numbered. While it is unknown whether the broker has stored a request, the
@@ -14,13 +14,13 @@ partition or in another batch only if it is certainly not stored.
 
 **A driver** reports events to the core and executes the returned actions:
 
-1. `join`, or `add`, for a message; `landed` and then `release` for the end of a flight; `view_changed`;
-2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
+1. `join` or `add` for each message of the user; `landed` and then `release` for the end of a flight; `view_changed` if
+partitions or brokers have changed; 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
 3. it sends each flight (messages that go to one broker together) to its broker; codec.py makes the bytes. It tells the
    callers of the messages in `ended` and `late` the errors, and then confirms the messages in `ended` with `forget`.
 
-The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too. It keeps a clock, checks
-`wake_at` and `expire_at` after each event, and makes all calls in one thread. If the buffer has no room, `add` returns
+The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too: it has a clock, checks
+`wake_at` and `expire_at` after each event, and makes all calls on one thread. If the buffer has no room, `add` returns
 None, and a driver without threads calls `add` again after the next `release` or `forget`.
 
 All methods may be called on any thread: `_lock` guards every PartitionQueue, every BrokerQueue and the count of
@@ -72,8 +72,8 @@ class ProducerCore:
     """Holds all accepted messages until the driver confirms their end with `forget` or `release`.
 
     interruptible: returns whether an exception may interrupt the caller's thread at any line
-    (coordination/runtime/interrupts.py). On such a thread, messages that need several steps to be sent are left to a
-    `wake`, which the driver calls on another thread.
+    (coordination/runtime/interrupts.py). On such a thread, the core sends only messages for which a single step is
+    enough; other messages are sent by the next `wake`, which the driver calls on another thread.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class ProducerCore:
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work that `wake` will do: a heap of (time, number, queue), sorted by time. An entry with None as queue
-        means all queues. A driver only checks whether the heap is empty.
+        """The work that `wake` will do: a heap of (time, number, queue), sorted by time. An entry whose queue is None
+        means all queues. A driver may only check whether the heap is empty.
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
@@ -132,8 +132,8 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` not only
-        subtracts from the buffer's counts, but may also have to put held back messages into queues.
+        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` has more to
+        do than subtracting from the buffer's counts: it may have to put messages that were held back into queues.
         """
         return bool(self._keys.moving)
 
@@ -142,10 +142,10 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Add a message to the open batch of `where`, which names a topic or a partition. Return the batch's Outcome
-        and the message's index in it; the message's future gets its result from there. Return None if there is no open
-        batch, or if the batch cannot accept this message. If the result is None, the caller must create a GatheredBatch
-        and pass it to `add`.
+        """Add a message to a batch that accepts further messages (open). where: the topic or the partition of the
+        batch. Return the batch's Outcome, from which the message's future gets its result, and the message's index in
+        the batch. Return None if there is no open batch, or if the batch cannot accept this message. If the result is
+        None, the caller must create a GatheredBatch and pass it to `add`.
 
         The speed of this function determines the cost of sending a message, and so the results of the benchmarks
         `produce-128` and `futures-128`.
@@ -177,7 +177,7 @@ class ProducerCore:
         return batch.outcome, count
 
     def sticks_to(self, where: Hashable) -> TopicPartition | None:
-        """Return the partition to which the next message without a key goes, because the previous message went there.
+        """Return the partition of the previous message without a key, if the next one shall go to the same partition.
         where: the topic or the partition that the caller has named; see `join`. Return None if a partition must be
         chosen.
         """
@@ -188,8 +188,8 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """Return the partition of the first message that was accepted for the topic; None if no message was accepted
-        for the topic yet.
+        """Return the partition that the topic's first accepted message got; None if no message was accepted for the
+        topic yet.
         """
         return self._all.first.get(topic)
 
@@ -219,8 +219,9 @@ class ProducerCore:
         one or none. If an interrupt ends the call, the caller finds these flights in `outgoing.flights`. Return None if
         the buffer has no room for the message now.
 
-        partition: None means the current partition of the message's key. If it is None, the returned queue may be None,
-        too: then the message must wait for earlier messages of its key. Raises ClientError (closed), NoPartition.
+        partition: None means the current partition of the message's key. In this case the returned queue may be None:
+        the message waits, outside all queues, for earlier messages of its key. Raises ClientError (closed),
+        NoPartition.
         """
         with self._lock:
             if self._closed:
@@ -261,12 +262,12 @@ class ProducerCore:
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
         """Process the successful end of a flight with one message, as `landed` does for other flights. Return the
-        flights with the messages gathered meanwhile, which the caller must send. If keys are moving to other partitions
-        or some partition is avoided, do nothing and return None; then call `landed`.
+        flights that the caller must send, with the messages that were queued while this flight was under way. In three
+        cases, do nothing and return None, and the caller must call `landed`: keys are moving to other partitions, some
+        partition is avoided, or an interrupt can reach the calling thread and other messages were queued.
 
         If a thread waits for the message, this method also does the work of `release`, because no callback of the
-        message has to run first. If an interrupt comes, either all of these changes are made or none. If the calling
-        thread can be interrupted and other messages were gathered, the method also returns None.
+        message has to run first. If an interrupt comes, either all changes are made or none.
         """
         if self._places.avoids_any:
             return None
@@ -303,10 +304,11 @@ class ProducerCore:
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
         """Process the end of turns of a flight (a turn is the messages of one partition): the turns in `finished` were
-        acknowledged, the turns in `failed` have failed. The returned actions send the messages that were gathered
-        meanwhile. Messages to retry stay at the front of their queues until `wake`.
+        acknowledged, the turns in `failed` have failed. The returned actions contain flights with the messages that
+        were queued while this flight was under way. Messages to retry stay at the front of their queues until a `wake`
+        sends them.
 
-        answered: whether the broker has answered. If it has not, and the flight may have been sent, it is unknown
+        answered: whether the broker has answered. If not, the flight may have reached the broker, so it is unknown
         whether its messages are stored. Acknowledged messages count as buffered until `release`. Do not call this on a
         thread that can be interrupted. The same flight may be reported twice, because after an interrupt the flight may
         already have been ended in another way.
@@ -338,9 +340,9 @@ class ProducerCore:
             return Actions(self._depart(broker) if broker.ready else (), ended)
 
     def release(self, flight: Flight, turns: Sequence[Turn]) -> Sequence[Flight]:
-        """Remove the messages of these turns from the buffer, because they have their results. A turn is the messages
-        of one partition in a request. Return the flights that can be sent now. A repeated call for the same turns does
-        no harm.
+        """Stop counting the messages of these turns as buffered, because they have their results. A turn is the
+        messages of one partition in a request. Return the flights that can be sent now. A repeated call for the same
+        turns does no harm.
         """
         with self._lock:
             fresh = [turn for turn in turns if turn not in flight.settled] if flight.settled else turns
@@ -354,8 +356,8 @@ class ProducerCore:
             return self._freed(ended) if self._keys.moving else ()
 
     def keep(self, size: int) -> None:
-        """Count a message of `size` bytes as buffered, although it was released, until `let_go`. The caller uses `keep`
-        for half messages, because the transaction is not finished when its half message is stored.
+        """Count a message of `size` bytes as buffered until `let_go`, although `release` has stopped counting it. Used
+        for half messages, because a transaction goes on after its half message is stored.
         """
         with self._lock:
             self._buffered += size
@@ -370,8 +372,8 @@ class ProducerCore:
             self._messages -= messages
 
     def forget(self, ended: Sequence[GivenUp]) -> Sequence[Flight]:
-        """Remove these ended messages from the buffer, because their callers were told. Return the flights that can be
-        sent now.
+        """Stop counting these ended messages as buffered, because the driver has told their callers the errors. Return
+        the flights that can be sent now.
         """
         with self._lock:
             return self._forget([outgoing for outgoing, _ in ended])
@@ -379,9 +381,9 @@ class ProducerCore:
     # --- time passes ------------------------------------------------------------------------------------------------
 
     def wake(self, now: float) -> Actions:
-        """Send messages whose linger time is over, and retry the messages of partitions whose pause is over. The core
-        chooses new partitions for the messages of these paused partitions, and may call a user's selector for this
-        choice.
+        """Do the work that is due at the time `now`: send messages whose linger time is over, and retry the messages of
+        partitions whose pause after a failure is over. For the messages to retry, the core chooses partitions again,
+        which may call a user's selector.
         """
         flights: list[Flight] = []
         paused: list[PartitionQueue] = []
@@ -399,7 +401,7 @@ class ProducerCore:
         return self._try_again(paused, flights)
 
     def hurry(self) -> None:
-        """Make the next `wake`, which is now due, send all lingering messages."""
+        """Let the next `wake` send all messages that wait for the end of their linger time. It is due at once."""
         with self._lock:
             self._wake_at(-math.inf, None)
 
@@ -418,9 +420,9 @@ class ProducerCore:
         return self._try_again(paused, [])
 
     def expire(self, now: float) -> Actions:
-        """End all messages that have passed their deadline and that no thread waits for. Queued messages leave their
-        queues. Messages in flight count as buffered until their request ends. One call takes O(messages) time; the
-        driver calls this method at most once in LOOK_SECONDS.
+        """End all messages whose deadline has passed, except those for which a thread waits. Messages in queues are
+        removed from them. Messages in flight count as buffered until their request ends. One call takes O(messages)
+        time; the driver calls this method at most once in LOOK_SECONDS.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []
@@ -462,8 +464,8 @@ class ProducerCore:
         return self._failures.overdue(outgoing)
 
     def _try_again(self, paused: Iterable[PartitionQueue], flights: Sequence[Flight]) -> Actions:
-        """Choose new partitions for all queued messages of these paused queues. Return the flights that must be sent,
-        which include `flights`, and the messages that have ended.
+        """End the pause of these queues, and choose new partitions for all their messages. Return the flights that must
+        be sent, which include `flights`, and the messages that have ended.
         """
         ended: list[GivenUp] = []
         following = list(flights)

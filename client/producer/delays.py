@@ -1,4 +1,6 @@
-"""Convert the delay options of a send into properties of the record, and build the results of delayed messages."""
+"""Convert the options `deliver_at` and `delay` of a send into properties of the record, and build the results of the
+sends of delayed messages.
+"""
 
 from __future__ import annotations
 
@@ -35,21 +37,21 @@ _DUE, _HALF, _CHECK_AFTER = DUE_PROPERTY.encode(), HALF_PROPERTY.encode(), CHECK
 
 
 class Timing(IntEnum):
-    """The way in which a record states when its message is delivered. All records of a batch have the same Timing
-    (protocol/delays.py).
+    """How a record tells the broker when to deliver its message (protocol/delays.py). All records of a batch must have
+    the same Timing.
     """
 
     NOW = 0
     DUE = 1
     DELAY = 2
     HALF = 3
-    """The message waits for the outcome of its transaction (protocol/half_messages.py). The broker chooses when it asks
-    for the outcome for the first time.
+    """The message waits for the outcome of its transaction (protocol/half_messages.py). The broker chooses the time at
+    which it asks a producer for the outcome for the first time.
     """
     CHECKED_HALF = 4
-    """The message waits for the outcome of its transaction, and the record states when the broker asks for the outcome
-    for the first time. A batch must not contain CHECKED_HALF and HALF messages together, because the producer could
-    then not compute the ids of all its messages from the id of the first message.
+    """The message waits for the outcome of its transaction, and its record states when the broker asks a producer for
+    the outcome for the first time. A batch must not contain both CHECKED_HALF and HALF messages: the broker answers
+    only with the id of the first message, and the producer could not compute the ids of the others from this id.
     """
 
     @property
@@ -65,14 +67,14 @@ enumeration costs a Python call.
 _FIRST = tuple(
     (f"{name}\x01".encode(), timing) for name, timing in ((DUE_PROPERTY, Timing.DUE), (DELAY_PROPERTY, Timing.DELAY))
 )
-"""Pairs: the first bytes of a record's property list, and the timing of a record whose property list begins with these
-bytes.
+"""Pairs of bytes and a Timing. If a record's property list begins with the bytes of a pair, the record has the Timing
+of this pair.
 """
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
-    """Return the record property that holds the delivery time. Exactly one of the arguments must be given. Raises
-    TypeError, LocalProtocolError.
+    """Return the property, by its name, with which a record states the delivery time `deliver_at` or the `delay`.
+    Exactly one of the two must be given (not None). Raises TypeError, LocalProtocolError.
     """
     if deliver_at is not None and delay is not None:
         raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
@@ -108,8 +110,8 @@ def _too_late(what: str) -> LocalProtocolError:
 
 
 def refuse_delay(options: Mapping[str, object], where: str = "a transaction") -> None:
-    """Raise LocalProtocolError if the options of a send contain a delay. where: the kind of send, for the error's
-    text.
+    """Raise LocalProtocolError if the options of a send contain `deliver_at` or `delay`. where: words for the error's
+    text that say what the send belongs to.
     """
     for name in ("deliver_at", "delay"):
         if options.get(name) is not None:
@@ -120,7 +122,7 @@ def refuse_delay(options: Mapping[str, object], where: str = "a transaction") ->
 
 
 def timing_of(flag: int, body: Buffer) -> Timing:
-    """Return the Timing that the flag and the body of a record state for its message."""
+    """Read the Timing of a message from the flag and the body of its record, and return it."""
     if not flag & DELAYED_FLAG:
         return NOW
     if type(body) is bytes:  # the usual case
@@ -139,7 +141,7 @@ def due_at(pending_id: int) -> datetime:
 
 
 class DelayedResults(Sequence[SendResult]):
-    """The results of one batch of delayed or half messages, computed on access."""
+    """The results of sending one batch of delayed or half messages; each result is computed only when it is read."""
 
     __slots__ = ("_first_id", "_ids", "_waits", "partition", "replicas")
 

@@ -40,9 +40,10 @@ log = get_log(__name__)
 
 
 class Driver:
-    """Drives a producer's core: it reports events to the core and executes the actions that the core returns. A
-    caller's own thread sends the message and reads the answer (see client/transport/connection.py). Timer threads retry
-    messages and watch deadlines. Any thread may call the methods.
+    """Drives a producer's core: the driver reports events to the core and executes the actions that the core returns. A
+    thread that calls `send_and_wait` sends the message and reads the broker's answer itself (see
+    client/transport/connection.py). Timer threads send failed messages again, and end messages at their deadlines. Any
+    thread may call the methods.
 
     store: the store for undelivered messages; None if the producer has none.
     """
@@ -59,8 +60,8 @@ class Driver:
         *,
         gathers: bool = True,
     ) -> None:
-        """gathers: whether a message without a key may go to the same partition as the previous message. If it may not,
-        a selector chooses the partition of each message.
+        """gathers: True lets messages without a key follow the previous one into the same partition, so that they share
+        a batch. False makes a selector choose the partition of each message separately.
         """
         self._config = config
         self._metadata = metadata
@@ -90,8 +91,8 @@ class Driver:
         )
         self._telling: list[Actions] = []
         """One entry for each thread that is currently telling callers how their messages have ended. While there is an
-        entry, the driver counts as busy. The core may already have removed a message although its caller is not told
-        yet.
+        entry, `flush` goes on waiting, because the core has already removed these messages although their callers are
+        not told yet.
         """
         self._changed_topics: set[str] = set()
         self._lost_at_exit: Losses | None = None
@@ -110,7 +111,9 @@ class Driver:
     # --- accepting --------------------------------------------------------------------------------------------------
 
     def send_stored(self, message: StoredMessage, deadline: float, retry: bool) -> SendResult:
-        """Send a stored message; see Producer.send_stored."""
+        """Send a stored message; `deadline` is in monotonic seconds. See Producer.send_stored for the other
+        arguments.
+        """
         from ..records.local_store import StoredMessage  # not imported without a store
 
         if not isinstance(message, StoredMessage):
@@ -127,8 +130,8 @@ class Driver:
         return self.send_and_wait(outgoing)  # type: ignore[no-any-return]
 
     def begin(self, outgoing: Outgoing) -> None:
-        """Accept a message that no thread waits for, and send it. If the producer has a store, a message that cannot be
-        sent now for a temporary reason is saved.
+        """Accept a message that no thread waits for, and send it. If the producer has a store, and an error that is
+        only temporary prevents the send now, the message is saved in the store.
         """
         try:
             try:
@@ -158,9 +161,9 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message that no thread waits for. Return the Outcome of the message's future, and the
-        message's index in the Outcome (None: the Outcome belongs to this message alone). The caller needs both if
-        on_delivery is ASKED.
+        """Accept a single message that no thread waits for. Return the Outcome in which the message's result will
+        appear, and the message's index in the Outcome (None: the Outcome belongs to this message alone). If on_delivery
+        is ASKED, the caller makes a SendFuture from these two values.
         flag, body, timing: the values of the message's record.
         """
         partition = options.get("partition")
@@ -188,8 +191,8 @@ class Driver:
         return outcome, None
 
     def send_and_wait(self, outgoing: Outgoing) -> Any:
-        """Send a message or a batch, wait for the answer and return the result: a SendResult, or one SendResult for
-        each message of a batch.
+        """Send a message or a batch, wait for the broker's answer, and return a SendResult for a message, or a sequence
+        of SendResults for the messages of a batch.
         """
         refuse_in_callback("a blocking send")
         try:  # accepting is inside the `try`, because an interrupt may come when a function begins
@@ -208,9 +211,10 @@ class Driver:
         return outgoing.result
 
     def _accept(self, outgoing: Outgoing) -> tuple[PartitionQueue | None, Sequence[Flight]]:
-        """Choose the message's partition and add the message to the core. If the buffer is full, wait until the
-        message's deadline. Raises RequestTimedOut (the buffer stays full), ClientError (closed, or the buffer is full
-        and the caller is a callback), NoPartition, and exceptions of a selector.
+        """Choose the message's partition and add the message to the core. If the buffer (the messages that the core
+        holds at most) is full, first wait for room, at most until the message's deadline. Raises RequestTimedOut (no
+        room until the deadline), ClientError (the producer is closed, or the buffer is full and the caller is a
+        callback of a send), NoPartition, and exceptions of a user's selector.
         """
         core = self.core
         partition = self._route(outgoing)
@@ -223,20 +227,21 @@ class Driver:
         return accepted
 
     def _recover(self, outgoing: Outgoing) -> None:
-        """Finish the work of a thread that was interrupted while it accepted or sent this message. Runs on another
-        thread.
+        """Finish the accepting or sending of this message after an interrupt (such as KeyboardInterrupt) has ended the
+        thread's work on it. Runs on another thread than the interrupted one.
         """
         self._sender.lose_untaken(outgoing.flights)
         self.core.hurry()
         self._arm()
 
     def _route(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Choose the partition in whose queue a message is put, as Router.route does. Return None if the message has a
-        key, because the core chooses the partition of such a message, so that messages with the same key keep their
-        order.
+        """Return the partition in whose queue the message is put, chosen by Router.route. Return None if the key of the
+        message determines its partition: the core itself then chooses the partition, so that messages with the same key
+        keep their order.
 
-        A topic that was published before may be unpublished now, because its only broker restarts, or because the
-        broker's ZooKeeper session has just ended. Messages for such a topic are queued, at most until their deadlines.
+        Sometimes no broker publishes a topic to which this producer has sent before, because its only broker restarts,
+        or because this broker's ZooKeeper session has just ended. Messages for such a topic are queued for the
+        partition used before, at most until their deadlines.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -274,8 +279,8 @@ class Driver:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def flush(self, deadline: float) -> bool:
-        """Wait until all messages have their outcome and messages for the store are written to it. Return False if the
-        deadline passes before that.
+        """Wait until every message is delivered or has failed, and the messages that are to be saved are written to the
+        store. Return False if the deadline passes first.
         """
         if not self._wait_for_all(deadline):
             return False
@@ -298,8 +303,9 @@ class Driver:
         return self.core.is_empty() and not self._telling  # in this order, see `_do`
 
     def end(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for all messages, end the remaining ones, and accept no more messages. `end`
-        and the methods that follow it in this class are called only on threads that cannot be interrupted.
+        """Accept no more messages, wait at most `timeout` seconds until all accepted messages are delivered or have
+        failed, and end the remaining messages with an error. `end` and the methods that follow it in this class are
+        called only on threads that cannot be interrupted.
         """
         deadline = self._clock() + timeout
         try:
@@ -314,7 +320,9 @@ class Driver:
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Do the same as `end`, because the process ends. Return the number of lost messages by topic and reason."""
+        """Do the same as `end`; called when the process ends. Return the number of lost messages by topic and
+        reason.
+        """
         self._lost_at_exit = Losses()
         self.end(timeout)
         if self._undelivered is not None:
@@ -322,7 +330,7 @@ class Driver:
         return self._lost_at_exit.take()
 
     def close(self, left: TimeLeft) -> None:
-        """End the threads, the connections and the store. Call it after `end`."""
+        """Stop the driver's threads, and close the connections and the store. Call it after `end`."""
         self._deadlines.close(min(1.0, left.part(0.2)))
         self._timers.close(min(1.0, left.part(0.2)))
         self._answers.close(min(1.0, left.part(0.2)))
@@ -333,8 +341,8 @@ class Driver:
     # --- executing the core's actions -------------------------------------------------------------------------------
 
     def _do(self, actions: Actions) -> None:
-        """Execute these actions of the core: send the flights, and tell the callers of the failed messages the errors.
-        Runs on a thread that cannot be interrupted.
+        """Execute actions that the core has returned: send its flights, and tell the callers of failed messages the
+        errors. Runs on a thread that cannot be interrupted.
         """
         self._sender.transmit_all(actions.flights)
         self._telling.append(actions)  # before an outcome is decided, because that may empty the core
@@ -375,23 +383,25 @@ class Driver:
                 self._look_armed = when
 
     def _wake(self) -> None:
-        """Call the core's `wake` and execute the returned actions. Runs on the retry thread."""
+        """Call the core's `wake`, which returns what is to be sent now, and execute the returned actions. Runs on the
+        timer thread for retries.
+        """
         with self._arming:
             self._wake_armed = math.inf
         self._do(self.core.wake(self._clock()))
 
     def _expire(self) -> None:
-        """End the futures whose deadline has passed, whatever their messages wait for. Runs on the thread that watches
-        deadlines.
+        """End the messages whose deadline has passed, even if they wait only for a retry or for an answer. Runs on the
+        thread that watches deadlines.
         """
         with self._arming:
             self._look_armed = math.inf
         self._do(self.core.expire(self._clock()))
 
     def _view_changed(self, topic: str) -> None:
-        """React to a change of a topic's view (its partitions and the brokers). The messages of the topic are retried,
-        and the connection pool is told which brokers are registered: every view lists all registered brokers, not only
-        the brokers of its topic. May be called on any thread.
+        """React to a change of a topic's view (the topic's partitions, and all brokers registered in ZooKeeper, also
+        those without the topic). The retry thread sends the topic's waiting messages again, and the connection pool is
+        told which brokers are registered. Any thread may call this.
         """
         self._changed_topics.add(topic)
         self._timers.call_later(0.0, self._try_changed)
@@ -400,7 +410,7 @@ class Driver:
             self._undelivered.send_soon()
 
     def _try_changed(self) -> None:
-        """Retry the messages of topics whose view has changed. Runs on the retry thread."""
+        """Send the waiting messages of the topics whose view has changed. Runs on the timer thread for retries."""
         topics: set[str] = set()
         while self._changed_topics:
             topics.add(self._changed_topics.pop())
@@ -408,30 +418,34 @@ class Driver:
             self._do(self.core.view_changed(topics))
 
     def _released(self) -> None:
-        """Wake the threads that wait for room in the buffer or for the end of all messages. May be called
-        repeatedly.
+        """Wake the threads that wait for room in the buffer, and those that wait until all messages have ended. A
+        repeated call does no harm.
         """
         if self._freed.waiting:
             self._freed.ring()
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """Return the seconds until a broker's first check of a half message; see Sender.half_checks."""
+        """Return how many seconds after a half message was stored this broker first asks for its outcome; None if
+        unknown. See Sender.half_checks.
+        """
         return self._sender.half_checks.get(broker)
 
     def keep(self, size: int) -> None:
-        """Let a message of `size` bytes keep its place in the buffer; see ProducerCore.keep."""
+        """Let a message of `size` bytes count for the limits of the buffer although it was sent; see
+        ProducerCore.keep.
+        """
         self.core.keep(size)
 
     def let_go(self, messages: int, size: int) -> None:
-        """Free the places of kept messages in the buffer with ProducerCore.let_go, and wake the threads that wait for
-        room.
+        """End what `keep` has begun: these messages no longer count for the limits of the buffer (ProducerCore.let_go).
+        Wake the threads that wait for room in the buffer.
         """
         self.core.let_go(messages, size)
         self._released()
 
     def _elsewhere(self, action: Callable[[], None]) -> None:
-        """Run the action on a thread that no signal reaches, because an interrupt in the middle of the action would do
-        harm.
+        """Run the action on a thread of the driver that no signal can interrupt. Used for actions that must not stop in
+        the middle.
         """
         self._answers.call_later(0.0, action)
 

@@ -1,9 +1,11 @@
-"""The outcomes of transactions with check-back that brokers must still be told, by partition. This core has no threads,
-sockets or timers.
+"""Decide when the outcomes of transactions with check-back (commit or rollback of half messages) are sent to the
+brokers. The outcomes that a broker does not know yet are kept by partition. This core has no threads, sockets or
+timers.
 
 While one request about a partition is in flight, further outcomes for this partition are collected, and the next
-request contains all of them. The outcomes of a failed request are sent again, before the others, until their deadlines.
-This is safe, because a broker decides a half message only once, even if it gets the outcome several times.
+request contains all of them. The outcomes of a failed request are sent again, before the outcomes collected meanwhile,
+until their deadlines. Sending an outcome again is safe, because the broker acts only on the first outcome that it gets
+for a half message.
 
 **A driver** reports events to the core:
 
@@ -13,8 +15,8 @@ This is safe, because a broker decides a half message only once, even if it gets
    asks for it;
 4. `expire` at `expire_at` or soon after.
 
-`Ender` (ending_halves.py) with its threads is one driver. All methods may be called on any thread: `_lock` guards the
-state, and is never held during I/O.
+`Ender` (ending_halves.py) is a driver with threads. All methods may be called on any thread: `_lock` guards the state,
+and is never held during I/O.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ _PAUSE_SECONDS = 0.1
 
 
 class Telling(Waiter):
-    """The outcome of one half message, which must reach the broker before `deadline` (clock time). When `done` is true,
-    either `reply` or `error` is set.
+    """The outcome of one half message. The broker must get it before `deadline` (monotonic seconds). When `done` is
+    true, either `reply` (the broker's answer) or `error` is set.
     """
 
     __slots__ = ("cause", "connection", "deadline", "error", "half_id", "outcome", "partition", "reply")
@@ -64,16 +66,17 @@ class Telling(Waiter):
         self.connection: Connection | None = None  # the connection that its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """Called once for all outcomes in `together`, which include this one, when they are done and no thread waits
-        for them. It runs on a thread that reads answers, so it must not block.
+        """Called when several outcomes for which no thread waits are done: called on only one of them, with all of them
+        (this one included) in `together`. The method runs on a thread that reads brokers' answers, so it must not
+        block.
         """
 
 
 class EndBatch:
     """The outcomes of one partition that are sent in one request. sender: identifies the thread that must send the
-    request. It is an outcome (the thread that waits for this outcome), an earlier batch (the thread that has processed
-    the end of this batch), or the core (any other thread). request: the request; the driver sets it just before
-    sending.
+    request. If `sender` is an outcome, the thread that waits for this outcome must send; if an earlier batch, the
+    thread that has processed the end of that batch; if the core, any other thread may. request: the request; the driver
+    sets it just before sending.
     """
 
     __slots__ = ("place", "request", "sender", "tellings")
@@ -86,9 +89,10 @@ class EndBatch:
 
 
 class EndPlace:
-    """The outcomes for one partition. batch: the outcomes that are in flight or about to be sent; None: there are none.
-    gathered: the outcomes for later batches. paused: whether the last request has failed, and the core waits for
-    `resume`. lingers: whether the gathered outcomes are held back for a moment, so that more can join them.
+    """The outcomes that the broker of one partition must still be told. batch: the outcomes that are in flight or about
+    to be sent; None: there are none. gathered: the outcomes that later batches will contain. paused: True after a
+    failed request, until `resume` is called; meanwhile nothing is sent. lingers: whether the gathered outcomes are held
+    back for a moment, so that more outcomes can go in the same request.
     """
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused")
@@ -107,8 +111,9 @@ class EndingCore:
     def __init__(
         self, follow: Follow, clock: Callable[[], float], resume_later: Callable[[float, EndPlace], None]
     ) -> None:
-        """resume_later: called as resume_later(seconds, place) when a pause of `place` begins. The driver must call
-        `resume` after this number of seconds, and must not wait inside the callback.
+        """resume_later: the core calls resume_later(seconds, place) when the sending for a partition (`place`) pauses
+        after a failure. The function must return at once, and let the driver call `resume(place)` after this number of
+        seconds.
         """
         self.expire_at = math.inf
         """The time (monotonic seconds) at which the driver must call `expire`; infinity if it need not."""
@@ -122,7 +127,7 @@ class EndingCore:
 
     def add(self, telling: Telling) -> EndBatch | None:
         """Add an outcome for which a thread waits. Return the batch that this thread must send, or None if the outcome
-        waits for the end of another request. Raises ClientError (closed).
+        waits until another request about the same partition has ended. Raises ClientError (closed).
         """
         place = self._place(telling.partition)
         with self._lock:
@@ -148,8 +153,8 @@ class EndingCore:
             return True
 
     def next_lingering(self) -> EndBatch | None:
-        """Return the next batch of a partition whose outcomes (commits and rollbacks) were held back so that more could
-        join them. Return None if there is no such partition.
+        """Choose a partition whose outcomes are held back so that more could go in the same request, and return them as
+        a batch to send now. Return None if there is no such partition.
         """
         while self._lingering:
             with self._lock:
@@ -181,16 +186,17 @@ class EndingCore:
         return batch.place.batch is batch
 
     def landed(self, batch: EndBatch) -> EndBatch | None:
-        """Process the end of a batch whose outcomes have replies or errors. Return the partition's next batch, whose
-        `sender` is the ended batch. Further calls return None.
+        """Process the end of a batch in which each outcome has its reply or error. Return the partition's next batch,
+        whose `sender` is the ended batch, or None if there is nothing to send. Further calls with the same batch return
+        None.
         """
         with self._lock:
             return self._take(batch.place, batch) if batch.place.batch is batch else None
 
     def failed(self, batch: EndBatch, error: MetaqError) -> EndBatch | None:
-        """Process a failed batch. The outcomes that have time left go back into the queue, and are sent again after a
-        pause. The other outcomes get `error` as their error. Return the partition's next batch, as `landed` does, if no
-        outcome is queued again.
+        """Process a failed batch. If the error is temporary, the outcomes whose deadlines allow it are queued to be
+        sent again after a pause. The other outcomes of the batch end with `error`. If no outcome is queued again,
+        return the partition's next batch, as `landed` does; otherwise return None.
         """
         pause = math.inf
         if error.retriable or isinstance(error, NotLeader | NoPartition):
@@ -214,14 +220,16 @@ class EndingCore:
         return None
 
     def resume(self, place: EndPlace) -> EndBatch | None:
-        """End the pause of a partition. Return the batch to send."""
+        """End the pause that followed a failed request about this partition. Return the batch that must be sent now, or
+        None.
+        """
         with self._lock:
             place.paused = False
             return self._take(place, self) if place.batch is None else None
 
     def ended(self, tellings: Iterable[Telling]) -> list[Telling]:
-        """Mark outcomes without a waiting thread as done. Return those that were not done before: the driver must call
-        `told` for them.
+        """Mark those of the given outcomes for which no thread waits as done. Return the ones that were not marked
+        before: the driver must call `told` for them.
         """
         with self._lock:
             ended = [each for each in tellings if not each.blocks and not each.done]
@@ -230,7 +238,9 @@ class EndingCore:
             return ended
 
     def expire(self) -> list[Telling]:
-        """Return the outcomes whose deadline has passed and for which no thread waits, with their errors."""
+        """Set an error in the outcomes whose deadline has passed and for which no thread waits, and return these
+        outcomes.
+        """
         now = self._clock()
         with self._lock:
             left = [each for place in self._places.values() for each in _all_of(place) if not each.blocks]
@@ -248,7 +258,9 @@ class EndingCore:
         )
 
     def close(self) -> list[Telling]:
-        """Stop accepting outcomes. Return all outcomes without an answer, with ClientError as their error."""
+        """Stop accepting outcomes. Set ClientError as the error of all outcomes that have no answer yet, and return
+        these outcomes.
+        """
         with self._lock:
             self._closed = True
             left = [each for place in self._places.values() for each in _all_of(place)]
@@ -263,8 +275,8 @@ class EndingCore:
         return self._places.setdefault(partition, EndPlace(partition)) if found is None else found
 
     def _take(self, place: EndPlace, sender: object) -> EndBatch | None:
-        """Make the partition's next batch of its gathered outcomes. Return None if there are no such outcomes, or the
-        partition is paused. The caller must hold the lock.
+        """Make the partition's next batch of its gathered outcomes. Return None if it has no gathered outcomes, or its
+        sending is paused. The caller must hold the lock.
         """
         place.batch = None
         while place.gathered and not place.paused:

@@ -1,13 +1,14 @@
 """Send the outcomes of transactions with check-back to the brokers. ending_core.py decides which outcomes are sent
 when.
 
-A thread that waits for its transaction sends its outcome at once if no request is in flight. Outcomes for which no
-thread waits are held back for OUTCOMES_SECONDS, or for less time if no local work is left to begin. The thread that
-reads an answer sends the next request.
+A thread that waits for its transaction's end sends the outcome at once, unless a request about the same partition is in
+flight. Outcomes for which no thread waits are held back for OUTCOMES_SECONDS, or for less time if no more local work
+waits to begin. The outcomes that were collected while a request was in flight are sent by the thread that reads its
+answer.
 
-**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread continues its work (`_go_on`).
-If other threads than the reading one wait for an answer, the answer is processed on a thread that cannot be
-interrupted.
+**Interrupts** (interrupts.py). If a thread is interrupted while it sends, another thread sends instead (`_go_on`). If
+an answer concerns more outcomes than the one for which the reading thread waits, a thread that cannot be interrupted
+processes it.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Ender:
 
     def tell(self, telling: Telling) -> EndHalfReply:
         """Send an outcome and wait for the broker's answer. If no answer comes, raise the error of the last try, for
-        example RequestTimedOut; then it is unknown whether the broker knows the outcome.
+        example RequestTimedOut; the broker may have got the outcome nevertheless.
         """
         try:
             batch = self._core.add(telling)
@@ -79,9 +80,9 @@ class Ender:
         return telling.reply
 
     def gather(self, telling: Telling) -> None:
-        """Queue an outcome for which no thread waits. It is sent, together with the other outcomes that are queued by
-        then, when `hurry` is called next: at the latest after OUTCOMES_SECONDS, if no request is in flight. Call it on
-        a thread that cannot be interrupted.
+        """Queue an outcome for which no thread waits. The next call of `hurry` sends all queued outcomes together; a
+        timer calls `hurry` after OUTCOMES_SECONDS. If a request about the same partition is in flight at that time, its
+        end sends them. Call it on a thread that cannot be interrupted.
         """
         try:
             lingers = self._core.gather(telling)
@@ -102,7 +103,7 @@ class Ender:
             self._transmit(batch)
 
     def close(self) -> None:
-        """Stop sending. Outcomes without an answer end with ClientError."""
+        """Stop sending outcomes. Outcomes that no broker has answered yet end with ClientError."""
         left = self._core.close()
         self._timers.close()
         self._finish(left)
@@ -110,8 +111,9 @@ class Ender:
     # --- going out ----------------------------------------------------------------------------------------------------
 
     def _transmit(self, batch: EndBatch, connection: Connection | None = None, caller: Telling | None = None) -> None:
-        """Send the batch. connection: an open connection to the broker; None: get one. caller: the outcome for which
-        the current thread waits; the thread reads the answer itself if the batch has no other outcome.
+        """Send the batch to its broker. connection: an open connection to the broker; None: get one from `connect`.
+        caller: the outcome for which the current thread waits, if any; if it is the only one of the batch, this thread
+        reads the answer itself.
         """
         tellings, partition = batch.tellings, batch.place.partition
         now = self._clock()
@@ -133,7 +135,9 @@ class Ender:
         connection.send((request,), buffers)
 
     def _go_on(self, partition: TopicPartition, sender: object) -> None:
-        """Send the outcomes of the partition that `sender` has not sent; see EndingCore.untaken."""
+        """Send the outcomes of this partition that an interrupted thread (`sender`) should have sent; see
+        EndingCore.untaken.
+        """
         if (batch := self._core.untaken(partition, sender)) is not None:
             self._transmit(batch)
 
@@ -148,8 +152,8 @@ class Ender:
     # --- coming back --------------------------------------------------------------------------------------------------
 
     def _answered(self, batch: EndBatch, connection: Connection, reply: Reply | None, error: MetaqError | None) -> None:
-        """Process the answer to a batch, or the error instead of an answer. It is called a second time if an interrupt
-        has ended the first call.
+        """Process the broker's answer to a batch (`reply`), or the `error` if no answer came. If an interrupt has ended
+        a call of this method, it is called a second time.
         """
         tellings = batch.tellings
         alone = len(tellings) == 1 and tellings[0].blocks and not batch.place.gathered
@@ -188,8 +192,9 @@ class Ender:
         self._pass_on(batch, self._core.failed(batch, error))
 
     def _pass_on(self, batch: EndBatch, following: EndBatch | None) -> None:
-        """Tell how the outcomes of `batch` have ended. The following batch is sent on the timer thread and not on this
-        thread, because a new connection may be needed first, or because this thread can be interrupted.
+        """Tell those who wait for the outcomes of `batch` how sending them has ended. Let the timer thread send
+        `following`, the partition's next batch: this thread may be one that can be interrupted, or that a new
+        connection must not hold up.
         """
         if following is not None:
             self._timers.call_later(0.0, partial(self._go_on, batch.place.partition, batch))
@@ -198,8 +203,9 @@ class Ender:
     # --- the end of each ----------------------------------------------------------------------------------------------
 
     def _finish(self, tellings: Sequence[Telling]) -> None:
-        """Wake the threads that wait for ended outcomes, and call `told` for the other outcomes. A thread may be woken
-        twice, but `told` gets each outcome once.
+        """For the outcomes that have a reply or an error: wake the threads that wait for them, and call `told` for the
+        ones for which no thread waits. If this method is called twice, a thread may be woken twice, but `told` gets
+        each outcome only once.
         """
         tellings = [each for each in tellings if each.reply is not None or each.error is not None]
         ended = self._core.ended(tellings)

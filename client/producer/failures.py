@@ -1,5 +1,5 @@
-"""Handle failed requests: repeat the request unchanged, retry its messages in another request, or end its messages with
-an error.
+"""Decide what follows a failed request: the request is repeated unchanged, its messages go into other requests, or its
+messages end with an error.
 
 `ProducerCore._lock` guards everything here except `overdue`.
 """
@@ -31,9 +31,9 @@ __all__ = ["Closed", "Failures"]
 
 class Failures:
     """Decides what happens after failed requests. The decision depends on the error, on whether the broker may have
-    stored the request, and on the deadlines of its messages.
+    stored the messages, and on their deadlines.
 
-    closing: whether the producer is closing, so that nothing is retried any more.
+    closing: True once the producer is closing; then nothing is sent again.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class Failures:
         self._follow = follow
 
     def failed(self, turn: Turn, error: MetaqError, unknown: bool, sent_at: float) -> list[GivenUp]:
-        """Handle a failed turn (the messages of one partition in a request): pause the queue of the partition until the
-        queue's `retry_at`. Return the messages that are not retried, each with its error.
+        """Handle a failed turn (here: the messages of one partition in a request). Nothing is sent from the partition's
+        queue until the queue's `retry_at`. Return the messages that are not retried, each with its error.
 
         unknown: whether the request had a sequence number and may have reached the broker, although no answer came.
         sent_at: when the request was sent, in monotonic seconds.
@@ -66,8 +66,8 @@ class Failures:
         return self._back(queue, batch, error)
 
     def overdue(self, outgoing: Outgoing) -> ClientError:
-        """Return the error that the caller of a message gets when the message's deadline passes. Any thread may call
-        this.
+        """Return the error with which a message ends at its deadline; its text names the cause of the last failed try.
+        Any thread may call this.
         """
         cause = outgoing.cause
         if (cause is None or isinstance(cause, NoPartition)) and self._places.is_away(outgoing):
@@ -80,16 +80,17 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Return whether the failed request that this queue keeps may be sent again. The request may be repeated until
-        `repeat_until`, as long as at least one of its messages has no outcome and has not passed its deadline.
+        """Return whether the failed request in the queue's `repeat` may be sent again. It may be until the queue's
+        `repeat_until`, if at least one of its messages has no outcome yet and has not passed its deadline.
         """
         now = self._clock()
         assert queue.repeat is not None
         return now < queue.repeat_until and any(not each.done and now < each.deadline for each in queue.repeat)
 
     def _keep(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError, sent_at: float) -> list[GivenUp]:
-        """Keep a request that has a sequence number and that the broker may have stored, to repeat it unchanged while
-        one of its messages has time left. If no message has time left, return all messages with their errors.
+        """Keep a request that has a sequence number and that the broker may have stored, so that it can be repeated
+        unchanged until the last deadline of its messages. If all deadlines have passed, return all its messages with
+        their errors instead.
         """
         now = self._clock()
         follows = self._note(batch, error, now)
@@ -108,8 +109,8 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """The broker has not stored the request: put its messages that may be retried back at the front of the queue.
-        Return the messages that are not retried, with their errors.
+        """Handle a failed request that the broker has certainly not stored: put the messages that may be sent again
+        back at the front of the queue. Return the other messages with their errors.
         """
         again: list[Outgoing] = []
         ended: list[GivenUp] = []
@@ -134,9 +135,9 @@ class Failures:
         return ended
 
     def _note(self, batch: list[Outgoing], error: MetaqError, now: float) -> float | None:
-        """Store the error as the cause in the messages. If the request failed only because another node of the broker
-        set leads, return the pause in seconds before the request is sent to that node; the failed request does not
-        count as a try. Otherwise return None.
+        """Store the error in the failed messages, as their `cause`. If the request failed only because another node of
+        the broker set is the leader, return the seconds to wait before the request is sent to that node; such a failure
+        does not count as a try of the messages. For other errors return None.
         """
         follows = self._follow(error)
         for outgoing in batch:
@@ -164,8 +165,8 @@ class Failures:
 
 
 class Closed(ClientError):
-    """The error of a message that was not acknowledged before the producer was closed. Another producer may send the
-    message.
+    """The error of a message that was not acknowledged before the producer was closed. The error is retriable: another
+    producer may send the message.
     """
 
     retriable = True
@@ -183,9 +184,9 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
-    """Return the error that best explains a failed message. If the message's own deadline has ended the try, the new
-    error explains nothing, and the earlier error is returned. The earlier error is also returned if the new error only
-    says that the broker is no longer registered.
+    """Return the error that best explains why a message failed: `error`, or the error of an earlier try
+    (`outgoing.cause`). The earlier one is returned if the last try ended only because the message's deadline passed, or
+    because the broker is no longer registered: such an error explains nothing.
     """
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):

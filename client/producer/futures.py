@@ -1,22 +1,26 @@
-"""A concurrent.futures.Future that shares its state with the futures of its batch.
+"""A kind of concurrent.futures.Future: SendFuture. The futures of one batch share one state, their Outcome.
 
-A plain Future creates a Condition and an RLock for every message, and each future must be set by itself. A SendFuture
-is only an index into an Outcome. An Outcome is set once for all messages of a batch, and only futures with a waiting
-thread or callbacks are notified. Results are created when they are accessed.
+This is cheaper than the standard library's Future, which creates a Condition and an RLock for every message, and whose
+result must be set in each future separately. A SendFuture holds only an index into its Outcome. The result is set once
+in the Outcome, for all messages of a batch, and only futures with a waiting thread or callbacks are notified. The
+SendResult of a message is created when it is read.
 
 The module relies on private attributes of CPython's Future: `_state`, `_result`, `_exception`, `_waiters`,
-`_done_callbacks` and `_condition`. They are unchanged since 3.2, and distributed executors use them in the same way.
-The tests run the standard library's wait, as_completed and asyncio.wrap_future with SendFutures.
+`_done_callbacks` and `_condition`. CPython has not changed them since version 3.2, and the executors of other libraries
+rely on them, too. The tests run the standard library's wait, as_completed and asyncio.wrap_future with SendFutures.
 
-The thread that settles an Outcome reads answers for all callers, so nothing may block it. A thread that waits in
-`result` has a wake-up object of its own (Bells). An interrupt (interrupts.py) may leave the lock of a condition, or a
-lock of the standard library's `wait` and `as_completed`, locked permanently. The thread that settles the Outcome waits
-for such a lock at most half a second, and then leaves the remaining work to another thread.
+The thread that sets the result of an Outcome also reads brokers' answers for other callers, so nothing may block it for
+long. But it needs locks that other threads use: the lock of a future's condition, and the locks of the standard
+library's `wait` and `as_completed`. If an interrupt (interrupts.py) hits a thread that holds such a lock, the lock
+stays locked forever. So the thread that sets the result waits for such a lock at most half a second, and then leaves
+the remaining work to another thread. A thread that waits in `result` does not use these locks, but a wake-up object of
+its own (Bells).
 
-Why no wake-up is lost or duplicated: if a thread waits for a future, or if the future has callbacks, the future is in
-its Outcome's `watched`. The lock that guards `watched` is also held while the Outcome is settled. A future with a
-condition has its own state, which changes only with the condition held, as in a plain Future. So a waiting thread,
-which takes the condition first, either finds the state final, or is notified of its change.
+Why every waiting thread is woken, and only once: if a thread waits for a future, or if the future has callbacks, the
+future is in the list `watched` of its Outcome. The lock that guards this list is also held while the Outcome becomes
+finished, so a future joins the list either before that, or not at all. A future with a condition has its own state,
+which changes only while the condition's lock is held, as in the standard library's Future. So a waiting thread, which
+acquires this lock first, either finds that the future has ended, or is notified when it ends.
 """
 
 from __future__ import annotations
@@ -46,13 +50,16 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The state object of unfinished futures that were created in this process. Unfinished futures of the parent process
-have another object as their state, which is equal but not identical.
+"""The object that is the state of unfinished futures created in this process. After a fork, the child process gets a
+new object, equal but not identical to this one: so it can recognize unfinished futures of its parent, whose results it
+will never get.
 """
 
 
 class _Tellers:
-    """A thread that runs jobs in order. If a job never ends, another thread runs the jobs after it."""
+    """Runs jobs on a background thread, in the order in which they were added. If a job never ends, another thread runs
+    the later jobs.
+    """
 
     def __init__(self) -> None:
         self._todo: SimpleQueue[Callable[[], None]] = SimpleQueue()
@@ -114,8 +121,9 @@ def refuse_in_callback(what: str) -> None:
 
 
 def refuse_in_handler(what: str, producer: object) -> None:
-    """Raise ClientError if the caller is a signal handler that has interrupted a call of `producer`, or of one of its
-    transactions. The interrupted call may hold a lock, and it continues only after the handler has returned.
+    """Raise ClientError if the caller runs in a signal handler that has interrupted a call of `producer`, or of one of
+    its transactions. The interrupted call may hold a lock that the handler's call would need, and it cannot release the
+    lock before the handler returns.
     """
     for depth, frame in enumerate(interrupted_frames()):
         folder, file = os.path.split(frame.f_code.co_filename)
@@ -133,8 +141,8 @@ def refuse_in_handler(what: str, producer: object) -> None:
 
 
 class Callbacks:
-    """Context manager: the `with` block runs callbacks of a send on the current thread. Inside the block
-    `refuse_in_callback` raises ClientError.
+    """Context manager for a block that runs callbacks of a send. Inside the block, `refuse_in_callback` raises
+    ClientError on the current thread.
     """
 
     __slots__ = ("_before",)
@@ -147,11 +155,11 @@ class Callbacks:
 
 
 class Outcome:
-    """The common outcome of the messages of one send, or of several sends that went in one batch. Any thread may use
-    it.
+    """The common result or error of the messages of one send, or of several sends whose messages went in one batch. Any
+    thread may use it.
 
-    state: RUNNING, later FINISHED. result: if the outcome has several futures, the sequence of their results, each
-    future with its own index; otherwise the result of the only future.
+    state: RUNNING, later FINISHED. result: if several futures share the Outcome, a sequence with the result of each
+    future at the future's index; otherwise the result of the only future. watched: the watched futures of the Outcome.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -163,8 +171,8 @@ class Outcome:
         self.watched: list[SendFuture[Any]] | None = None  # few outcomes have watched futures
 
     def settle(self, error: BaseException | None, result: Any) -> None:
-        """Set the result or the error, and notify the futures. The first call takes effect. A later call, for example
-        for an answer after the deadline, changes nothing.
+        """Set the result or the error, and notify the watched futures. Only the first call has an effect. A later call
+        changes nothing, for example if an answer comes after the deadline.
         """
         with _making:
             if self.state == FINISHED:
@@ -176,7 +184,8 @@ class Outcome:
 
 
 class SendFuture(Future[T]):
-    """A future that is running from the start: `cancel()` always returns False, because the message may be in flight.
+    """The future of a message's SendResult. It counts as running from its creation, so `cancel()` always returns False:
+    the message may be in flight already.
 
     place: index of the message's result in the Outcome; None: the Outcome's whole result belongs to this future.
     """
@@ -253,13 +262,13 @@ class SendFuture(Future[T]):
         return self.outcome.state == FINISHED
 
     def set_result(self, result: T) -> None:
-        """Set the result of a future that has its own Outcome. Like Outcome.settle, only the first call has an
-        effect.
+        """Set the result of a future that shares its Outcome with no other future. Only the first call of set_result or
+        set_exception has an effect.
         """
         self.outcome.settle(None, result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """Set the error; as with set_result, only the first call has an effect."""
+        """Set the error of a future that shares its Outcome with no other future; see set_result."""
         self.outcome.settle(exception, None)
 
     def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
@@ -274,8 +283,8 @@ class SendFuture(Future[T]):
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Unless the Outcome is settled already, add this future to the futures that the Outcome notifies when it is
-        settled. A repeated call does no harm.
+        """Add this future to the futures that its Outcome notifies when it gets its result or error. Do nothing if the
+        Outcome has it already. A repeated call does no harm.
         """
         outcome = self.outcome
         with _making:
@@ -287,8 +296,9 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Wait until the Outcome is settled. Raises TimeoutError. The future's condition is not used for waiting,
-        because an interrupt of the waiting thread may leave the condition locked.
+        """Wait until the Outcome has its result or error. Raises TimeoutError if that takes more than `timeout` seconds
+        (None: no limit). This does not wait on the future's condition, because an interrupt of the waiting thread could
+        leave the condition locked. what: the caller's method, for the text of an error.
         """
         outcome = self.outcome
         if timeout is None or timeout > 0:
@@ -306,7 +316,9 @@ class SendFuture(Future[T]):
             raise TimeoutError
 
     def _settled(self) -> None:
-        """Notify the waiting threads and run the callbacks, after the Outcome is settled. May be called repeatedly."""
+        """Wake the threads that wait for this future, and run its callbacks. The Outcome calls this when it has got its
+        result or error. A repeated call does no harm.
+        """
         condition = self._made_condition
         if condition is not None and not self._end_with(condition, tuning.CONDITION_SECONDS):
             _tellers.tell(partial(self._end_late, condition))
@@ -317,8 +329,8 @@ class SendFuture(Future[T]):
                 self._run_callbacks(BaseException)  # also SystemExit: it would end this thread's work for others
 
     def _end_with(self, condition: threading.Condition, seconds: float) -> bool:
-        """Acquire the condition and set the future's final state. Return False if the condition's lock does not become
-        free within `seconds`.
+        """Acquire the condition's lock, and mark the future as finished. Return False, without marking it, if the lock
+        does not become free within `seconds`.
         """
         if not condition.acquire(timeout=seconds):
             return False
@@ -329,10 +341,10 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """Set the final state of a future whose condition was locked when its Outcome was settled. The standard
-        library's `wait` on very many futures holds the conditions of all of them while it counts the unfinished ones.
-        If a future ended during this counting without locking its condition, `wait` would miscount, and return too
-        early.
+        """Mark a future as finished whose condition was still locked when its Outcome got the result. The condition may
+        be locked for long: the standard library's `wait` on very many futures holds the conditions of all of them while
+        it counts the unfinished ones. If a future were marked during this counting without the lock, `wait` would
+        miscount, and return too early. So this method waits for the lock.
         """
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
             self._end()  # the thread that locked it was interrupted, and never unlocks it
@@ -344,8 +356,8 @@ class SendFuture(Future[T]):
                 _tellers.tell(partial(self._tell_waiters, list(self._made_waiters)))
 
     def _tell_waiters(self, waiters: Sequence[Any]) -> None:
-        """Notify the waiters that concurrent.futures.wait and as_completed have added. An interrupt may also leave the
-        locks of these waiters locked.
+        """Notify the waiters, the objects that concurrent.futures.wait and as_completed have put into the future. It
+        runs as a job of `_Tellers`, because an interrupt may have left the lock of a waiter locked forever.
         """
         for waiter in waiters:
             if self.outcome.error is not None:
@@ -355,7 +367,7 @@ class SendFuture(Future[T]):
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
         """Run the future's callbacks. Each callback is removed before it runs, so it runs only once. A callback runs on
-        the thread that sets the result, or on the thread that adds the callback.
+        the thread that sets the result; if the result is set already, on the thread that adds the callback.
         """
         callbacks = self._made_callbacks
         while callbacks:

@@ -1,10 +1,10 @@
 """Keep the order of a key's messages while the partitions of its topic change.
 
-The list of a topic's partitions determines the partition of a key. When a broker goes or comes, the list changes, and
-earlier messages of a key may still wait, or be in flight, for its previous partition. Later messages of that key are
-held back until each earlier message has its outcome, and then go to the key's current partition. So a message is sent
-only after all earlier messages of its key that went to another partition have their outcomes. Messages whose key keeps
-its partition are not held back.
+The partition of a key is computed from the list of the topic's partitions. When a broker joins or leaves the cluster,
+this list changes, and so does the partition of some keys. Earlier messages of such a key may then still be queued for
+the key's previous partition, or be in flight to it. Later messages of the key are held back until each of those earlier
+messages is stored or has failed, and only then go to the key's current partition. Messages whose key keeps its
+partition are not held back.
 
 `ProducerCore._lock` guards everything here.
 """
@@ -23,9 +23,9 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""A function that returns the partitions that the keys of a topic are distributed to now; the result is empty if no
-broker publishes the topic. If the function was called for this topic before, it does not block. Raises NoPartition if
-the list cannot be known.
+"""The type of a function that takes a topic, and returns the partitions among which the topic's keys are distributed
+now; the result is empty if no broker publishes the topic. Only the first call for a topic may block. Raises NoPartition
+if the partitions cannot be found out.
 """
 
 
@@ -40,11 +40,11 @@ class _Move:
 
 
 class KeyOrder:
-    """Chooses the partitions of messages with a key. queues: the queues of all partitions; they are searched for
-    messages with moved keys when a topic's partitions have changed.
+    """Chooses the partitions of messages with a key. queues: the queues of all partitions; when the partitions of a
+    topic have changed, the topic's queues are searched for messages whose keys now belong to another partition.
 
-    Invariant: all messages of one key that have no outcome yet are in the queue of one partition, except for the
-    messages that are held back here.
+    Invariant: of the messages of one key that are neither stored nor failed yet, all are in the queue of the same
+    partition or in flight from it, except for the messages that this object holds back.
     """
 
     def __init__(self, queues: Mapping[TopicPartition, PartitionQueue], partitions_of: PartitionsOf) -> None:
@@ -53,14 +53,15 @@ class KeyOrder:
         self._lists: dict[str, Sequence[TopicPartition]] = {}
         self._moves: dict[tuple[str, bytes], _Move] = {}
         self.moving: Collection[object] = self._moves
-        """The key moves that are not finished. `moving` is empty if no messages wait for earlier messages of the same
-        key. It is a plain attribute and not a property, because each send reads it.
+        """The keys whose partition has changed while earlier messages of the key have no outcome yet. If `moving` is
+        empty, no message is held back. This is a plain attribute and not a property, because each send reads it and a
+        property would cost a Python call.
         """
 
     def place(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return the current partition of a message's key. If no broker publishes the topic now, return the key's last
-        partition, or None if the topic's partitions were never known. If the partitions have changed, do what `look`
-        does. Raises NoPartition.
+        """Return the current partition of a message's key, and call `look` first if the topic's partitions have
+        changed. If no broker publishes the topic now, return the key's partition among the last known partitions, or
+        None if none were ever known. Raises NoPartition.
         """
         topic, key = outgoing.topic, outgoing.key
         assert key is not None
@@ -71,10 +72,10 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """If the topic's partitions have changed, find the messages whose keys have moved. When `look` is called, each
-        message with a key must be in its queue, or in flight from its queue. A message that is not in a queue yet would
-        not be found. The call takes O(1) time if nothing has changed, and O(messages of the topic) after a change.
-        Raises NoPartition.
+        """If the topic's partitions have changed, find the keys that now belong to another partition although messages
+        of theirs are still queued or in flight; later messages of these keys are then held back. When `look` is called,
+        each accepted message with a key must be in a queue or in flight, because only these messages are searched. The
+        call takes O(1) time if nothing has changed, and O(messages of the topic) after a change. Raises NoPartition.
         """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
@@ -84,16 +85,17 @@ class KeyOrder:
             self._lists[topic] = now
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
-        """Return the partition of a message's key among the partitions that were known at the last `look`; `place` uses
-        the current partitions instead.
+        """Return the partition of a message's key according to the partitions that the last `look` has found, even if
+        they have changed since then; None if no partitions are known. Unlike `place`, this never looks for new ones.
         """
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """If earlier messages of the same key are held back, return the list of these messages; the new message must be
-        appended to it to keep the order. Return None if the message need not wait.
+        """If a new message must be held back because its key has moved to another partition, return the list of the
+        key's held back messages (perhaps empty), to which the caller must append the new message. Return None if the
+        message need not wait.
         """
         if not self._moves or outgoing.key is None:
             return None
@@ -101,8 +103,8 @@ class KeyOrder:
         return None if move is None else move.waiting
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
-        """Record that these messages have their outcomes. Return the messages that were held back only because of them,
-        in their order; the caller puts them into queues.
+        """Record that the messages in `ended` are stored or have failed. Return the messages that were held back only
+        because of them, in their order; the caller must put the returned messages into queues.
         """
         if not self._moves:
             return []
@@ -120,7 +122,7 @@ class KeyOrder:
         return free
 
     def waiting(self) -> Iterator[deque[Outgoing]]:
-        """Yield one list for each moved key, with the held back messages of this key."""
+        """Yield one list for each key in `moving`, with the held back messages of this key."""
         return (move.waiting for move in self._moves.values())
 
     def take_all(self) -> list[Outgoing]:
@@ -130,8 +132,8 @@ class KeyOrder:
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Find the keys whose queued messages are not in the partition that `now` gives the key, and record their
-        moves. May be called again after an interrupt.
+        """Find the keys that have queued or in-flight messages in another partition than the one that the partitions in
+        `now` give the key, and record these keys as moving. If an interrupt has ended a call, the call can be repeated.
         """
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}

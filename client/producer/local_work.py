@@ -1,4 +1,6 @@
-"""Threads that do the local work of transactions when the caller does not wait (send_in_transaction_async)."""
+"""Threads that call the `execute` functions (the local work) of transactions begun with send_in_transaction_async,
+whose callers do not wait.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ class LocalWork(Generic[T]):
     def __init__(
         self, most: int, do: Callable[[T], None], rest: Callable[[], None], clock: Callable[[], float]
     ) -> None:
-        """most: maximum number of threads. do: called with each item of work, and does the work. rest: called when the
-        queue has no more work to begin. `do` and `rest` must not raise exceptions.
+        """most: maximum number of threads. do: a function that does one item of work; a thread calls it with the item.
+        rest: a function that a thread calls each time that it finds the queue empty. `do` and `rest` must not raise
+        exceptions.
         """
         self._most = most
         self._do = do
@@ -34,8 +37,8 @@ class LocalWork(Generic[T]):
         self._closed = False
 
     def add(self, item: T) -> bool:
-        """Add a piece of work to the queue; return False if the queue is closed. Does not block. Call it on a thread
-        that cannot be interrupted.
+        """Add an item of work to the queue, without blocking; return False, without adding it, after `close`. Call it
+        on a thread that cannot be interrupted.
         """
         with self._lock:
             if self._closed:
@@ -49,8 +52,8 @@ class LocalWork(Generic[T]):
         return True
 
     def close(self, seconds: float) -> list[T]:
-        """Begin no more work, and wait at most `seconds` for running work. Return the items of the queue that were not
-        begun.
+        """Begin no more work, and wait at most `seconds` until the work that has begun is done. Return the items of
+        work that were not begun.
         """
         with self._lock:
             self._closed = True

@@ -1,4 +1,6 @@
-"""A producer that keeps the order of messages within a partition, even while the partition is unavailable."""
+"""A producer that keeps the order of messages within a partition, even if some had to be saved on local disk because
+the partition's broker was unavailable.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,15 @@ T = TypeVar("T")
 
 
 class OrderedProducer(Closing):
-    """A producer that sends each message to one of the CONFIGURED partitions of its topic, or keeps it in a local store
-    until that is possible.
+    """A producer that sends each message to one of the CONFIGURED partitions of its topic, or saves it in a local store
+    until the partition accepts it.
 
     The choice of a partition never depends on which brokers are registered, so a key always keeps its partition. A
-    message is saved if its partition is not registered now, is closed, or still has messages in the store. For each
-    partition a thread sends the saved messages in their order. The thread starts when a message is sent to the
-    partition, when brokers come or go, and every recover_interval_seconds. Messages that an earlier process has saved
-    are sent first. So if one `send` to a partition returned before another `send` was called, the message of the first
-    one is stored first. Any thread may call the methods.
+    message is saved if its partition is not registered now, is closed, or still has messages in the store. A thread
+    sends the saved messages of a partition in their order, beginning with those that an earlier process has saved. It
+    starts to send when a message is sent to the partition, when brokers are registered or unregistered, and every
+    recover_interval_seconds. So if one `send` to a partition returns before another `send` to it is called, the broker
+    stores the message of the first one first. Any thread may call the methods.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class OrderedProducer(Closing):
         """partitions: for each topic, the number of partitions on each broker, {"trades": {0: 4, 1: 4}}; all producers
         that ever write to the topic must be configured with the same numbers. store: the store for saved messages; only
         this producer may use it, and the producer closes it. selector: chooses among the configured partitions for
-        messages without a key (default: each in turn). save_failed: messages for partitions that are closed or not
-        registered are always saved. If save_failed is true and a broker does not accept a message for any other reason,
-        the message is also saved, instead of raising the error, if the error allows a retry. If the broker had stored
-        the message and only its answer was lost, the message is then stored twice. The other arguments are the same as
-        for Producer. Raises ConfigError; CoordinationUnavailable.
+        messages without a key (default: each in turn). save_failed: whether a message is also saved if its send fails
+        with another error that allows a retry; if false, `send` raises such an error. (A message is always saved if its
+        partition is closed or not registered.) A message that is saved because only the broker's answer was lost is
+        later stored twice. The other arguments are the same as for Producer. Raises ConfigError;
+        CoordinationUnavailable.
         """
         refuse_patched()  # before anything waits
         self._guard = ForkGuard("OrderedProducer")
@@ -111,8 +113,8 @@ class OrderedProducer(Closing):
             raise
 
     def _abandon(self) -> None:
-        """End threads and connections after the constructor has failed or was interrupted. This method may be called
-        again.
+        """Stop the threads and close the connections of a producer whose constructor has failed or was interrupted. A
+        repeated call does no harm.
         """
         self._aside.do(self._close, 0.0)
 
@@ -124,12 +126,12 @@ class OrderedProducer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Send one message, or save it; the result of a saved message is `pending`, with message id 0. Producer.send
-        has the same arguments.
+        """Send one message, or save it in the store. The arguments are those of Producer.send. For a saved message the
+        result's `pending` is true, and its message id is 0.
 
         Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; and the
-        errors of Producer.send. Errors of Producer.send mean that the broker is registered but could not be reached in
-        time, or that it refused the message.
+        errors of Producer.send. An error of Producer.send means that the broker is registered, but could not be reached
+        in time or refused the message; the message is then not saved (see `save_failed`).
         """
         self._guard.check()
         seconds = self._config.delivery_timeout_seconds if timeout is None else check_timeout(timeout)
@@ -169,16 +171,16 @@ class OrderedProducer(Closing):
 
     @property
     def failures(self) -> Mapping[TopicPartition, MetaqError]:
-        """By partition: the error of the last try to send the partition's first saved message.
+        """For each partition whose first saved message could not be sent: the error of the last try.
 
-        If a broker refuses a saved message for good, this message blocks its partition, as in 1.x. Remove the message
-        from the store to go on.
+        If a broker refuses this message permanently, no later message of the partition is sent, as in 1.x. You can
+        remove the message from the store, so that the later ones are sent.
         """
         return {self._queues[queue]: error for queue, error in self._resender.failures.items()}
 
     def flush(self, timeout: Duration | None = None) -> bool:
         """Try to send all saved messages now. Return whether all of them were sent within `timeout` seconds. Raises
-        ClientError in the same cases as close().
+        ClientError in a signal handler, like close().
         """
         self._guard.check()
         refuse_in_handler("flush()", self)
@@ -190,9 +192,10 @@ class OrderedProducer(Closing):
         return all(self._resender.wait_until_empty(queue, deadline - self._clock()) for queue in self._queues)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. If a
-        step hangs, this takes at most twice END_SECONDS more. Idempotent. If it is called in a signal handler that has
-        interrupted a call of this producer, it raises ClientError and closes nothing.
+        """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. Even if
+        a thread or a connection hangs, closing takes at most twice END_SECONDS longer than `timeout`. Idempotent. If it
+        is called in a signal handler that has interrupted a call of this producer, it raises ClientError and closes
+        nothing.
 
         In a forked process it only closes that process's copies of the sockets.
         """

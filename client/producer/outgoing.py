@@ -1,5 +1,5 @@
-"""The objects for messages that are sent to a broker: one object holds the messages of one call of send(), send_async()
-or send_batch().
+"""The objects that hold messages from the call of a send until their outcome: a single message, the messages of one
+send_batch(), or single messages that were gathered into one batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ON_DELIVERY_FAILED = "the on_delivery of a send failed"
 
 OnDelivery = Callable[[Exception | None, SendResult | None], object]
 """The type of a user's callback. The producer calls it with (None, result) for a stored message, and with (error, None)
-for a failed message. confluent-kafka has the same order of arguments.
+for a failed message, in the argument order of confluent-kafka.
 """
 OnSent = Callable[[Exception | None, Any], object]
 """The type of a callback that is called once for all messages of one send call, with (None, result) or (error,
@@ -81,8 +81,8 @@ _Report = TypeVar("_Report", bound="OnDelivery | Losses")
 
 
 def check_on_delivery(given: _Report) -> _Report:
-    """Return the given on_delivery if it is callable or a Losses object, otherwise raise TypeError. The check runs once
-    for each sequence of messages with the same on_delivery.
+    """Return the on_delivery that a user has given, if it is callable or a Losses object (which counts lost messages);
+    otherwise raise TypeError. Consecutive messages with the same on_delivery are checked only once.
     """
     if not (callable(given) or isinstance(given, Losses)):
         raise TypeError(f"on_delivery={given!r} is no function but {type(given).__name__}: name one, or leave it out")
@@ -90,19 +90,19 @@ def check_on_delivery(given: _Report) -> _Report:
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """Stands in for on_delivery if a message has a future. Such a message needs no callback: the future reads the
-    result from the Outcome of the message's batch. A call of the function does nothing.
+    """Used as on_delivery of a message with a future; does nothing. Such a message needs no callback, because its
+    future reads the result from the Outcome of the message's batch.
     """
 
 
 class Outgoing(Waiter):
-    """A message that is being sent. The thread that called send owns this object until the message is queued. After
-    that, the thread that sends the messages of its partition owns it.
+    """A message from the call of send until its outcome. Until the message is queued, only the thread that called send
+    may change this object; after that, only the thread that sends the messages of its partition.
 
-    size: bytes of the record (header and body). report: the function that is called with the outcome; None if a thread
-    is blocked until the message has its outcome. A blocked thread sets `driver` to the connection that it will read the
-    answer from. result, error: set once, before `done`. once: whether the message is tried only once. timing: the
-    timing that all records of this object have.
+    size: bytes of the record (header and body). report: the function that is called with the result or error; None if a
+    thread waits for the outcome instead. driver: the connection from which the waiting thread will read the answer;
+    None if it reads none. result, error: one of them is set, once, and before `done` becomes true. once: whether the
+    message ends after one failed try. timing: the Timing of all records of this object.
     """
 
     __slots__ = (
@@ -128,11 +128,11 @@ class Outgoing(Waiter):
 
     count = 1
     weight = 1
-    """The number that this object adds to the count of messages that max_buffered_messages limits. A batch of
-    send_batch() counts as 1, regardless of its size.
+    """How many messages this object counts as for max_buffered_messages, the limit of messages without an outcome. A
+    batch of send_batch() counts as 1, regardless of its size.
     """
     is_single = True
-    """Whether this is a single message, which a SEND frame can carry."""
+    """Whether this object holds exactly one message, so that a SEND request can be used, which carries only one."""
 
     def __init__(self, topic: str, flag: int, checksum: int, body: Buffer, deadline: float) -> None:
         self.done = self.answered = False
@@ -161,8 +161,8 @@ class Outgoing(Waiter):
 
     @property
     def storable(self) -> bool:
-        """Whether the store for undelivered messages may save this message. A half message may not be saved, because
-        its producer would not know when it is sent later.
+        """Whether the store for undelivered messages may save this message. A half message must not be saved: it would
+        be sent later without its producer's knowledge, and its local work would never be done.
         """
         return not self.timing.is_half
 
@@ -172,7 +172,9 @@ class Outgoing(Waiter):
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
-        """Set the result, unless the message has ended before: at its deadline, or because its caller has given up."""
+        """Set the result and tell the caller, unless the message has already ended, at its deadline or because its
+        caller no longer waits.
+        """
         if self.report is not None:
             if self._decide():
                 self.result = result
@@ -182,7 +184,7 @@ class Outgoing(Waiter):
             self.finish()
 
     def fail(self, error: Exception) -> None:
-        """Set the error, unless the message has ended before."""
+        """Set the error and tell the caller, unless the message has already ended."""
         if self.report is not None:
             if self._decide():
                 self.error = error
@@ -192,9 +194,9 @@ class Outgoing(Waiter):
             self.finish()
 
     def _decide(self) -> bool:
-        """Return True to exactly one of the threads that try to end this message; that thread sets the outcome and
-        tells the caller. Several threads may try, because an answer can come while the thread of deadlines, or a call
-        of close(), ends the message.
+        """Decide which thread ends this message: return True to the first caller, which must set the result or error
+        and report it, and False to all later callers. Several threads may try at the same time: one has read the
+        broker's answer, while another ends the message at its deadline or in close().
         """
         with _deciding:
             decides, self.done = not self.done, True
@@ -203,38 +205,45 @@ class Outgoing(Waiter):
     # --- for the two protocols --------------------------------------------------------------------------------------
 
     def records(self) -> Iterable[tuple[int, int, Buffer]]:
-        """Yield (flag, checksum, body) of each message without a result."""
+        """Yield (flag, checksum, body) of each message of this object that has no result yet."""
         return ((self.flag, self.checksum, self.body),)
 
     def encode_into(self, sizes: list[int], parts: list[Buffer]) -> None:
-        """Append the size of each record to `sizes`, and the records in their stored form, with message id 0, to
-        `parts`.
+        """Append the size of each record (bytes) to `sizes`, and the bytes of the records to `parts`, in the form in
+        which a broker stores them, but with message id 0.
         """
         sizes.append(self.size)
         parts += (_pack(len(self.body), self.checksum, 0, self.flag), self.body)
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
-        """Return the results of messages stored from `offset` on, with ids counting up from `first_id`."""
+        """Return the result of this message, or the results of this batch's messages, which the broker has stored back
+        to back from `offset` on. The ids are derived from `first_id`, the id of the first message.
+        """
         if self.timing and not self.timing.is_half:
             return SendResult(first_id, partition, offset, replicas, due_at(first_id))
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """Return the value of `wait_of` for each record of a delayed or half message."""
+        """Return the value of protocol.delays.wait_of for each record of this object; used only for delayed and half
+        messages.
+        """
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
 
     def succeed_text(self, results: list[SendResult]) -> None:
-        """Set the results of all messages. `results` has the same order as the messages in the result of `records`."""
+        """Set the results of all messages after a send over the text protocol. `results` has the order in which
+        `records` yields the messages.
+        """
         self.succeed(results[0])
 
     def keep(self, results: list[SendResult | None]) -> None:
-        """Keep the results of the messages that the broker has stored, so that only the messages without a result
-        (None) are sent again. `results` has the same order as the messages in the result of `records`.
+        """After a send that has partly failed, keep the results of the messages that the broker has stored, so that
+        only the messages without a result (None) are sent again. `results` has the order in which `records` yields the
+        messages.
         """
 
 
 GivenUp = tuple[Outgoing, Exception]
-"""A message that is not retried, and the error that is the reason."""
+"""A message that is not sent again, and the error with which it ends."""
 
 
 class OutgoingBatch(Outgoing):
@@ -275,13 +284,15 @@ class OutgoingBatch(Outgoing):
             yield OutgoingBatch(self.topic, flags, self.checksums[start:stop], self.bodies[start:stop], self.deadline)
 
     def encode(self) -> None:
-        """Build the bytes that `encoded` will return. Called before the batch can be sent, so that the bytes are ready
-        when the partition can send its next request.
+        """Build the bytes that `encoded` will return. This is called while the partition's previous request is in
+        flight, so that the bytes are ready when the next request can be sent.
         """
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
-        """Return the records as stored, with message id 0, in one buffer; large records are not copied."""
+        """Return the records in the form in which a broker stores them, but with message id 0. The list has one buffer;
+        only if the batch is large, it has several, so that nothing is copied.
+        """
         if self._encoded is not None:
             return self._encoded
         length = len(self.bodies[0])
@@ -291,8 +302,8 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Return the encoded records as one two-dimensional table, for the case that all bodies have `length` bytes.
-        numpy fills the table without a Python step for each record.
+        """Return the encoded records, all of whose bodies have `length` bytes. numpy fills a two-dimensional table, one
+        line for each record, so that no Python code runs for each record.
         """
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
@@ -346,17 +357,18 @@ _ALL_ASKED: _Runs = ((0, ASKED),)
 
 
 class GatheredBatch(OutgoingBatch):
-    """A batch of single messages without a key that go to one partition. The messages are gathered while the partition
-    has a request in flight.
+    """A batch of messages without a key that were sent one by one and go to the same partition. They are gathered while
+    the partition has a request in flight.
 
-    There is no object for each message; a message is an index into the columns `bodies` and `flags`. `bodies` has one
-    item for each message. `flags` is one flag for all messages, or a list of flags. `runs` describes the callbacks: for
-    each series of messages with the same on_delivery, it contains the index of the first message, and the on_delivery.
-    `ProducerCore.join` appends to the columns, with the core's lock held, as long as this is the open batch of its
-    queue. The futures of all messages share `outcome`.
+    There is no object for each message; message number i is described by item i of `bodies` and of `flags`. `flags` is
+    a list, or a single flag that all messages have. `runs` describes the callbacks: for each series of consecutive
+    messages with the same on_delivery, it contains the index of the first message, and the on_delivery.
+    `ProducerCore.join` appends messages to these lists, while holding the core's lock, until the queue closes the
+    batch. The futures of all messages share `outcome`.
 
-    where: see `ProducerCore.join`. most: the maximum number of messages. latest: a message with a later deadline may
-    not join. All messages end at the batch's deadline, which is the deadline of the first message.
+    where: see `ProducerCore.join`. most: the maximum number of messages. All messages that are not stored by then end
+    at the batch's deadline, which is the deadline of the first message. latest: only messages whose own deadline is not
+    after this time may join the batch.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -400,8 +412,8 @@ class GatheredBatch(OutgoingBatch):
         return len(self.bodies) == 1
 
     def put_flag(self, flag: int) -> None:
-        """Add the flag of the next message. `put_flag` need not be called while all messages of the batch have the same
-        flag. A repeated call for the same message does no harm.
+        """Add the flag of the message that will be appended to `bodies` next. The call is needed only if this or an
+        earlier message has another flag than the first one. A repeated call for the same message does no harm.
         """
         count = len(self.bodies)
         if isinstance(self.flags, int):
@@ -409,8 +421,9 @@ class GatheredBatch(OutgoingBatch):
         self.flags[count:] = [flag]
 
     def put_report(self, on_delivery: OnDelivery | Losses) -> None:
-        """Begin a new run of messages with this callback. The caller must call `put_report` if the next message has
-        another callback than the message before. A repeated call for the same message does no harm. Raises TypeError.
+        """Set the callback for the message that will be appended to `bodies` next, and for the messages after it. The
+        caller must call this if the next message has another callback than the previous message. A repeated call for
+        the same message does no harm. Raises TypeError.
         """
         run = len(self.bodies), check_on_delivery(on_delivery)
         if not isinstance(self.runs, list):
@@ -474,8 +487,8 @@ class GatheredBatch(OutgoingBatch):
             self._tell(error, repeat(None))
 
     def _tell(self, error: Exception | None, results: Iterator[SendResult | None]) -> None:
-        """Call the callback of each message. For a run of messages without a callback, count the lost messages instead.
-        Runs on a thread that cannot be interrupted.
+        """Call the callback of each message with the error or its result. If the send failed, count the messages that
+        have a Losses object instead of a callback as lost. Runs on a thread that cannot be interrupted.
         """
         ends = [start for start, _ in self.runs[1:]] + [len(self.bodies)]
         with Callbacks():
@@ -492,7 +505,9 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """Return the value that `pending_ids` needs for each record (flag, body). All records have the given timing."""
+    """Return a list with the value that `pending_ids` needs for each record. records: flag and body of each record; all
+    of them have the given timing.
+    """
     if timing is Timing.HALF:
         return [0] * len(records)
     if timing is Timing.CHECKED_HALF:

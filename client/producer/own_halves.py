@@ -1,16 +1,17 @@
 """Remember the half messages that a producer has sent itself, and answer brokers' questions about them.
 
-The producer knows more about its own half messages than any check can find out. The producer gives no answer while a
-half message is in flight, while it waits for a thread, or while its local work runs. In these cases a check would
-truthfully say that nothing is committed, although the local work may commit something a moment later. If the send has
-failed, no local work follows, so the answer is "rolled back", without a check. If a transaction was left open, the
-check function that was passed to its own call answers. For any other half message (its broker may have lost the
-outcome) the check of its topic answers.
+A broker that does not know the outcome of a half message asks a producer. Usually a check function of the user finds
+the answer, but about its own half messages the producer knows more. While a half message is in flight, waits for a
+thread to begin its local work, or its local work runs, the producer gives no answer: a check function would truthfully
+say that nothing is committed, although the local work may commit something a moment later. If the send of the half
+message has failed, its local work is never begun, so the producer answers "rolled back" without a check function. If a
+transaction was left open, the check function that was passed to its call of send_in_transaction answers. For any other
+half message (for example, if the broker has lost the outcome) the check function of its topic answers.
 
-A half message in flight is identified by a number of the producer's own, because its id is known only from the broker's
-answer. If a broker asks about an id that the producer does not know, the id may belong to any half message that is in
-flight at that time. If the producer still does not know the id after all these sends have ended, no local work will
-follow for the message.
+While a half message is in flight, the producer does not know its id, which comes with the broker's answer, and
+identifies it by a number of its own. So if a broker asks about an unknown id, it may be the id of any half message in
+flight at that time, and the producer gives no answer. If the id is still unknown after all these sends have ended, the
+local work of this half message will never begin, and the question can be answered.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ from . import tuning
 __all__ = ["Check", "OwnHalves"]
 
 Check = Callable[[Message], bool | HalfOutcome | None]
-"""check(message): True = its transaction is committed, False = rolled back, None = unknown yet."""
+"""The type of a user's check function: check(message) returns True if the message's transaction is committed, False if
+it is rolled back, and None or HalfOutcome.UNKNOWN if that is not known yet.
+"""
 
 V = TypeVar("V")
 _UNKNOWN = object()
 
 
 class OwnHalves:
-    """The half messages that one producer has sent. Any thread may call the methods, because each step is a single
-    operation on a dict or set. The order of the steps ensures that a concurrent question gets no answer rather than a
-    wrong one.
+    """The half messages that one producer has sent. Any thread may call the methods: they use no lock, but only
+    operations on a dict or set that no other thread can interrupt. They do these operations in such an order that a
+    broker's question that comes in the middle gets no answer rather than a wrong one.
     """
 
     def __init__(self) -> None:
@@ -58,29 +61,33 @@ class OwnHalves:
         return number
 
     def sent(self, number: int, half_id: int) -> None:
-        """Record the id of a sent half message. From now on its local work may begin."""
+        """Record the id that the broker has given to a half message. The caller may begin the local work after this
+        call.
+        """
         self._busy.add(half_id)
         self._sending.pop(number, None)
 
     def not_sent(self, number: int, topic: str, body: bytes) -> None:
-        """Record that the send of a half message has failed, perhaps after the message reached the broker. Its local
-        work will not be done.
+        """Record that the send of a half message has failed, so that its local work will never be done. The broker may
+        have stored the message nevertheless.
         """
         _put_bounded(self._failed, hash((topic, body)), None)
         self._sending.pop(number, None)
 
     def left_open(self, half_id: int, answer: Check | HalfOutcome | None) -> None:
-        """Record that a transaction is left open. Its local work has ended or will never begin, and its broker may ask
-        for the outcome.
+        """Record that the producer leaves a transaction open: its local work has ended or will never begin, and its
+        broker does not know the outcome and may ask for it.
 
-        answer: the answer to the broker's question, or a check function that returns this answer. None: call the check
-        function of the topic.
+        answer: what to answer when the broker asks: the outcome, or a check function that returns it. None: the check
+        function of the topic answers.
         """
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)
 
     def decided(self, half_ids: Sequence[int]) -> None:
-        """Record that the brokers of these half messages know the outcomes."""
+        """Record that the brokers of these half messages have received the outcomes, so that they will not ask any
+        more.
+        """
         if self._left_open:
             for each in half_ids:
                 self._left_open.pop(each, None)
@@ -89,8 +96,9 @@ class OwnHalves:
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def answer(self, half_id: int, topic: str, body: bytes, check: Check | None) -> Check | HalfOutcome | None:
-        """Return the answer to a broker's question about a half message of this producer, or the check function to call
-        for it. Return None if there is no answer now. check: the check function of the message's topic.
+        """Return the answer to a broker's question about a half message that this producer may have sent, or the check
+        function that the caller must call to get the answer. Return None if the question must not be answered now.
+        check: the check function of the message's topic.
         """
         if half_id in self._busy:
             return None

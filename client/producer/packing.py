@@ -25,8 +25,8 @@ class Packer:
         return None if config.compression is None else cls(config)
 
     def pack(self, payload: bytes) -> tuple[int, bytes]:
-        """Return two values: the flag bits to set (COMPRESSED_FLAG if the payload is compressed, otherwise 0), and the
-        payload to send. The payload is compressed if that makes it smaller. Raises LocalProtocolError.
+        """Compress the payload if that makes it smaller. Return the flag bits to set in the record (COMPRESSED_FLAG if
+        the payload was compressed, otherwise 0), and the payload to send. Raises LocalProtocolError.
         """
         if len(payload) < self._least:
             return 0, payload

@@ -67,11 +67,11 @@ class Producer(Closing):
     the forked process, all methods of the parent's producer except close() raise ClientError. close() is allowed there
     and does not affect the parent.
 
-    If the answer to a send is lost (because the broker died, or the request timed out), the producer sends the message
-    again. With `idempotent` (the default), a metaq broker recognizes the repetition and stores the message once.
-    Otherwise, and on a Java broker, the message may be stored twice; docs/client.md, "Exactly once stored", names all
-    cases. If one thread sends several messages with the same key or to the same partition, these messages keep their
-    order.
+    If the broker's answer to a send does not arrive (because the broker died, or the request timed out), the producer
+    sends the message again. With the setting `idempotent` (the default), a metaq broker recognizes the repetition and
+    stores the message only once. Without it, or on a broker of metaq 1.x (a Java broker), the message may be stored
+    twice; docs/client.md, "Exactly once stored", names all cases. If one thread sends several messages with the same
+    key or to the same partition, these messages keep their order.
     """
 
     _made: Transacting | None = None
@@ -95,12 +95,12 @@ class Producer(Closing):
         nodes below the chroot.
 
         selector: chooses the partition for each message without a key (default: all partitions in turn). linger_ms: how
-        long an asynchronous message waits for other messages to share its batch. default_topic: while no broker
-        publishes a message's own topic, the producer chooses among the brokers and partition numbers of this default
-        topic. The message keeps its own topic. A broker with a matching pattern in server.ini publishes the message's
-        topic when the first message arrives. undelivered: a store for asynchronous messages that could not be delivered
-        in time; they are sent again every recover_interval_seconds. No other producer may use the store. This producer
-        closes the store.
+        long an asynchronous message waits for other messages to share its batch. default_topic: a topic that stands in
+        for topics that no broker publishes yet: a message of such a topic is sent to a broker and partition number of
+        the default topic. The message keeps its own topic, which the broker publishes when this first message arrives,
+        if server.ini has a pattern that matches the topic's name. undelivered: a store in which messages of send_async
+        and produce are saved if they cannot be delivered in time; the producer tries to send the saved messages every
+        recover_interval_seconds. No other producer may use the store, and this producer closes it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -176,8 +176,8 @@ class Producer(Closing):
         address: `host:port`, also with 1.x's prefix `meta://`. partitions: the number of partitions of each topic. For
         a topic that is not listed, the broker chooses a partition for each message. The options `key` and `partition`
         and transactions cannot be used with such a topic.
-        broker_id: the broker's id that appears in the names of partitions; only your own code uses it. The other
-        arguments have the same meaning as in Producer. Raises ConfigError.
+        broker_id: the broker id in the partition names that this producer returns; it is not sent to the broker. The
+        other arguments have the same meaning as in Producer. Raises ConfigError.
         """
         return cls(
             selector=selector,
@@ -201,23 +201,26 @@ class Producer(Closing):
 
         Every kind of send has the following options. `tag`: a text; consumers can filter messages by their tags.
         `keys`: texts without blanks; users can look up the message by each of these texts. `attribute`: the attribute
-        of metaq 1.x. `properties`: your own values by name: str, int (64 bits), float (finite), bool or bytes. `key`:
-        messages with the same key go to the same partition. If the key is a text (or bytes in UTF-8), users can also
-        look up the message by each word of the key. `partition`: send the message to this partition. `deliver_at` (a
-        datetime with a time zone) or `delay` (seconds after the broker accepts the message): the broker does not
-        deliver the message before this time, which is at most 366 days ahead. The result is then `pending`, and
-        `cancel` accepts it. `ttl`: seconds from the send, by this machine's clock, after which no consumer gets the
-        message; `ttl` must be longer than a delay. `content_type`: the type of the payload. Consumers can choose a
-        deserializer by this type. The object that Producer.typed returns sets this option itself.
-        timeout: seconds for all steps, including tries on other brokers (default delivery_timeout_seconds).
+        of metaq 1.x. `properties`: a mapping from names to values of your own: str, int (64 bits), float (finite), bool
+        or bytes. `key`: messages with the same key go to the same partition. If the key is a text (or bytes in UTF-8),
+        users can look up the message by each word of the key, as by `keys`. `partition`: send the message to this
+        partition. `deliver_at` (a datetime with a time zone) or `delay` (seconds after the broker accepts the message):
+        the broker does not deliver the message before this time, which is at most 366 days ahead. In the result of such
+        a send, `pending` is true; you can pass the result to `cancel`. `ttl`: the number of seconds after the send, by
+        this machine's clock, after which no consumer gets the message any more; it must be longer than the time until
+        `deliver_at` or the `delay`. `content_type`: the type of the payload. Consumers can choose a deserializer by
+        this type. The object that Producer.typed returns sets `content_type` itself.
+        timeout: the limit in seconds for the whole call, including repeated tries, also on other brokers (default
+        delivery_timeout_seconds).
 
-        Raises NoPartition if no broker publishes the topic; if messages were sent to the topic before, the send first
-        waits for a broker. Raises RequestTimedOut if the message was not acknowledged in time; the message may or may
-        not be stored. Raises RequestRefused if the broker refuses the message. Raises InvalidName; LocalProtocolError
-        (the message is too large, or has bad keys); ConfigError (a timeout below 0, a ttl of 0). Raises TypeError for
-        other arguments of a wrong type: a payload that is not bytes, attributes that are not strings, a partition that
-        is a number and not a TopicPartition. Raises RemoteProtocolError if the answer cannot be decoded; the message
-        may or may not be stored, and is not sent again.
+        Raises NoPartition if no broker publishes the topic: at once, or at the deadline if this producer has sent to
+        the topic before, because a broker may only be restarting. Raises RequestTimedOut if the message was not
+        acknowledged in time; the message may or may not be stored. Raises RequestRefused if the broker refuses the
+        message. Raises InvalidName; LocalProtocolError (the message is too large, or has bad keys); ConfigError (a
+        timeout below 0, a ttl of 0). Raises TypeError for other arguments of a wrong type: a payload that is not bytes,
+        attributes that are not strings, a partition that is a number and not a TopicPartition. Raises
+        RemoteProtocolError if the answer cannot be decoded; the message may or may not be stored, and is not sent
+        again.
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -234,18 +237,20 @@ class Producer(Closing):
         """Send as `send` does, but return a future at once. The future ends with the result or error of `send`, at most
         0.25 s after the deadline.
 
-        The call blocks only in three cases: for the first connection to a broker, for the first look at a topic in
-        ZooKeeper, and while max_buffered_bytes are waiting to be sent. In the last case the call raises RequestTimedOut
-        if the buffer stays full until the deadline. If no broker publishes the topic, the call also asks ZooKeeper for
-        data that explain this in the text of the error. While a broker set has no leader, the first look at the topic
-        takes up to 3 s. If no broker publishes the topic now, but this producer has sent messages to the topic before,
-        the call does not block, and the message is queued. Callbacks of the future run on the thread that reads the
+        The call blocks only in four cases. It opens the first connection to a broker. It reads a topic in ZooKeeper for
+        the first time, which takes up to 3 s while a broker set has no leader. If no broker publishes the topic, it
+        reads from ZooKeeper what the error's text says about the reason. While messages of max_buffered_bytes (or
+        max_buffered_messages messages) wait for their outcome, it waits for room, and raises RequestTimedOut if there
+        is none until the deadline. If no broker publishes the topic now, but this producer has sent messages to the
+        topic before, the call queues the message and returns at once. Callbacks of the future run on the thread that
+        reads the
         answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a transaction) raise
         ClientError.
 
-        If the producer has a store for `undelivered` messages, a temporary error is not raised and does not end the
-        future with an error. Instead the message is saved and the future's result is `pending`, without an id. The
-        saved message is sent again later, after messages that were sent in the meantime.
+        If the producer has a store for `undelivered` messages, and an error is only temporary, the message is saved in
+        the store instead of reporting the error. The future then ends with a result whose `pending` is true and which
+        has no message id. The producer sends the saved message again later; messages that were sent in the meantime may
+        be stored before it.
         """
         self._guard.check()
         deadline = self._clock() + (self._seconds if timeout is None else check_timeout(timeout))
@@ -264,14 +269,14 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Send as `send_async` does, but create no future. `produce` is the cheapest way to send single messages in a
-        loop.
+        """Send one message as `send_async` does, but create no future; on_delivery gets the result instead. This is the
+        fastest way to send single messages in a loop.
 
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
-        `send`; the arguments are in the order of confluent-kafka's on_delivery. on_delivery runs on the thread that
-        reads the broker's answer, like the callbacks of futures, so the caller need not poll. If on_delivery is None,
-        undelivered messages are counted. The next flush() or close() then raises DeliveryFailed with their number and
-        the reasons.
+        `send`; the arguments are in the order of confluent-kafka's on_delivery. Like the callbacks of futures,
+        on_delivery runs on the thread that reads the broker's answer, so unlike with confluent-kafka, you need not call
+        a poll function. None: the producer only counts the messages that could not be delivered, and the next flush()
+        or close() raises DeliveryFailed with their number and the reasons.
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
@@ -287,13 +292,13 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Send many messages to one partition in one frame (over the text protocol: as pipelined puts), and wait until
-        all are acknowledged.
+        """Send many messages to one partition in one request (over the text protocol: in one `put` command each,
+        without waiting for the answers between them), and wait until all are acknowledged.
 
-        The options tag, keys, attribute, properties, ttl and key apply to every payload, but a payload of type Message
-        keeps its own values. The results have the order of the payloads and are computed when they are accessed. An
-        empty batch returns []. Raises the same errors as `send`. Also raises LocalProtocolError if the batch does not
-        fit into one frame; then send the batch in parts.
+        The options tag, keys, attribute, properties, ttl and key apply to every payload, except that a payload of type
+        Message keeps its own values of these options. The results have the order of the payloads; each is computed only
+        when it is read. An empty batch returns []. Raises the same errors as `send`. Also raises LocalProtocolError if
+        the batch does not fit into one frame; then send the batch in parts.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -313,9 +318,9 @@ class Producer(Closing):
         """Send as `send_batch` does, but return a future at once. The future ends with the result or error of
         `send_batch`.
 
-        Use this method to send very many messages: you can build the next batch while the broker stores the previous
-        batch. Batches that one thread sends to one partition keep their order. This method blocks in the same cases as
-        `send_async`. It does not use the store for `undelivered` messages.
+        Use this method to send very many messages: you can build the next batch while the broker stores this one.
+        Batches that one thread sends to one partition keep their order. This method blocks in the same cases as
+        `send_async`. Batches are never saved in the store for `undelivered` messages.
         """
         self._guard.check()
         items = list_of(payloads)
@@ -344,14 +349,15 @@ class Producer(Closing):
         consumer gets the request after this number of seconds. timeout: seconds to wait for the reply (default
         delivery_timeout_seconds). If no reply has come by then, the future ends with RequestTimedOut, at most 0.25 s
         later. A reply that comes even later is dropped and counted (`late_replies`). If the request cannot be stored,
-        the future ends with the error that `send` would raise. When the producer is closed, the future ends with
-        ClientError.
-        deserializer: decodes the reply's `value`, as the deserializer of a Consumer does.
+        the future ends with the error that `send` would raise. Futures that still wait when the producer is closed end
+        with ClientError. deserializer: turns the reply's payload into the reply's `value`, as the deserializer of a
+        Consumer does.
 
         The replies are stored in one partition of ProducerConfig.reply_topic. The first call of `request` starts a
-        thread that reads this partition, and blocks until the partition's end is known. Callbacks of the futures run on
-        this thread: keep them short. Raises NoPartition (no broker has the reply topic), BrokerUnavailable,
-        RequestTimedOut, and the errors of `send`.
+        thread that reads the replies from this partition, and blocks until the broker has told where the partition
+        ends, because the reading begins there. Callbacks of the futures run on the reading thread: keep them short.
+        Raises NoPartition (no broker has the reply topic), BrokerUnavailable, RequestTimedOut, and the errors of
+        `send`.
         """
         self._guard.check()
         from ..serializers.base import deserializers
@@ -369,8 +375,8 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> SendResult:
-        """Answer a request, and wait until the reply is stored. The options are the same as for `send`, but without
-        tag, key and partition.
+        """Send the reply to a request that a consumer has received, and wait until the reply is stored. The options are
+        those of `send`, except tag, key and partition, which the request determines.
 
         Raises ClientError (the message is no request), ConfigError (tag, key or partition is given), and the errors of
         `send`.
@@ -384,7 +390,9 @@ class Producer(Closing):
 
     @property
     def late_replies(self) -> int:
-        """Number of replies that came too late for their requests, including duplicates."""
+        """Number of received replies whose request had already ended, at its timeout or with an earlier copy of the
+        reply.
+        """
         return 0 if self._requester is None else self._requester.late
 
     def _make_requester(self) -> Requester:
@@ -402,23 +410,23 @@ class Producer(Closing):
 
     def send_stored(self, message: StoredMessage, *, timeout: Duration | None = None, retry: bool = True) -> SendResult:
         """Send a message from a LocalMessageStore. If the message names a partition, it goes to that partition. retry:
-        False means that the message is tried only once.
-
-        Raises the same errors as `send`. If `retry` is False, it also raises PartitionClosed, BrokerUnavailable and any
-        other error of the single try.
+        False means that `send_stored` makes only one attempt. Raises the same errors as `send`; if `retry` is False,
+        also PartitionClosed, BrokerUnavailable and any other error of the single attempt.
         """
         self._guard.check()
         return self._driver.send_stored(message, self._deadline(timeout), retry)
 
     def typed(self, serializer: Serializer[T]) -> TypedProducer[T]:
-        """Return a view of this producer that sends values, which `serializer` turns into payloads. Raises
-        ConfigError."""
+        """Return an object that sends values through this producer; `serializer` turns each value into a payload.
+        Raises ConfigError.
+        """
         from .typed import TypedProducer
 
         return TypedProducer(self, serializer)
 
     def transaction(self, *, timeout_seconds: int | timedelta | None = None) -> Transaction:
-        """Return a transaction on one broker, for use in a `with` block. This call itself sends no request.
+        """Return a new transaction, for use in a `with` block; all its messages must go to one broker. The transaction
+        begins at the broker with the first message, so this call sends no request.
 
         timeout_seconds: the broker rolls the transaction back after this time (default transaction_timeout_seconds; 0 =
         never). Raises ConfigError.
@@ -442,29 +450,31 @@ class Producer(Closing):
     ) -> TransactionResult:
         """Send one message that consumers see only if local work is committed.
 
-        The broker keeps a half message, which no consumer sees. Then this thread calls `execute(message)`, which does
-        the local work. If `execute` returns True, the message is committed; if False, it is rolled back; if
-        HalfOutcome.UNKNOWN, it stays open. An exception of `execute` also leaves the message open, because an exception
-        does not tell whether the work was committed; the caller gets the exception. As long as the broker does not know
-        the outcome (also if this process has ended), the broker asks producers of the same group for the outcome. The
-        broker asks for the first time `check_after` seconds from now (by default the broker's value, 6). It asks 15
-        times in all, after growing pauses. After the last question without an outcome, an operator must commit or roll
-        back the message (`metaq halves`). `execute` must store the outcome together with the work, because `check` must
-        be able to find the outcome later, perhaps in another process.
+        The broker first stores the message as a half message, which no consumer sees. Then the calling thread calls
+        `execute(message)`, which must do the local work, for example a database transaction. If `execute` returns True,
+        the message is committed (consumers see it); if False, it is rolled back (discarded); if HalfOutcome.UNKNOWN, it
+        stays a half message for now. It also stays a half message if `execute` raises an exception, because the local
+        work may have been committed before the exception; the caller gets the exception. A broker that has not been
+        told the outcome, even because this process has ended, asks a producer of the same group for it. The broker asks
+        for the first time `check_after` seconds from now (by default the broker's value, 6), and at most 15 times in
+        all, after growing pauses. After the last question without an outcome, an operator must commit or roll back the
+        message (`metaq halves`). `execute` must store the outcome together with the local work, for example in the same
+        database transaction, because `check` must be able to find the outcome later, perhaps in another process.
 
-        check: a function that answers the broker's questions from now on, as with `check_transactions`. None: keep the
-        function of an earlier call. `check(message)` returns True, False or HalfOutcome.UNKNOWN. UNKNOWN means that
-        `check` cannot tell yet, because another process may still be doing the local work. group: the producer group,
-        by default ProducerConfig.producer_group.
-        timeout: seconds for sending the half message, and the same time again for sending its outcome. The options are
-        the same as for `send`, but without deliver_at and delay.
+        check: a function that answers the broker's questions about this group and topic from now on, as with
+        `check_transactions`. None: the function of an earlier call goes on answering them. `check(message)` returns
+        True, False or HalfOutcome.UNKNOWN. UNKNOWN means that `check` cannot tell yet, because another process may
+        still be doing the local work. group: the producer group, by default ProducerConfig.producer_group. timeout: the
+        limit in seconds for sending the half message, and once more for sending its outcome. The options are those of
+        `send`, except deliver_at and delay.
 
         The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
-        warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. Then the
-        result's `cause` says why, and the broker asks for the outcome later. Raises HalfDecided (an earlier check of
-        another process has decided otherwise: choose a longer `check_after`), TypeError (`execute` returned a value of
-        another type), ConfigError (no group). TransactionTooLate (`check_after` has passed before the work could begin;
-        the message is rolled back) and errors of `send` mean that `execute` was not called.
+        warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. In this
+        last case the result's `cause` is the error of the send, and the broker asks for the outcome later. Raises
+        HalfDecided (before `execute` had ended, the check function of another process has given the broker the opposite
+        outcome: choose a longer `check_after`), TypeError (`execute` returned a value of another type), ConfigError (no
+        group). TransactionTooLate (`check_after` has passed before the work could begin; the message is rolled back)
+        and errors of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -488,14 +498,15 @@ class Producer(Closing):
 
         `execute(message)` is called once the broker has the half message, on one of `transaction_threads` threads of
         this producer (by default 4). So several calls of `execute` may run at the same time and in any order, and each
-        call may block. If `execute` raises an exception, the future ends with this exception. If `execute` waits for
-        the future of another transaction, it occupies a thread that other transactions need.
+        call may block. If `execute` raises an exception, the future ends with this exception. An `execute` that waits
+        for the future of another transaction occupies one of these threads meanwhile; if all of them wait like this, no
+        transaction goes on.
 
-        Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When the
-        timeout of close() is over, close() ends the remaining transactions. If `execute` was not called yet, the future
-        ends with ClientError and `execute` will never be called. If `execute` was called already, the future ends with
-        an UNKNOWN outcome, and the broker asks for the outcome later. The call blocks, raises errors and calls the
-        future's callbacks as `send_async` does. `cancel()` of the future always returns False.
+        Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When its
+        timeout is over, close() ends the remaining transactions: if `execute` was not called yet, the future ends with
+        ClientError, and `execute` will never be called; otherwise the future ends with a result whose `outcome` is
+        UNKNOWN, and the broker asks for the outcome later. When the call blocks, which errors it raises, and where the
+        future's callbacks run: see `send_async`. `cancel()` of the future always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -503,14 +514,14 @@ class Producer(Closing):
 
     def check_transactions(self, check: Check, topics: Iterable[str], *, group: str | None = None) -> None:
         """From now on, answer the questions of all brokers of these topics about transactions of this producer group,
-        including transactions that other producers of the group have begun. A process that sends no messages may call
+        including transactions that other producers of the group have begun. A process that sends no messages can call
         this method, too.
 
-        check: as in `send_in_transaction`; called on threads of this producer, one call at a time, until close(). If
+        check: as in `send_in_transaction`; threads of this producer call it, one call at a time, until close(). If
         `check` raises an exception, the error is logged, and the broker asks again. A later call for the same group and
-        topic replaces the check function. If a transaction was begun with a check function of its own, that function
-        answers for the transaction. group: the producer group, by default ProducerConfig.producer_group. Raises
-        ConfigError, InvalidName.
+        topic replaces the check function. But a question about a transaction that this producer has begun with a
+        `check` of its own is answered by that function. group: the producer group, by default
+        ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()
         halves = self._transacting().halves
@@ -525,8 +536,8 @@ class Producer(Closing):
     def xa(
         self, topics: Iterable[str], *, qualifier: str | None = None, timeout_seconds: int | timedelta | None = None
     ) -> XaResource:
-        """Return an object with the operations of XA (start, end, prepare, commit, rollback, recover), for your own
-        transaction coordinator.
+        """Return an object with the operations of XA transactions (start, end, prepare, commit, rollback, recover),
+        which your transaction coordinator must call.
 
         topics: all topics that you will send to. A transaction goes to a broker that publishes all these topics.
         qualifier: the name that identifies this resource at the brokers, so that `recover` finds its transactions after
@@ -541,9 +552,9 @@ class Producer(Closing):
         return XaResource(calls, topics, qualifier, seconds, self)
 
     def _transacting(self) -> Transacting:
-        """Return the producer's object for transactions, and create it at the first call. Any thread may call this, and
-        the call may be interrupted. If two threads create an object at the same time, one of the two objects is
-        dropped.
+        """Return the producer's object for transactions, and create it at the first call. Any thread may call this,
+        also one that can be interrupted. If two threads create an object at the same time, only one of the two objects
+        is kept, and both threads get it.
         """
         if self._made is None:
             from .transacting import Transacting
@@ -567,10 +578,9 @@ class Producer(Closing):
         safely as the message was. Return False if the message was already due; then the message is delivered.
 
         result: the result of sending the message; another producer may have sent it. timeout: time limit in seconds, by
-        default delivery_timeout_seconds. Until this limit, a broker that cannot be reached is asked again. Raises
-        MessageNotFound (the broker does not know the
-        message: it is of another cluster, or was cancelled long ago), ConfigError (the message was not delayed),
-        RequestTimedOut, RequestRefused, BrokerUnavailable.
+        default delivery_timeout_seconds. Within this time, a broker that cannot be reached is asked again and again.
+        Raises MessageNotFound (the broker does not know the message: it was sent to another cluster, or was cancelled
+        long ago), ConfigError (the message was not delayed), RequestTimedOut, RequestRefused, BrokerUnavailable.
         """
         self._guard.check()
         refuse_in_callback("cancel()")
@@ -586,11 +596,11 @@ class Producer(Closing):
         return self._metadata.view(topic).partitions
 
     def flush(self, timeout: Duration | None = None) -> None:
-        """Wait until all messages sent so far are answered.
+        """Wait until every message sent so far is delivered or has failed.
 
         Raises RequestTimedOut after `timeout` seconds. Raises ClientError if it is called in a callback of a send, or
-        in a signal handler that has interrupted a call of this producer. Raises DeliveryFailed if messages of `produce`
-        without an on_delivery could not be delivered since the last call.
+        in a signal handler that has interrupted a call of this producer. Raises DeliveryFailed if messages that were
+        sent by `produce` without an on_delivery could not be delivered, except those that an earlier call has reported.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -601,19 +611,23 @@ class Producer(Closing):
         self._tell_losses()
 
     def _tell_losses(self) -> None:
-        """Raise DeliveryFailed if messages were lost since the last call. Each loss is reported only once."""
+        """Raise DeliveryFailed if messages of `produce` without an on_delivery were lost, except those that an earlier
+        call has reported.
+        """
         if losses := self._unreported.take():
             raise DeliveryFailed(losses)
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Flush for at most `timeout` seconds, and close the producer. The remaining messages fail with ClientError, or
-        go to the store for undelivered messages. Closing takes at most END_SECONDS more, unless a callback hangs. After
-        everything is closed, this method raises DeliveryFailed in the same cases as `flush`.
+        """Wait as `flush` does, but at most `timeout` seconds, and then close the producer. The messages that are not
+        delivered by then fail with ClientError, or are saved in the store for undelivered messages. Closing takes at
+        most END_SECONDS longer than `timeout`, unless a callback hangs. After the producer is closed, this method
+        raises DeliveryFailed in the same cases as `flush`. close() itself ends the futures of the messages that are not
+        delivered, and runs their callbacks one after another, so it takes longer if a callback blocks.
 
-        When close() returns, every future has ended, or the thread that reads its answer is ending it. So close() waits
-        for the callbacks of the messages that it ends, one after another, even if one of them blocks long. Idempotent.
-        Where flush() raises ClientError, close() raises it too and closes nothing. In a forked process close() only
-        closes that process's copies of the sockets.
+        When close() returns, every other future has ended, or the thread that has read its answer is just ending it.
+        Idempotent. In a callback of a send, or in a signal handler that has interrupted a call of this producer,
+        close() raises ClientError and closes nothing. In a forked process close() only closes that process's copies of
+        the sockets.
         """
         seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
@@ -628,9 +642,9 @@ class Producer(Closing):
         self._tell_losses()
 
     def _end_dropped(self) -> None:
-        """Close a producer that the program has dropped without calling close(). This method is called when all
-        accepted messages are delivered, or have failed at their own deadlines. Lost messages are reported when the
-        program ends.
+        """Close a producer that the program no longer refers to and on which it has not called close(). This is called
+        only after all accepted messages are delivered or have failed. Failed messages are reported when the program
+        ends.
         """
         self._driver.flush(math.inf)
         if not self._unreported:
@@ -677,8 +691,8 @@ class Producer(Closing):
     def _take_over(
         self, topic: str, payload: Buffer, deadline: float, on_delivery: OnDelivery | Losses, options: SendOptions
     ) -> SendFuture[SendResult]:
-        """Accept a single message. No thread waits for its outcome. If on_delivery is ASKED, the returned future gets
-        the outcome.
+        """Accept a single message for sending, and return without waiting for its outcome. The returned future gets the
+        result or error only if on_delivery is ASKED; otherwise on_delivery gets it.
         """
         payload = payload_bytes(payload)
         flag, body = build_body(payload, options, self._packer)
@@ -687,7 +701,9 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """Return None always, as ProducerCore.join does if there is no batch to join."""
+    """Stands in for ProducerCore.join if the producer compresses payloads: always returns None, as `join` does if there
+    is no open batch.
+    """
 
 
 def zookeeper_metadata(connect: str, root: str, config: ProducerConfig) -> ZooKeeperMetadata:

@@ -1,8 +1,7 @@
-"""Queues of messages that wait for one broker: a queue for each partition, and the requests that are made of the queued
-messages.
+"""The queues of a producer, one for each partition, and the requests that are made of the queued messages.
 
-A turn is the messages of one partition in a request. A flight is the turns that are sent to one broker together.
-`ProducerCore._lock` guards everything here.
+In this module a turn is the messages of one partition in a request. A flight is the turns that are sent to one broker
+together. `ProducerCore._lock` guards everything here.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ class PartitionQueue:
     """The queue of one partition. The queue has one of these states: idle; lingering or ready (the queue is in its
     broker's list); busy (a request is in flight, or the sender is preparing a request); paused until `retry_at`,
     because the last request failed.
-    under_way: the messages of the request in flight, or the messages whose partition is being chosen again.
+    under_way: messages that were taken out of the queue and have no outcome yet: those of the request in flight, or
+    those for which a new partition is being chosen.
 
-    open: the last batch of the queue, while more messages may join it; queued_bytes and queued_records include this
-    batch only after it is closed. gathers_for: the `where` (see ProducerCore.join) of the last opened batch. sticks:
-    whether messages without a key go to this queue. They go to another queue once this queue is full, its messages are
-    sent, or a request fails.
+    open: the batch at the end of the queue to which messages are still added; None if there is none. queued_bytes and
+    queued_records count its messages only after no more are added. gathers_for: the `where` (see ProducerCore.join) of
+    the last opened batch. sticks: whether the next message without a key goes to this queue again. It becomes false
+    when this queue is full, its messages are sent, or a request fails.
 
     sequence: the sequence number of the last request. repeat: the messages of the last request, if it is unknown
     whether the broker has stored them. These messages are sent again before all other messages, unchanged and with the
@@ -92,13 +92,13 @@ class PartitionQueue:
         self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
-        """Put messages that were taken out back at the front of the queue, in their order."""
+        """Put messages that were taken out of this queue back at its front, in their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
 
     def stop_gathering(self) -> None:
-        """Send the next message without a key to another partition."""
+        """Let the next message without a key go to another partition, and close the open batch."""
         self.sticks = False
         self.close()
 
@@ -157,12 +157,12 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Return the number of queued messages that the current request leaves for the next request.
+        """Return how many queued messages are left out of the request that is being made, for the request after it.
 
         Some programs send further messages only while fewer than a certain number of their messages are unacknowledged.
-        While a request is in flight, such a program reaches its limit again. If one request contained nearly all its
-        messages, the program would wait while the broker works, and the broker would wait while the program sends.
-        Requests with half of the messages keep both busy.
+        If one request contained nearly all these messages, such a program could not send until the broker answers, and
+        then the broker would have nothing to do until the program has sent more. With half of the messages in each
+        request, the broker works on one half while the program replaces the other.
         """
         return max(0, self.queued_records - self.answered) // 2
 
@@ -196,14 +196,15 @@ FailedTurn = tuple[Turn, MetaqError]
 
 
 class Flight:
-    """Turns that are sent to one broker together. A turn is the messages of one partition in a request. missing: the
-    number of turns without an outcome. taken: whether the sender has begun to send the flight. sent_at: the time when
-    the sender began (monotonic seconds). request: the request of the last turn, or the one request that contains all
-    turns; set just before the request is sent. counted: whether the flight may have been sent with the sequence numbers
-    of its turns. failed: whether the flight could not be sent. landed: the turns that were already reported to the core
-    as landed. settled: the turns that were already reported to the core as released. Both are needed because the
-    handler of an answer is called again if it was interrupted, and must not report a turn twice. elsewhere: whether the
-    answer and all later steps are processed on the thread that no signal reaches.
+    """Turns (each the messages of one partition in a request) that are sent to one broker together. missing: the number
+    of turns that have no answer or error yet. taken: whether the sender has begun to send the flight. sent_at: the time
+    when the sender began (monotonic seconds). request: the request of the last turn, or the one request that contains
+    all turns; set just before the request is sent. counted: whether the flight may have been sent with sequence
+    numbers, so that its turns can be repeated safely. failed: whether the flight could not be sent. landed: the turns
+    whose answers were already reported to the core. settled: the turns whose messages the core has already released.
+    `landed` and `settled` are needed because the handler of an answer is called again if it was interrupted, and must
+    not report a turn twice. elsewhere: whether the answer and all later steps are processed on the thread that no
+    signal reaches.
     """
 
     __slots__ = (
@@ -245,8 +246,8 @@ class Flight:
         return min(now + request_seconds, last)
 
     def needs_reader(self, connection: Connection) -> bool:
-        """Whether a background thread must read this connection. A background thread must read it if the flight
-        contains a message for which no blocked thread reads the connection.
+        """Whether a background thread must read the flight's answer from this connection: true if the flight contains a
+        message whose caller does not itself wait and read from this connection.
         """
         for _, batch in self.turns:
             for outgoing in batch:
@@ -256,7 +257,9 @@ class Flight:
 
     @property
     def has_gone(self) -> bool:
-        """Whether the flight has its outcome, or will get it, although the sending thread was interrupted."""
+        """Whether the flight was sent or has failed. If not, and the sending thread was interrupted, another thread
+        must handle the flight.
+        """
         if self.failed or self.missing <= 0:
             return True
         return self.request is not None and self.request.taken
@@ -265,8 +268,9 @@ class Flight:
 class BrokerQueue:
     """The queues of all partitions of one broker.
 
-    gathers: whether the broker accepts the messages of several partitions in one frame. If it does, the number of
-    flights is limited. The queues that become ready while no further flight is allowed are sent together.
+    gathers: whether the broker accepts the messages of several partitions in one request. If it does, the number of
+    flights at a time is limited, and the messages of the queues that become ready while the limit is reached go in one
+    later flight.
     """
 
     __slots__ = ("connection", "flights", "gathers", "lingering", "ready")
@@ -279,7 +283,9 @@ class BrokerQueue:
         self.lingering: list[PartitionQueue] = []
 
     def use(self, connection: Connection) -> None:
-        """Use this connection for the broker from now on. The sender calls this without holding the core's lock."""
+        """Note the connection over which the next flight to the broker is sent, and whether it accepts several
+        partitions in one request. The sender calls this without holding the core's lock.
+        """
         self.connection = connection
         self.gathers = connection.takes_many
 
@@ -288,21 +294,23 @@ class BrokerQueue:
         return self.flights < max_flights or not self.gathers
 
     def call(self, queue: PartitionQueue) -> None:
-        """Mark a queue as ready, so that its messages go with the next flight."""
+        """Mark a queue as ready, so that the next flight takes messages of it."""
         if not queue.ready:
             self.ready.append(queue)  # first: a second entry in the list does no harm
             queue.ready = True
 
     def call_lingering(self) -> None:
-        """Send lingering messages with the flight that is about to be sent, because waiting longer would save no
-        request.
+        """Mark all lingering queues as ready, so that the flight that is about to be made takes their messages, too:
+        letting them wait longer would save no request.
         """
         for queue in self.lingering:
             self.call(queue)
         self.lingering.clear()
 
     def depart(self, max_flights: int, max_bytes: int, max_records: int) -> list[Flight]:
-        """Return the flights that may be sent now, and mark the queues of their partitions as busy."""
+        """Take messages out of the ready queues, and return them as flights that the caller must send now. Mark the
+        queues of these messages as busy.
+        """
         flights: list[Flight] = []
         while self.ready and self.is_open(max_flights):
             turns = self._board(max_bytes, max_records)
@@ -312,8 +320,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Choose partitions for the next flight until the request is full, and return the turns of these partitions.
-        The partition that became ready first is chosen first. If `gathers` is false, choose only one partition.
+        """Take the turns of the next flight from the ready queues, in the order in which these became ready, until a
+        limit is reached, and return the turns. If `gathers` is false, take only one turn.
         """
         turns: list[Turn] = []
         size = records = 0
@@ -369,7 +377,9 @@ class Queues:
         return queue
 
     def call(self, queues: Iterable[PartitionQueue]) -> list[Flight]:
-        """Mark each of the given queues as ready if it has messages. Return the flights that may be sent now."""
+        """Mark each of the given queues as ready if it has messages. Return the flights that the caller must send
+        now.
+        """
         brokers: dict[BrokerQueue, None] = {}
         for each in queues:
             if each.queue or each.repeat:
@@ -391,7 +401,9 @@ def _count(messages: Sequence[Outgoing]) -> int:
 
 
 def expired(outgoing: Outgoing, now: float) -> bool:
-    """Whether a message has passed its deadline, has no outcome, and no blocked thread watches this deadline itself."""
+    """Return whether a message must be ended now because its deadline has passed. This is false if the message has an
+    outcome, or if its caller waits for it and watches the deadline itself.
+    """
     return outgoing.deadline <= now and outgoing.report is not None and not outgoing.done
 
 

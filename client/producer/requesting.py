@@ -1,12 +1,12 @@
 """Send requests (messages that ask for a reply), and read the replies.
 
 The property `metaq.reply-to` of a request states where its reply goes, in the form `topic broker-partition inbox`. The
-property names one partition of the reply topic and the inbox. The inbox is the tag of the reply, and only this producer
-uses it. The property `metaq.correlation` is the number of the request within its inbox, and the reply repeats it.
-Before the first request is sent, the requester begins to read the reply partition from its end. The requester reads
-with a tag filter and long polling, as a Consumer does (fetching/core.py, fetching/fetcher.py). The requester goes on
-reading after the broker restarts or another node becomes the leader of the partition. The requester joins no group and
-stores nothing in ZooKeeper.
+reply must be sent to this partition of the reply topic, with the inbox as its tag. Each producer has an inbox of its
+own. The property `metaq.correlation` is the number of the request within its inbox, and the reply repeats it. Before
+the first request is sent, the requester begins to read the reply partition from its end. It reads only messages with
+the tag of its inbox, with the classes that a Consumer uses (fetching/core.py, fetching/fetcher.py), so it goes on
+reading after the broker restarts or another node becomes the leader. Unlike a Consumer, the requester joins no group
+and stores nothing in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ __all__ = ["ReplyTo", "Requester", "reply_options"]
 log = get_log(__name__)
 
 _TAKEN = 1000
-"""Maximum number of replies that the background thread takes from the fetched data in one step."""
+"""Maximum number of fetched replies that the background thread hands to their futures before it looks for passed
+deadlines.
+"""
 _RETRY_SECONDS = 1.0
-"""Longest pause in seconds before the requester tries again to read a partition whose broker is absent. The pause is
-short because requests have deadlines.
+"""Longest pause in seconds before the requester tries again to read from a broker that it could not reach. The pause is
+short because the requests that wait for replies have deadlines.
 """
 _CHOSEN_BY_THE_REQUEST = ("tag", "key", "partition")
 
@@ -66,7 +68,7 @@ class ReplyTo(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> ReplyTo:
-        """Return the parsed text of `metaq.reply-to`. Raises ValueError."""
+        """Parse the value of the property `metaq.reply-to`. Raises ValueError."""
         topic, place, inbox = text.split(" ")
         return cls(TopicPartition.parse(topic, place), inbox)
 
@@ -119,8 +121,8 @@ class Requester:
         clock: Callable[[], float] = time.monotonic,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """begin: a function that sends a message without a thread that waits for the outcome (Driver.begin). random:
-        chooses among the partitions of the reply topic.
+        """begin: a function that begins to send a message and does not wait for the outcome (Driver.begin). random: a
+        function that returns a number in [0, 1), with which the partition for replies is chosen.
         """
         from ..fetching.core import ConsumerCore  # not imported by a producer without requests
         from ..fetching.fetcher import Fetcher
@@ -180,15 +182,18 @@ class Requester:
         return future
 
     def _sent(self, correlation: str, error: Exception | None, _result: object) -> None:
-        """Process the end of the request's send. If the send has failed, the request's future ends with `error`."""
+        """Called when the request with this correlation is stored or its send has failed. If it has failed, end the
+        request's future with `error`.
+        """
         if error is not None and (pending := self._pending.pop(correlation, None)) is not None:
             pending.future.outcome.settle(error, None)
 
     # --- where replies are read -------------------------------------------------------------------------------------
 
     def _opened(self, deadline: float) -> TopicPartition:
-        """Return the partition for replies to the next request. The producer begins to read this partition before the
-        request is sent. Only one thread at a time runs this method, and this thread cannot be interrupted.
+        """Return the partition to which the reply to the next request must go. If the requester does not read this
+        partition yet, begin to read it first. Only one thread at a time runs this method, and this thread cannot be
+        interrupted.
         """
         from ..questions.partition_bounds import max_offset
 

@@ -1,9 +1,9 @@
-"""Choose partitions again for the queued messages of a paused partition (its last request has failed), without changing
-their order.
+"""After a request to a partition has failed and its queue is paused, choose new partitions for the queued messages,
+without changing their order.
 
-The choice is made by three methods, one after the other: `drain`, `choose` and `resume`. `drain` and `resume` run with
-`ProducerCore._lock` held. `choose` runs without the lock, because it may call a user's selector. Meanwhile the messages
-count as in flight in their partition, where KeyOrder finds them.
+The caller calls three methods for this, one after the other: `drain`, `choose` and `resume`. `drain` and `resume` run
+with `ProducerCore._lock` held. `choose` runs without the lock, because it may call a user's selector. Until `resume`
+puts the messages into queues again, they are in `under_way` of the old queue, so that KeyOrder still finds them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from .routing import Routes, key_bytes
 __all__ = ["Rerouting"]
 
 Rerouted = tuple[Outgoing, TopicPartition | None]
-"""A message and its new partition. None instead of a partition means that the message's key will choose it."""
+"""A message and its new partition. None instead of a partition means that `resume` computes the partition from the
+message's key.
+"""
 
 
 class Rerouting:
@@ -41,9 +43,9 @@ class Rerouting:
         self._clock = clock
 
     def drain(self, queue: PartitionQueue) -> tuple[Sequence[Outgoing], Sequence[Outgoing]]:
-        """Take all messages out of `queue` and return them, so that partitions can be chosen for them. If the queue's
-        failed request may not be repeated any more, also return its messages, as the second list. The partition stays
-        paused until `resume`.
+        """Take all messages out of the paused `queue`, and return them in the first list, so that partitions can be
+        chosen for them. If the queue's failed request must not be repeated any more, return the messages of this
+        request in the second list, so that the caller ends them. The queue stays paused until `resume`.
         """
         if not queue.paused:
             return (), ()
@@ -55,9 +57,9 @@ class Rerouting:
         return drained, overdue
 
     def choose(self, queue: PartitionQueue, drained: Sequence[Outgoing]) -> tuple[list[Rerouted], list[GivenUp]]:
-        """Choose a new partition for each message in `drained`; these messages were taken out of `queue`. Return the
-        messages with their new partitions, and the messages that end with an error because no partition could be
-        chosen.
+        """Choose a new partition for each message in `drained`, which `drain` has taken out of `queue`. Return the
+        messages with their new partitions, and the messages that must end with an error because their deadline has
+        passed or the user's selector has failed.
         """
         placed: list[Rerouted] = []
         ended: list[GivenUp] = []
@@ -79,8 +81,8 @@ class Rerouting:
         return placed, ended
 
     def resume(self, queue: PartitionQueue, placed: Sequence[Rerouted]) -> Iterable[PartitionQueue]:
-        """Put these messages into the queues of their new partitions, before messages that came later, and end the
-        pause of `queue`. Return all queues that were changed.
+        """Put these messages into the queues of their new partitions, and end the pause of `queue`. Messages that have
+        come into `queue` since `drain` follow after them. Return all queues that were changed.
         """
         here = queue.partition
         if any(outgoing.goes_by_key for outgoing in chain((each for each, _ in placed), queue.queue)):

@@ -1,6 +1,7 @@
-"""Save messages in a local store when no broker took them, and send them again later.
+"""Save messages in a local store if no broker has accepted them, and send them again later. The store has several
+queues.
 
-The messages of each queue are sent in their order, by one thread at a time, until a send fails.
+The messages of a queue are sent in their order, by one thread at a time, until a send fails.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["NOWHERE", "Resender", "Undelivered"]
 log = get_log(__name__)
 
 NOWHERE = -1
-"""Broker and partition of a message that has no partition yet."""
+"""Stands for the broker and for the partition number of a saved message that has no partition yet."""
 _PREFIX = "undelivered "
 """First part of the name of a topic's queue in the store; the topic's name follows it. No topic's name begins with this
 text, because the text contains a blank.
@@ -35,8 +36,8 @@ class Resender:
     """Sends the messages of a store's queues, but only of the queues for which `owns` returns true. Any thread may call
     the methods.
 
-    send: sends one message, or raises MetaqError; the error stops the sending of this queue for now. The message stays
-    the first of its queue. The resender tries to send this message again at the next `trigger`, or after the interval.
+    send: a function that sends one message or raises MetaqError. After an error the message stays the first of its
+    queue, and nothing more of this queue is sent until the next `trigger`, or until the interval has passed.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class Resender:
         self._timers = Timers("metaq-resend", clock)
 
     def begin(self) -> None:
-        """Start sending the queues' messages. The constructor does not start this work: if an interrupt (interrupts.py)
-        came when the constructor returns, no caller would have the object to stop the work. If an interrupt ends this
-        method, the sending is stopped, too.
+        """Start sending the queues' messages. The constructor does not do this, because an interrupt (interrupts.py)
+        just before it returns would leave the caller without the object, and nobody could stop the sending. If an
+        interrupt ends this method, the sending stops, too.
         """
         try:
             self._timers.call_later(0.0, self._round)
@@ -74,7 +75,7 @@ class Resender:
 
     @property
     def failures(self) -> Mapping[str, MetaqError]:
-        """By queue: the error of the last try to send the queue's first message."""
+        """For each queue whose first message could not be sent: the error of the last try."""
         return dict(self._failures)
 
     def trigger(self, queue: str) -> None:
@@ -96,7 +97,7 @@ class Resender:
 
     @property
     def rests(self) -> bool:
-        """Whether no thread is sending the messages of a queue, and none is about to start."""
+        """Whether at present no thread sends messages of any queue or is about to do so."""
         with self._lock:
             return not (self._wanted or self._running)
 
@@ -158,7 +159,9 @@ class Resender:
             self._changed.ring()
 
     def _send_chunk(self, queue: str) -> bool:
-        """Send one chunk of the queue's messages. Return False if the queue had no messages to send."""
+        """Read the first messages of the queue, at most RESENT_TOGETHER, and send them. Return False if the queue had
+        none.
+        """
         rows = self._store.peek(queue, tuning.RESENT_TOGETHER)
         sent: list[int] = []
         try:
@@ -175,7 +178,7 @@ class Resender:
 
 class Undelivered:
     """Saves undelivered messages in the store and sends them again. Any thread may call the methods; `keep` never
-    blocks. Each topic has one queue. The queue holds the topic's messages in the order in which the producer gave up
+    blocks. Each topic has one queue in the store, with the topic's messages in the order in which the producer gave up
     sending them.
 
     send: see Resender.
@@ -202,9 +205,10 @@ class Undelivered:
         self._resender.begin()
 
     def keep(self, outgoing: Outgoing, error: MetaqError) -> None:
-        """Save a message; `error` says why it was given up. The message's future ends once the message is in the store.
-        If `keep` is called twice with the same message before the message is written, the message is saved only once.
-        After `close` the future ends with LocalStoreError.
+        """Let the background thread write a message to the store; `error` says why the producer no longer tries to send
+        it. The message's future ends once the message is in the store. A repeated call with a message that is not
+        written yet does no harm. If `close` was called before, the message is not saved, and its future ends with
+        LocalStoreError.
         """
         self._given_up.setdefault(outgoing, error)
         if self._closed:
@@ -214,13 +218,11 @@ class Undelivered:
 
     @property
     def is_writing(self) -> bool:
-        """Whether some message that the producer gave up is not written to the store yet. Reading this takes no
-        lock.
-        """
+        """Whether a message was passed to `keep` and is not written to the store yet. Reading this takes no lock."""
         return bool(self._given_up)
 
     def write(self) -> None:
-        """Write to the store now all messages that the producer has given up."""
+        """Write all messages that were passed to `keep` to the store now, on this thread."""
         self._aside.do(self._write)
 
     def _write(self) -> None:
@@ -249,7 +251,9 @@ class Undelivered:
             outgoing.succeed_text([SendResult(0, outgoing.fixed or nowhere, -1)] * count)
 
     def send_soon(self) -> None:
-        """Send the stored messages soon, because brokers that accept them may have come back. Never blocks."""
+        """Let the background threads send the stored messages soon. Called when brokers are registered that may accept
+        them. Never blocks.
+        """
         self._resender.trigger_all()
 
     def stop_sending(self, timeout: float) -> None:

@@ -1,5 +1,6 @@
-"""Choose the partition that a message is sent to now. If the caller has fixed a partition, it is used. Otherwise the
-partition is chosen by the message's key, by the user's selector, or in turn.
+"""Choose the partition to which a message is sent. A partition that the caller of the send has given is used. Otherwise
+the partition is computed from the message's key; without a key, the user's selector chooses it, or all partitions are
+used in turn.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ def check_selector(selector: PartitionSelector) -> PartitionSelector:
 
 
 class RoundRobinSelector:
-    """Selector that uses every partition in turn. Each topic has its own counter. (1.x has one counter for all topics.
-    So if a program sends to two topics alternately, each topic uses only every second partition.) Each topic begins at
-    a random partition. So programs that each send a single message together use all partitions. (1.x always begins at
-    the second partition.) Any thread may use the selector.
+    """Selector that uses every partition in turn. Each topic has its own counter. (1.x has one counter for all topics,
+    so if a program sends to two topics alternately, each topic uses only every second partition.) Each topic begins at
+    a random partition, so that many programs that each send only one message together use all partitions. (1.x always
+    begins at the second partition.) Any thread may use the selector.
 
     random: a function that returns a number in [0, 1). It is called once per topic to choose the partition where the
     topic begins; 0 means the first partition.
@@ -85,8 +86,9 @@ class RoundRobinSelector:
 
 
 class Routes(Protocol):
-    """The part of the Router that the core needs. `partitions_for_keys` and `avoid` are called with the core's lock
-    held."""
+    """The methods of the Router that ProducerCore uses. `partitions_for_keys` and `avoid` are called with the core's
+    lock held.
+    """
 
     def route(self, outgoing: Outgoing) -> TopicPartition: ...
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]: ...
@@ -99,8 +101,8 @@ class Routes(Protocol):
 
 
 class Router:
-    """Chooses among the partitions that are registered now. The router leaves out a partition if a send to this
-    partition has just failed. Any thread may use it.
+    """Chooses among the partitions that are registered in ZooKeeper now. A partition to which a send has just failed is
+    not chosen for a while. Any thread may use it.
     """
 
     def __init__(
@@ -142,11 +144,12 @@ class Router:
         return self._select(topic, partitions, outgoing.message)
 
     def explained(self, outgoing: Outgoing, error: NoPartition) -> NoPartition:
-        """Return the `error` of a message, with a hint if the name of the topic may be misspelt.
+        """Return the `error` of a message; if the name of the topic may be misspelt, its text also names the most
+        similar existing topic. This hint is added only if no broker publishes the topic and the caller of the send will
+        get the error.
 
-        The hint names the most similar existing topic. The hint is added only if the caller of the send will get the
-        error and no broker publishes the topic. The list of topics is read from ZooKeeper once per missing topic.
-        Raises InvalidName if no broker could create a topic of this name.
+        To find the hint, the list of all topics is read from ZooKeeper, once for each missing topic. Raises InvalidName
+        if no broker could create a topic of this name.
         """
         topic = outgoing.topic
         if outgoing.once or outgoing.fixed is not None or not self.is_away(outgoing):
@@ -163,7 +166,7 @@ class Router:
 
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
         """Return the partitions among which the keys of the topic are distributed; empty if no broker publishes the
-        topic now. Raises NoPartition if this client cannot know the topic's partitions.
+        topic now. Raises NoPartition if the client has no ZooKeeper and was not told the topic's partitions.
         """
         partitions = self._view(topic).partitions
         if partitions and partitions[0].partition == UNKNOWN:
@@ -171,9 +174,9 @@ class Router:
         return partitions
 
     def is_away(self, outgoing: Outgoing) -> bool:
-        """Whether the target of a message is not registered now. The target is the topic on the broker of the message's
-        fixed partition or, without a fixed partition, the topic on any broker. A restarted broker is registered before
-        its topics are.
+        """Return whether the broker to which a message could go is not registered with the message's topic now. If the
+        caller has given a partition, that is the partition's broker, otherwise any broker. The topic counts, not only
+        the broker, because a restarted broker is registered before its topics are.
         """
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)
@@ -224,8 +227,8 @@ class Router:
 
     @property
     def avoids_any(self) -> bool:
-        """Whether any partition, broker or topic on a broker is avoided at present. If none is, a call of `works` would
-        change nothing.
+        """Whether any partition, broker, or topic on a broker is avoided now because a send has failed. If none is,
+        `works` need not be called.
         """
         return bool(self._avoided)
 
@@ -243,8 +246,8 @@ class Router:
         return partition_for_key(key, partitions)
 
     def _view(self, topic: str) -> TopicView:
-        """Return the topic's view (its partitions and the brokers' addresses). While the topic has no partitions, the
-        view has the partitions of the default topic.
+        """Return the topic's view (its partitions and the brokers' addresses). While no broker publishes the topic, the
+        view has partitions with the brokers and numbers of the default topic's partitions instead.
         """
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:
@@ -304,11 +307,11 @@ class Router:
 
 
 def partition_for_key(key: str | bytes, partitions: Sequence[TopicPartition]) -> TopicPartition:
-    """Return the partition of a key: the index in the ordered list is CRC-32 (IEEE) of the key's UTF-8 bytes modulo the
-    number of partitions.
+    """Return the partition of a key. Its index in `partitions` is the CRC-32 (IEEE) of the key's UTF-8 bytes, modulo
+    the number of partitions.
 
-    As long as the list of partitions does not change, a key always has the same partition. When brokers come or go, the
-    list changes and a key may get another partition.
+    As long as the list of partitions does not change, a key always has the same partition. When brokers are registered
+    or unregistered, the list changes, and a key may get another partition.
     """
     return partitions[crc32(key_bytes(key)) % len(partitions)]
 

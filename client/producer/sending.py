@@ -32,9 +32,10 @@ log = get_log(__name__)
 class Sender:
     """Sends flights to brokers. Any thread may call the methods.
 
-    When the answer to a turn (the messages of one partition in a request) has come, the sender reports it to the core.
-    The sender makes this report on the thread that reads the connection, or on the caller's own thread. Next the
-    messages get their results, while the broker already has the next flight. Finally the core releases the messages.
+    When the answer to a turn (here: the messages of one partition in a request) arrives, the thread that has read it
+    does three things. First it reports the answer to the core, and sends the flights that the core returns, so that the
+    broker has work. Then it gives the messages their results. Finally it calls the core's `release`, so that the
+    messages no longer count for the limits of the buffer.
 
     do: executes the core's actions after failures. on_released: called when the buffer has room for messages again.
     elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id; 0 if
@@ -65,14 +66,15 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """By broker id: the number of seconds after which the broker first asks about a half message that states no
-        such time itself. The number is the lowest that the broker has announced; None if the broker does not announce a
-        number.
+        """By broker id: the number of seconds after which the broker first asks for the outcome of a half message, if
+        the message itself does not state this time. It is the lowest number that the broker has announced since this
+        producer was created; None if the broker announces none.
         """
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
-        """Send `flight`. caller: the message whose outcome the current thread waits for. The current thread will read
-        the answers from the chosen connection, and this connection becomes the message's `driver`.
+        """Send `flight` over a connection to its broker. caller: the message for whose outcome the current thread will
+        wait; None: for no message. This thread will itself read the answer, so the connection becomes the `driver` of
+        the message.
         """
         try:
             flight.taken = True
@@ -119,9 +121,9 @@ class Sender:
             raise
 
     def transmit_all(self, flights: Sequence[Flight]) -> None:
-        """Send each of `flights`. A flight that cannot be sent is retried, and the following flights are sent
-        nevertheless. An interrupt of the thread (such as KeyboardInterrupt) is raised. A caller whose thread can be
-        interrupted then calls `lose_untaken` for the following flights.
+        """Send each of `flights`. The messages of a flight that cannot be sent are retried later, and the following
+        flights are sent nevertheless. Only an interrupt of the thread (such as KeyboardInterrupt) ends this method
+        early; then the caller must let `lose_untaken` handle the flights that were not sent.
         """
         for flight in flights:
             try:
@@ -136,21 +138,24 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """Retry the messages of the flights that the sending thread has not begun to send, because it was interrupted.
-        This method runs on another thread than the interrupted thread.
+        """Report those of the flights that an interrupted thread has not begun to send to the core as failed, so that
+        their messages are retried. Runs on another thread than the interrupted one.
         """
         for flight in flights:
             if not flight.taken:
                 self._lose(flight)
 
     def _lose(self, flight: Flight) -> None:
-        """Retry the messages of a flight whose sending thread was interrupted."""
+        """Report a flight to the core as failed, because the thread that should have sent it was interrupted. The core
+        retries its messages.
+        """
         flight.elsewhere = True  # so that this runs after actions that were handed over just before the interrupt
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """Update `half_checks` with the lowest time that this broker has announced. Earlier announcements also count,
-        because a half message may have been sent on an earlier connection, before a restart of the broker.
+        """Update `half_checks` from what the broker has announced on this connection. The lowest of its announcements
+        counts: earlier ones too, because a half message may have been sent on an earlier connection, before the broker
+        was restarted with another setting.
         """
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
@@ -216,9 +221,9 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Give the only message of `flight` its result in few steps. Producers that wait for each send usually have one
-        message per flight. Return False if this short way is impossible; then the caller must process the answer with
-        `_take`.
+        """Give the only message of `flight` its result. This does the same as `_take` with `_land` in fewer steps,
+        because programs that wait for each send usually have one message per flight. Return False if that is
+        impossible; then the caller must process the answer with `_take`.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):
@@ -240,9 +245,9 @@ class Sender:
         return True
 
     def _settle_again(self, flight: Flight, error: MetaqError) -> None:
-        """Give each stored message its result, or `error` if its result is not available. This method is needed if the
-        handler of the answer was interrupted after it had reported the stored messages to the core. Runs on a thread
-        that cannot be interrupted.
+        """Give each message of the turns in `flight.landed` its result, or `error` if its result is not known any more.
+        Called if an interrupt has ended the processing of the answer after the turns were reported to the core as
+        stored. Runs on a thread that cannot be interrupted.
         """
         for _, batch in flight.landed:
             for outgoing in batch:

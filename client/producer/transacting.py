@@ -1,6 +1,6 @@
-"""The part of a producer that handles its transactions: transactions on one broker, XA transactions, and transactions
-with check-back. A producer creates this part for its first transaction. Most producers use no transactions, and the
-imports of this part would take a sixth of a producer's import time.
+"""The object of a producer that handles its transactions: transactions on one broker, XA transactions, and transactions
+with check-back. A producer creates the object and imports its modules only for its first transaction, because most
+producers use no transactions, and these imports would take a sixth of a producer's import time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ __all__ = ["Transacting"]
 
 
 class Transacting:
-    """The transactions of one producer. calls: handles transactions on one broker and XA transactions. halves: handles
-    transactions with check-back. Any thread may use it. Before its first use it has no thread and no connection.
+    """Handles the transactions of one producer. calls: the object for transactions on one broker and XA transactions.
+    halves: the object for transactions with check-back. Any thread may use a Transacting object. It starts its threads
+    and opens its connections only when they are first needed.
     """
 
     def __init__(
@@ -38,8 +39,8 @@ class Transacting:
         check_pool: Callable[[], ConnectionPool],
         clock: Callable[[], float],
     ) -> None:
-        """check_pool: a function that creates a connection pool. Over the connections of this pool, brokers ask for the
-        outcomes of transactions.
+        """check_pool: a function that creates the connection pool for the requests that wait for brokers' questions
+        about outcomes.
         """
         self.calls = Transactional(metadata, pool, router, config, clock, driver.core.partition_of)
         self.halves = HalfTransactions(

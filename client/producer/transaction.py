@@ -1,5 +1,6 @@
-"""Transactions on one broker, and the code that they share with XA transactions. The shared code sends the commands of
-transactions (verbs, such as commit), and messages with a transaction key, in both protocols.
+"""Transactions on one broker, and the code that they share with XA transactions. The shared code sends the verbs of
+transactions (such as commit), and the messages of a transaction, in both protocols. A transaction key in each request
+says which transaction it belongs to.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ PENDING_OFFSET = -1
 
 
 class Transactional:
-    """The state and the requests that a producer's transactions share. Any thread may call the methods. A method blocks
-    for one round trip per request that it sends.
+    """Sends the requests of a producer's transactions, and holds the state that these transactions share. Any thread
+    may call the methods. A method blocks until the broker has answered.
 
     session: the name that identifies this producer at the brokers. The name has the same format as in 1.x:
     `<address>-<start in ms>-<process id>.<number>`.
@@ -90,8 +91,8 @@ class Transactional:
         clock: Callable[[], float],
         last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
-        """last_partition: a function that returns the partition of the last message that was sent to a topic outside of
-        transactions; None if there is none.
+        """last_partition: a function that takes a topic, and returns the partition to which the producer last sent a
+        message of this topic outside of transactions; None if it sent none.
         """
         self.metadata = metadata
         self.router = router
@@ -102,20 +103,20 @@ class Transactional:
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Names of the topics for which a transaction of this producer has found a partition."""
+        """Names of the topics for which a transaction of this producer has found a broker."""
         self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
         self._numbers = itertools.count(1)
 
     def has_sent_to(self, topic: str) -> bool:
-        """Return whether messages were sent to the topic before. If messages were sent before, and a broker of the
-        topic is missing now, this broker may only be restarting.
+        """Return whether this producer has sent messages to the topic before, in transactions or outside. If it has,
+        and no broker publishes the topic now, it is worth waiting, because a broker may only be restarting.
         """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
     def new_local_key(self) -> str:
-        """Return an unused transaction key for a new transaction that belongs to one connection."""
+        """Return a new transaction key for a local (not XA) transaction, which ends when its connection ends."""
         return f"TX:{self.session}:{next(self._numbers)}"
 
     def connect(self, topic: str, broker: int, timeout: float) -> Connection:
@@ -133,8 +134,8 @@ class Transactional:
         return self._pool.connection(endpoint, timeout)
 
     def deadline(self, timeout: Duration | None) -> float:
-        """Return the deadline, in clock time, of a send that begins now. timeout: the time limit of the send in
-        seconds.
+        """Return the deadline, in monotonic seconds, of a send that begins now. timeout: the time limit of the send in
+        seconds; None: the configured limit.
         """
         return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
@@ -188,8 +189,8 @@ class Transactional:
         return reply.text
 
     def outcome(self, connection: Connection, tx_key: str, first_id: int, broker: int) -> bool:
-        """Return whether a local transaction is committed; the answer is final. first_id: id of the transaction's first
-        message.
+        """Ask the broker whether a local (not XA) transaction is committed, and return the answer; it will not change
+        later. first_id: id of the transaction's first message.
 
         Raises NotLeader, RequestTimedOut, BrokerUnavailable. Raises TransactionRefused if the broker does not know the
         transaction any more. Raises XaRefused with XAER_RMFAIL if this leader does not know the transaction. Raises
@@ -201,8 +202,8 @@ class Transactional:
         return TransactionOutcomeReply.from_ext(frame.ext).committed
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set, so that another node may become its leader. Return False if this
-        cannot be read from ZooKeeper.
+        """Return whether the broker consists of several nodes (a broker set), so that after a failure another node can
+        become its leader. Return False if ZooKeeper cannot be read.
         """
         try:
             return self.metadata.is_set(broker)
@@ -253,8 +254,8 @@ class Transactional:
     def _put_texts(
         self, connection: Connection, tx_key: str, partition: TopicPartition, outgoing: Outgoing
     ) -> Sequence[SendResult]:
-        """Put the messages of `outgoing` into the transaction by text commands. Each command is sent after the answer
-        to the previous one, because a Java broker may execute pipelined commands in any order.
+        """Do the same as `put`, by commands of the text protocol. Each command is sent only after the answer to the
+        previous command, because a Java broker may execute commands that arrive together in any order.
         """
         results = []
         for record in outgoing.records():
@@ -287,7 +288,7 @@ class TransactionSends(ABC):
         **options: Unpack[SendOptions],
     ) -> SendResult:
         """Put one message into the transaction. The arguments have the same meaning as in Producer.send. The result's
-        offset is -1.
+        offset is -1, because the message gets its offset at the commit.
         """
         refuse_delay(options)
         return self._put(build_message(topic, payload, self._calls.deadline(timeout), options, self._calls.packer))[0]
@@ -300,8 +301,8 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction. One frame contains up to 1,024 messages; over the
-        text protocol, the messages are sent one by one.
+        """Put many messages of one partition into the transaction. They are sent in requests of up to 1,024 messages;
+        over the text protocol, one by one.
 
         The arguments have the same meaning as in Producer.send_batch.
         """
@@ -337,20 +338,20 @@ class Transaction(TransactionSends):
     """A transaction that Producer.transaction() returns. Use it as a context manager. The end of the block commits the
     transaction; an exception in the block rolls it back.
 
-    The partition of the first message is chosen as for any send, and its broker becomes the broker of the transaction.
-    The other messages can be sent only to partitions of that broker. The transaction belongs to one connection: if the
-    connection ends, the transaction is lost. If several threads send messages in the transaction, the sends are
-    executed one after the other.
+    The partition of the first message is chosen as for a send outside of transactions, and the partition's broker
+    becomes the broker of the transaction. All other messages can be sent only to partitions of that broker. If the
+    connection to the broker ends before the commit, the broker discards the transaction. If several threads send
+    messages in the transaction, the sends are executed one after the other.
 
     If `send` or `send_batch` raises NoPartition (the topic has no partition on this transaction's broker),
-    LocalProtocolError or TypeError, nothing was sent, and the transaction continues. After TransactionLost (the
-    connection ended, or no answer came in time), TransactionRefused (for example after its timeout) and other refusals
-    only a rollback is possible.
+    LocalProtocolError or TypeError, nothing was sent, and the transaction continues. After any other error only a
+    rollback is possible: TransactionLost (the connection ended, or no answer came in time), TransactionRefused (for
+    example, because the transaction's timeout is over) and other refusals.
     """
 
     def __init__(self, calls: Transactional, timeout_seconds: int, owner: object = None) -> None:
-        """owner: an object that this transaction refers to, so that the object is not garbage collected, and thereby
-        closed, too early.
+        """owner: an object (the producer) that must not be garbage collected, and thereby closed, while this
+        transaction is used.
         """
         super().__init__(calls)
         self._owner = owner
@@ -369,8 +370,9 @@ class Transaction(TransactionSends):
         """Commit the transaction, which makes its messages visible to consumers. A transaction without a message needs
         no request.
 
-        While the leader of a broker set hands over to another node, the leader refuses the commit, and the transaction
-        stays open. If this leader continues to lead after all, the commit is sent to it again, for at most 10 s.
+        While the leader of a broker set hands the leadership over to another node, it refuses the commit, and the
+        transaction stays open. If the hand-over fails and the same node goes on leading, this method sends the commit
+        to it again, for at most 10 s.
 
         Raises TransactionLost if the connection ended before the commit, if a send had failed, or if another node leads
         the broker set now; then no message becomes visible. Raises TransactionRefused if the broker has rolled the
@@ -454,8 +456,9 @@ class Transaction(TransactionSends):
                 return
 
     def _settle(self, connection: Connection, lost: MetaqError) -> None:
-        """Ask the broker set for the outcome of a commit whose answer was lost. Raises CommitUnknown, TransactionLost,
-        CommitIncomplete."""
+        """Find out whether a commit took effect whose answer was lost, by asking the broker set. Return if the
+        transaction was committed. Raises CommitUnknown, TransactionLost, CommitIncomplete.
+        """
         calls = self._calls
         if not connection.speaks_frames or not calls.is_set(self._broker):
             raise self._unknown(lost) from lost
@@ -474,7 +477,8 @@ class Transaction(TransactionSends):
 
     def _asked_for_outcome(self, give_up: float) -> bool:
         """Ask the leader of the broker set for the outcome, again and again until there is an answer. Return whether
-        the transaction was committed. If there is no answer until `give_up`, raise the error of the last node asked.
+        the transaction was committed. If there is no answer until `give_up` (monotonic seconds), raise the error of the
+        last attempt.
         """
         calls = self._calls
         backoff = Backoff(0.02, 0.5)
@@ -492,12 +496,11 @@ class Transaction(TransactionSends):
                 time.sleep(pause)
 
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
-        """After a refused commit, wait until the same node leads the broker set again. The transaction is still open
-        then.
-
-        This method asks the node for its role. If the answer to this question is lost, the transaction's outcome is not
-        in doubt, unlike after a lost answer to a commit. Raises TransactionLost if the node no longer leads, because
-        then it has discarded the transaction.
+        """After the leader has refused a commit because of a hand-over, wait until the same node accepts requests as
+        the leader again; the transaction is then still open there. The method asks the node for its role, instead of
+        sending the commit again and again, because a lost answer to this question leaves the transaction's outcome
+        clear, but a lost answer to a commit does not. Raises TransactionLost if the node no longer leads, because then
+        it has discarded the transaction.
         """
         from ..questions.admin import set_status
 
@@ -544,8 +547,9 @@ class Transaction(TransactionSends):
                 return results
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
-        """Return whether the transaction can begin again at the new leader, after waiting if necessary. The transaction
-        can begin again as long as time is left, because no message was put into the transaction yet.
+        """After a node has refused to begin the transaction because another node leads (`error`), wait if necessary,
+        and return whether the caller can try again at the new leader. It can until the deadline of the first message
+        (`outgoing`), because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:

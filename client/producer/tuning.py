@@ -1,7 +1,7 @@
-"""Constants of the producer that users cannot set. Each is described with its unit and reason, and if there is one,
-with the name of the benchmark to run after a change.
+"""Constants of the producer that users cannot set. Each description states the unit and the reason, and often the
+benchmark to run after a change.
 
-The most important sizes are settings in ProducerConfig.
+The most important limits are not here, but are settings in ProducerConfig.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 # --- gathering and dividing: `python -m bench`, `produce`, `produce-128`, `futures-128`, `blocking-64` ---------------
 
 LEAST_GATHERED = 64
-"""Number of messages that a batch may always gather. A batch may gather more messages only up to the number of messages
-that were queued before it. So one request leaves half of a large queue to the next request.
+"""Single messages that are sent while the partition's request is in flight are gathered into a batch of at most this
+number of messages. If more messages were already queued before the batch, it may have as many messages as those. So a
+request takes at most about half of a large queue, and leaves the rest for the next request.
 """
 
 UNDIVIDED = 64
@@ -20,26 +21,26 @@ data is in flight.
 """
 
 TOGETHER_SECONDS = 0.05
-"""If the deadlines of messages differ by at most this number of seconds, the messages may share the deadline of the
-first message.
+"""Messages join a batch only if their deadlines are at most this number of seconds after the deadline of its first
+message, because all of them end at that deadline.
 """
 
 CROWD = 8
-"""If at least this number of messages, each with a waiting thread, are queued for the next request, the background
-thread reads the answers. With so many threads, passing the role of reading from one thread to the next costs each
-thread more than it saves. The benchmark is `blocking-64`.
+"""If at least this number of messages are queued for the next request, each with a waiting thread, these threads do not
+read the answers themselves, but a background thread does. With so many threads, handing the reading from one thread to
+the next would cost more than it saves. The benchmark is `blocking-64`.
 """
 
 FEW = 16
-"""If a request gathers at most this number of messages, they are encoded one by one and get their results one by one,
-because a numpy call would cost more. The benchmark is `partitions-1024`.
+"""The messages of a batch of at most this size are encoded, and get their results, one by one; numpy, which handles
+larger batches, would cost more. The benchmark is `partitions-1024`.
 """
 
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
 
 TABLE_BYTES = 512
-"""If message bodies have equal lengths of at most this number of bytes, numpy copies them into the request. numpy
-passes over the bodies twice. So for larger bodies it costs less to join the headers and bodies one after the other.
+"""If all message bodies of a batch have the same length, of at most this number of bytes, numpy copies them into the
+request. Larger bodies are joined with their headers without numpy, because numpy copies every body twice.
 """
 
 JOIN_BELOW_BYTES = 32 * 1024
@@ -50,19 +51,21 @@ Larger buffers are sent without a copy.
 # --- waits and tries: none is on the way of a message ----------------------------------------------------------------
 
 LOOK_SECONDS = 0.25
-"""The producer looks for messages with a passed deadline at this interval in seconds. So a future ends at most this
+"""Interval in seconds at which the producer looks for messages whose deadline has passed. So a future ends at most this
 number of seconds after its deadline.
 """
 
 VIEW_RETRIES = 3
-"""Number of attempts to send a message that brokers refuse although ZooKeeper shows that they accept its topic. If
-brokers refuse a message like this, the data in ZooKeeper is either out of date for a moment, or permanently wrong.
+"""A message ends with an error after this number of attempts, if brokers refuse it although ZooKeeper says that they
+accept its topic. The data in ZooKeeper may be out of date for only a moment, so a few attempts help; if the data are
+permanently wrong, more would not.
 """
 
 CONDITION_SECONDS = 0.5
-"""Longest wait in seconds for the lock of a future's condition. The standard library usually holds this lock for
-microseconds. On a busy machine, a call of concurrent.futures.wait for very many futures holds the locks of all their
-conditions for longer. If an interrupt comes while a lock is held, the lock stays held permanently.
+"""Longest wait in seconds for the lock of a future's condition, on the thread that reads answers. The standard library
+usually holds this lock for microseconds. But on a busy machine, a call of concurrent.futures.wait for very many futures
+holds the locks of all of them for longer, and if an interrupt hits a thread that holds a lock, the lock stays locked
+forever.
 """
 
 LEFT_LOCKED_SECONDS = 5.0
@@ -72,7 +75,8 @@ left it locked.
 
 RESENT_TOGETHER = 100
 """Number of messages that are read together from the store of undelivered messages, and removed together once they are
-sent. If the process is killed by kill -9, at most this number of messages are sent twice.
+sent. If the process is killed by kill -9 between the sending and the removing, at most this number of messages are sent
+again by the next process, and so twice.
 """
 
 LAST_WAIT_SECONDS = 1.0
@@ -94,18 +98,18 @@ thread.
 # --- answers to brokers that ask for transactions: no benchmark -------------------------------------------------------
 
 CHECK_WAIT_SECONDS = 4.0
-"""A producer's request for half messages waits at the broker for this number of seconds. The broker answers with half
-messages if it wants to know their outcomes. If a producer has sent no such request for 10 s (`HALVES_SILENT_SECONDS`),
-the broker regards the producer as gone. If the producer begins to use a further topic, the broker learns of it with the
-next request.
+"""A producer asks each broker for half messages whose outcomes the broker wants to know. If there are none, this
+request waits at the broker for this number of seconds. If a producer has sent no such request for 10 s
+(`HALVES_SILENT_SECONDS`), the broker regards the producer as gone. Each request names the producer's topics, so the
+broker learns of a new topic within this time, too.
 """
 
 CHECK_HALVES = 16
 """Largest number of half messages that a producer requests to check in one request."""
 
 CHECK_TURN_SECONDS = 2.0
-"""If the check functions are slow, the producer requests only as many half messages at once as it can check within this
-number of seconds.
+"""If the user's check functions are slow, the producer requests only as many half messages at once as they can check
+within this number of seconds.
 """
 
 LEFT_OPEN = 1 << 16
@@ -122,7 +126,7 @@ CHECK_LOOK_SECONDS = 5.0
 # --- transactions whose thread does not wait: `transactions-pipelined` ------------------------------------------------
 
 OUTCOMES_SECONDS = 0.001
-"""The outcome of a transaction waits at most this number of seconds for the outcomes of queued local work, so that one
-request reports all of them. The outcome waits only if no request is in flight. While a request is in flight, outcomes
-gather for the next request in any case.
+"""If no request with outcomes is in flight, the outcome of a transaction is held back for at most this number of
+seconds, so that one request can also report the outcomes of transactions whose local work is still queued. While a
+request is in flight, outcomes are collected for the next request anyway.
 """

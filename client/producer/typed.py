@@ -48,11 +48,11 @@ class Sends(SendsOne, Protocol):
 
 
 class TypedSend(Generic[T]):
-    """A wrapper for a sender (a producer or a transaction) that sends values instead of payloads. The messages get the
-    serializer's content type.
+    """A wrapper around a producer or a transaction (the sender). Its methods take values instead of payloads: the
+    serializer turns each value into a payload, and its content type is stored in the message.
 
     Each method does the same as the sender's method of the same name, and also raises the serializer's exceptions. A
-    wrapper has no resources of its own and need not be closed, so create one wherever you need it.
+    wrapper has no threads or connections and need not be closed, so create one wherever you need it.
     """
 
     def __init__(self, sender: SendsOne, serializer: Serializer[T]) -> None:

@@ -1,13 +1,13 @@
-"""Count undelivered messages whose failure the program was not told of, and report them later.
+"""Count lost messages whose loss no exception, future or callback has told to the program, and report them later.
 
-If the program has not closed a producer, the producer delivers its accepted messages when the program ends, and reports
-the messages that it could not deliver. The threads that send and read are daemon threads, which the interpreter ends
-without notice. At the end of a program, the interpreter first waits for all other threads. Then the interpreter runs
-the exit functions that are registered at `atexit`; the function that was registered last runs first. Last, the
-interpreter stops the daemon threads. So when an exit function of `atexit` runs, no other thread of the program sends
-any more. (The exit functions of `threading` would run before the other threads have ended.) The producer registers its
-exit function after it has started the ZooKeeper session. So the producer's exit function runs before kazoo's exit
-function, which ends the session.
+If the program ends without closing a producer, the producer still delivers its accepted messages, in an exit function
+of `atexit`, and reports the messages that it could not deliver. At the end of a program, the interpreter first waits
+for all threads that are no daemon threads. Then it runs the exit functions that are registered at `atexit`; the
+function that was registered last runs first. Last, it stops the daemon threads, among them the producer's threads that
+send and read. So when the exit function runs, no thread of the program itself sends messages any more, and the
+producer's threads can still deliver them. (The exit functions of `threading` would run before the program's own threads
+have ended.) The producer registers its exit function after it has started the ZooKeeper session. So the producer's exit
+function runs before kazoo's exit function, which ends the session.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""The clock time when the first producer began to deliver its messages at the program's end; None before the program's
-end. One time limit begins at this time and applies to all producers, so that many producers do not take longer than one
-producer.
+"""The time (monotonic seconds) when the first producer began to deliver its messages at the program's end; None before
+the program's end. The time limit deliver_at_exit_seconds counts from this time for all producers together, so that many
+producers do not take longer than one.
 """
 
 
@@ -47,8 +47,8 @@ class Losses:
             self._counts[topic, str(reason)] += count
 
     def report(self, topic: str, error: Exception | None, _result: object) -> None:
-        """Count one message as lost if `error` is not None. With a bound `topic`, this method can be used as an
-        on_delivery callback.
+        """Count one message as lost if `error` is not None. With the argument `topic` fixed by functools.partial, this
+        method can be used as an on_delivery callback.
         """
         if error is not None:
             self.note(topic, error, 1)
@@ -67,7 +67,9 @@ class Losses:
 class _Leaving(Protocol):
     @property
     def rests(self) -> bool:
-        """Whether the driver has no message to deliver. Reading this property takes no lock."""
+        """Whether the driver has no message that waits to be delivered or saved. Reading this property takes no
+        lock.
+        """
 
     def flush(self, deadline: float) -> bool:
         """Wait until all messages are delivered or have failed, and return True. Return False if the deadline passes
@@ -75,8 +77,8 @@ class _Leaving(Protocol):
         """
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Deliver accepted messages within `timeout` seconds. Return the numbers of messages that were not delivered,
-        by topic and reason.
+        """Wait at most `timeout` seconds until the accepted messages are delivered, and end the others. Return the
+        numbers of messages that were not delivered, by topic and reason.
         """
 
 
@@ -130,9 +132,9 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """Unregister the exit function when nobody refers to the producer any more: at once, or when the producer's
-        messages are delivered. The garbage collector may call this method on any thread, even on a thread that holds a
-        lock.
+        """Called when nobody refers to the producer any more. Unregister the exit function: at once if there is nothing
+        to deliver or report, otherwise when all messages are delivered. The garbage collector may call this method on
+        any thread, even on a thread that holds a lock.
         """
         if self._is_over:
             return
@@ -142,8 +144,8 @@ class AtExit:
             begin_elsewhere((self._outlive,))
 
     def _outlive(self) -> None:
-        """Keep the driver alive until all messages are delivered or have failed. This method runs on a separate
-        thread.
+        """Wait until all messages are delivered or have failed; the exit function keeps the driver alive meanwhile.
+        Unregister the exit function then, unless there are losses to report. Runs on a thread of its own.
         """
         self._driver.flush(math.inf)
         if not self._losses:

@@ -1,5 +1,5 @@
-"""XA transactions of a producer. The user's transaction coordinator prepares and completes them, even after a restart
-of the coordinator or the broker.
+"""XA transactions of a producer. The user's transaction coordinator prepares them and then commits them or rolls them
+back, if necessary after a restart of the coordinator or the broker.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class Xid(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """Transactions in doubt: they are prepared, but neither committed nor rolled back. Transactions that an operator
-    has completed are also included, until `forget` is called for them.
+    """The result of `recover`: the transactions in doubt, which are prepared, but neither committed nor rolled back. It
+    also contains transactions that an operator has committed or rolled back, until `forget` is called for them.
 
     xids: the ids of the transactions, in the order of their brokers. failures: the errors of the brokers that did not
-    answer, by broker id. These brokers may have further transactions in doubt.
+    answer, by broker id. The brokers in `failures` may have further transactions in doubt.
     """
 
     xids: tuple[Xid, ...]
@@ -90,8 +90,9 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Records the failed attempts to send one XA verb (such as prepare or commit). The record contains the nodes that
-    may have received the verb without answering, and the last refusal by a node that does not lead the broker set.
+    """Records the failed attempts to send one XA verb (such as prepare or commit). It contains the nodes from which no
+    answer came although they may have received the verb, and the last refusal of a node that is not the leader of the
+    broker set.
     """
 
     def __init__(self) -> None:
@@ -106,8 +107,8 @@ class _Trouble:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no request was lost at the node that was asked last. If so, this node cannot still be working on a
-        lost request.
+        """Whether the node that was asked last has answered every request, so that it cannot be working on a request
+        now.
         """
         return self.asked not in self.lost
 
@@ -123,10 +124,11 @@ class XaResource:
     is XA_RBTIMEOUT if the broker does not answer a verb that does not decide the transaction; then roll back. `code` is
     XAER_RMERR for other refusals.
 
-    If the broker is a broker set, a verb is repeated at the next leader for at most 10 s, even after a lost answer. The
-    new leader has the transaction log, so it knows the outcome of a prepared transaction. The code XA_RBROLLBACK means
-    that the transaction was not prepared, and was lost with the former leader. The outcome stays unknown in one case:
-    if the answer to a one-phase commit is lost.
+    If the broker is a broker set and its leader fails, the verb is sent again to the new leader, for at most 10 s, even
+    if the answer of the old leader was lost. This is safe because the new leader has the log of prepared transactions,
+    and knows which of them were completed. The code XA_RBROLLBACK means that the transaction was not prepared yet, and
+    was lost when the leader failed. Only if the answer to a one-phase commit (without `prepare`) is lost, the outcome
+    stays unknown.
     """
 
     def __init__(
@@ -137,8 +139,8 @@ class XaResource:
         timeout_seconds: int,
         owner: object = None,
     ) -> None:
-        """owner: an object that this resource refers to, so that the object is not garbage collected, and thereby
-        closed, too early. Raises ConfigError, InvalidName.
+        """owner: an object (the producer) that must not be garbage collected, and thereby closed, while this resource
+        is used. Raises ConfigError, InvalidName.
         """
         self._owner = owner
         self._topics = tuple(map(check_zookeeper_topic, check_texts("topics", topics)))
@@ -162,7 +164,7 @@ class XaResource:
         that accept messages of all topics of this object.
 
         If no broker accepts messages of all these topics now, but messages were sent to all of them before, this method
-        waits for such a broker. It waits as long as a send would wait.
+        waits for such a broker. It waits at most delivery_timeout_seconds.
 
         Raises XaError, with the code XAER_DUPID if this object has begun the transaction already.
         """
@@ -218,7 +220,9 @@ class XaResource:
         self._forget_broker(xid)
 
     def forget(self, xid: Xid) -> None:
-        """Make the transaction's broker delete its record that an operator has decided the transaction."""
+        """Make the transaction's broker delete the entry that it keeps since an operator has committed or rolled back
+        the transaction in place of the coordinator.
+        """
         self._verb(TransactionType.FORGET, xid)
         self._forget_broker(xid)
 
@@ -243,8 +247,8 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set. If a node of a broker set is lost together with a transaction, the
-        transaction can begin again at the next leader.
+        """Return whether the broker is a broker set. If a set's leader fails and a transaction is lost with it, the
+        caller can begin the transaction again at the next leader.
         """
         return self._calls.is_set(broker)
 
@@ -355,11 +359,12 @@ class XaResource:
                 time.sleep(pause)
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
-        """Interpret the refusal of a verb after earlier attempts to send the same verb got no answer. Return the text
-        of the answer if the refusal shows that an earlier attempt has succeeded.
+        """Find out what the refusal of a verb (`error`) means if earlier attempts to send the same verb got no answer.
+        If it shows that an earlier attempt has succeeded, return the text that its answer would have had.
 
-        The leader of a set has every prepared transaction, but no unprepared transaction of an earlier leader. If the
-        leader no longer has a prepared transaction, the transaction is completed on every in-sync node.
+        The leader of a broker set has every prepared transaction that is not completed, but no unprepared transaction
+        of an earlier leader. So if the leader does not know a transaction that was prepared, an earlier attempt has
+        completed it.
 
         Raises XaRefused if the refusal shows that the verb was not executed. Raises BrokerUnavailable if it is unknown
         whether the verb was executed.
@@ -397,8 +402,8 @@ class XaResource:
 
 
 class XaBranch(TransactionSends):
-    """Sends the messages of a transaction between `start` and `end`, to the transaction's broker. If it is used as a
-    context manager, it calls `end` at the end of the block.
+    """Sends the messages of one transaction to its broker; `XaResource.start` returns it. Used as a context manager, it
+    calls `end` at the end of the `with` block.
 
     If `send` or `send_batch` raises XaError, the transaction must be rolled back. If they raise NoPartition (the topic
     has no partition on this broker), LocalProtocolError or TypeError, nothing was sent.
@@ -462,7 +467,8 @@ class XaBranch(TransactionSends):
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
     """Turn errors of the broker or the connection in the `with` block into XaError. decides: whether the verb in the
-    block decides the transaction. If it does, the transaction's state is unknown after a lost answer.
+    block commits or rolls back the transaction, or prepares it, so that after a lost answer the transaction's state is
+    unknown (XAER_RMFAIL, otherwise XA_RBTIMEOUT).
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 HAND_OVER_SECONDS = 18.0
-"""Number of seconds to wait for the answer to a hand-over request. A leader gives up its attempt to hand over earlier
-than this.
+"""Number of seconds to wait for the answer to a request to hand over the leadership. The leader itself gives up the
+attempt earlier, so an answer comes within this time.
 """
 
 
@@ -48,8 +48,8 @@ def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, 
 
 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
-    """Make a broker refuse puts to and gets from the partitions start … end. Return all partitions of `topic` that are
-    closed afterwards.
+    """Make a broker refuse puts to and gets from the partitions start … end. Return the numbers of all partitions of
+    `topic` that are closed after this call, including those that were closed before.
 
     Raises TopicNotAccepted, and RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """
@@ -58,8 +58,8 @@ def close_partitions(connection: Asked, topic: str, start: int, end: int, timeou
 
 
 def open_partitions(connection: Asked, topic: str, timeout: float | None = None) -> list[int]:
-    """Make a broker accept puts and gets again for all partitions of `topic`. Return the partitions that were closed.
-    Raises TopicNotAccepted.
+    """Make a broker accept puts and gets again for all partitions of `topic`. Return the numbers of the partitions that
+    were closed before this call. Raises TopicNotAccepted.
     """
     request = OpenPartitionsRequest(topic)
     return _partitions(_ask(connection, RequestCode.OPEN_PARTITIONS, request.to_ext(), timeout, topic), "opened")
@@ -92,8 +92,8 @@ def replication_status(connection: Asked, timeout: float | None = None) -> dict[
 
 
 def restart_replication(connection: Asked, timeout: float | None = None) -> dict[str, Any]:
-    """Make the broker connect again for replication and check all replicated data again. Return the broker's
-    replication status, which is part of the answer to this request.
+    """Make the broker close and reopen its connection for replication, and check all its replicated data once more.
+    Return the broker's replication status, as `replication_status` does.
 
     Raises RequestRefused if the broker takes no part in replication.
     """
@@ -125,7 +125,8 @@ def hand_over(connection: Asked, node: str = "", timeout: float = HAND_OVER_SECO
 def look_at_move(
     connection: Asked, topic: str, broker: int, partition: int, timeout: float | None = None
 ) -> dict[str, Any]:
-    """Make the connected broker check a move of partitions, and execute the move's next step. Return the progress.
+    """Make the connected broker look at the state of a move of partitions at once and go on with it. Return the move's
+    progress.
     topic, broker, partition: identify the move by the first partition that leaves the source broker.
 
     Brokers accept this request from any address. Raises RequestRefused if there is no such move, or the broker cannot

@@ -2,8 +2,8 @@
 
 Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
 request timeout). Every function raises BrokerUnavailable, RequestTimedOut, and RemoteProtocolError for an invalid
-answer. It raises RequestRefused if a Java broker does not support the question. If another broker refuses the question,
-it raises the error in refusals.py that belongs to the refusal.
+answer. If the broker is a Java broker that does not support the question, the function raises RequestRefused. If a
+broker refuses the question for another reason, it raises the error that refusals.py defines for this refusal.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ __all__ = [
 _T = TypeVar("_T")
 
 Follow = Callable[[MetaqError], float | None]
-"""A function that gets the error of a request, such as ConnectionPool.follow. The function returns the number of
-seconds to wait before the request is sent again, or None if the request is not to be sent again.
+"""The type of ConnectionPool.follow and similar functions: it takes the error of a request, and returns the number of
+seconds to wait before the request is sent again, or None if it must not be sent again.
 """
 
 LEADER_SECONDS = 10.0
-"""If a broker set has no leader, a request to the set waits this number of seconds for a leader. Then the request ends
-with NotLeader.
+"""If a broker set has no leader, a request to the set waits at most this number of seconds for a leader, and then ends
+with the error NotLeader.
 """
 
 READER_GROUP = "Just_for_Browser"
-"""The group name that a reader without a group sends to brokers, as TopicBrowser of 1.x does. No state of a group
-exists under this name.
+"""The group name that a reader without a group puts into its requests, as TopicBrowser of 1.x does, because the
+requests need one. Neither brokers nor ZooKeeper store anything under this name.
 """
 
 
@@ -67,8 +67,8 @@ class Asked(Protocol):
 
 
 def need_frames(connection: Asked, lacks: str, remedy: str) -> None:
-    """Raise RequestRefused if the connection uses text commands. lacks: what a Java broker cannot do, such as `cannot
-    count messages`.
+    """Raise RequestRefused if the connection uses the text protocol, because the caller's question needs the framed
+    protocol. lacks: what a Java broker cannot do, such as `cannot count messages`.
     """
     if not connection.speaks_frames:
         spoken = "is a Java broker (metaq 1.x), or is asked by text as one"
@@ -82,9 +82,9 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """Call `question`, which sends a request on a connection of a pool, and return its answer. If the broker answers
-    that another node leads its broker set, call `question` again, so that the request goes to that node. Raises the
-    errors of `question`, and NotLeader if no node has led the set for 10 s.
+    """Call `question`, which sends a request on a connection of a pool, and return its answer. If the error says that
+    another node leads the broker set, `follow` makes the pool use that node's address from now on; then call `question`
+    again. Raises the errors of `question`, and NotLeader if no node has led the set for 10 s.
     """
     give_up = clock() + LEADER_SECONDS
     while True:
@@ -105,16 +105,16 @@ def ask(
     timeout: float | None,
     fine: tuple[int, ...] = (),
 ) -> Frame:
-    """Send a frame without a body, and return the frame of the answer. partition: the partition that is named in
-    errors. fine: response codes besides SUCCESS that do not count as errors.
+    """Send a frame without a body, and return the frame of the answer. partition: the partition that the texts of
+    errors name. fine: response codes that, like SUCCESS, do not lead to an error.
     """
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)
 
 
 def accepted(reply: Reply, connection: Asked, partition: TopicPartition, fine: tuple[int, ...]) -> Frame:
-    """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. If the reply is anything
-    else, raise the error that the reply stands for.
+    """Return the reply if it is a frame with the code SUCCESS or one of the codes in `fine`. Otherwise raise the error
+    that belongs to the reply's code or, if the reply is no frame, RemoteProtocolError.
     """
     frame = as_frame(reply, connection)
     if not is_success(frame) and frame.code not in fine:

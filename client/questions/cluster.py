@@ -59,10 +59,10 @@ class Cluster:
         starts: bool = True,
     ) -> None:
         """zookeeper: ZooKeeper's connect string, which may have a chroot. root: the znode below which metaq keeps its
-        znodes. patience_seconds: number of seconds to wait for a leader before reading brokers and topics, if a broker
-        set has nodes but no leader. starts: whether this constructor calls `start`. If the constructor of another class
-        makes a Cluster, it passes False, stores the Cluster in an attribute, and then calls `start`. Otherwise an
-        interrupt between the start and the storing would leave the ZooKeeper session open.
+        znodes. patience_seconds: if a broker set has nodes but no leader, brokers and topics are read only when it has
+        one, or after this number of seconds. starts: whether this constructor calls `start`. The constructor of another
+        class that makes a Cluster must pass False, store the Cluster in an attribute, and then call `start`: if an
+        interrupt came after the start and before the storing, nobody could close the ZooKeeper session.
         """
         self.zookeeper = zookeeper
         self._config = config_or_default(config, ConnectionConfig)
@@ -94,8 +94,8 @@ class Cluster:
         self.close()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """End the ZooKeeper session and all connections. Closing takes at most `timeout` seconds plus END_SECONDS, even
-        if a step hangs. Further calls do nothing.
+        """End the ZooKeeper session and all connections. This takes at most `timeout` seconds plus END_SECONDS, even if
+        ZooKeeper or a broker does not answer. Further calls do nothing.
         """
         self._ending.do(self._close, check_wait("timeout", timeout))
 
@@ -111,13 +111,13 @@ class Cluster:
         return self._session.examine_servers(seconds)
 
     def topics(self) -> list[str]:
-        """Return the names of all topics that a live broker offers to producers, sorted."""
+        """Return, sorted, the names of the topics that accept messages on at least one live broker."""
         return self.view.live_topics()
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of `topic` on live brokers that accept messages, ordered numerically.
+        """Return the partitions of `topic` that accept messages on live brokers, ordered by (broker, partition).
 
-        Raises NoPartition, which names the most similar existing topic, if there is no such partition.
+        Raises NoPartition if there are none; its text names the most similar existing topic.
         """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
@@ -125,11 +125,15 @@ class Cluster:
         return found
 
     def served(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of `topic` that live brokers offer to producers or readers, ordered numerically."""
+        """Return the partitions of `topic` on live brokers that accept messages or can be read, ordered by (broker,
+        partition).
+        """
         return self.served_many([topic])[topic]
 
     def served_many(self, topics: Sequence[str]) -> dict[str, list[TopicPartition]]:
-        """Return the `served` partitions of each of these topics, in four round trips altogether."""
+        """Return, for each of these topics, what `served` returns. ZooKeeper is asked only four times for all topics
+        together.
+        """
         offered = (self.view.topic_partitions_many(topics, publish) for publish in (True, False))
         return {
             topic: sorted(TopicPartition(topic, *each) for each in {*sent_to, *read})
@@ -141,8 +145,8 @@ class Cluster:
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """Return the partitions in `only`, or all served partitions of `topic` if `only` is empty. Raises NoPartition,
-        which names the existing partitions.
+        """Return the partitions in `only`, or if it is empty, all partitions that `served` returns. Raises NoPartition
+        if one of these partitions does not exist; its text names the existing ones.
         """
         there = self.served(topic)
         if not there:
@@ -158,8 +162,9 @@ class Cluster:
         return f"topic {topic!r} has no partition {partition}: choose from {', '.join(map(str, there))}"
 
     def endpoint(self, broker_id: int) -> Endpoint:
-        """Return the address of the master of `broker_id`. The first call reads the addresses of all brokers. Raises
-        BrokerUnavailable if no master is registered.
+        """Return the address of the master of the broker `broker_id` (its node that accepts messages, not a slave,
+        which only copies them). The first call reads the addresses of all brokers. Raises BrokerUnavailable if no
+        master is registered.
         """
         if self._brokers is None:
             self._brokers = self.view.brokers()
@@ -209,8 +214,10 @@ class Cluster:
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Return the partitions of the wanted topics that a znode mentions, but that are not in `offered`.
-        registered: ids of the brokers that were live before `offered` was read."""
+        """Return the partitions that exist according to ZooKeeper (groups have offsets of them, or a move names them),
+        but that are not in `offered`. wanted: returns whether a topic is to be considered. registered: ids of the
+        brokers that were live just before `offered` was read.
+        """
         return left_out(self.view, self.moves(), registered, wanted, offered)
 
     def moves(self) -> list[Move]:
@@ -230,13 +237,13 @@ class Cluster:
         return self._pool.connection(endpoint, self._config.connect_timeout_seconds)
 
     def survey(self) -> Survey:
-        """Return a Survey object. The object asks the brokers of many partitions, and continues even if some brokers do
-        not answer.
+        """Return a new Survey, which asks the brokers of many partitions the same question, and goes on even if some
+        brokers do not answer.
         """
         return Survey(self.view, self.connect, self._pool.follow)
 
     def finder(self) -> MessageFinder:
-        """Return a finder, which searches for messages by id and by key."""
+        """Return an object that searches the cluster's brokers for messages by id and by key."""
         from .finding import MessageFinder  # not imported for other questions
 
         return MessageFinder(self.view, self.connect, self._pool.follow)
@@ -282,19 +289,22 @@ class Cluster:
         return sorted(subscribed.union(self.view.committed_topics(group)))
 
     def delete_group(self, group: str) -> None:
-        """Remove the group's offsets and its name. Raises ClientError if the group has live members, or changes during
-        the removal.
+        """Remove everything that ZooKeeper stores about the group. Raises ClientError if the group has live members, or
+        if it changes during the removal, for example because a member joins.
         """
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Return, sorted, the partitions of a broker that the group has begun: the group has an offset for the
-        partition, or a mark that says that a handler has begun a message of the partition.
+        """Return, sorted, the partitions of a broker that the group has begun to read: ZooKeeper has an offset of the
+        group for the partition, or an entry which says that a handler of the group has begun to process a message of
+        the partition.
         """
         found = self.view.partitions_of_groups(lambda _: True)
         named = {place for place, groups in found.items() if group in groups}
         return sorted(TopicPartition.parse(*each) for each in named if each[1].partition("-")[0] == str(broker_id))
 
     def delete_offsets(self, group: str, partitions: Sequence[TopicPartition]) -> None:
-        """Remove the group's offsets of partitions that no member can own because their broker is gone."""
+        """Remove the group's offsets of these partitions. Use it for partitions of a broker that will not come back, so
+        that no member can own them.
+        """
         remove_offsets(self._session, group, [(each.topic, str(each)) for each in partitions])

@@ -39,9 +39,9 @@ class WaitingMessage(NamedTuple):
 
 class DelayedPage(NamedTuple):
     """One page of the list of delayed messages of a broker. total: number of waiting messages of the topic, or of all
-    topics. topics: number of waiting messages of each topic. late: the partitions that do not accept their due
-    messages. Each key is `<topic>-<partition>`. Each value is the number of messages that the partition has not
-    accepted, and the reason. next: the argument `after` for the next page, 0 if this is the last page.
+    topics. topics: number of waiting messages of each topic. late: for each partition into which the broker cannot put
+    messages that are already due, the number of these messages and the reason. Each key is `<topic>-<partition>`. next:
+    the argument `after` for the next page, 0 if this is the last page.
     """
 
     total: int
@@ -54,8 +54,8 @@ class DelayedPage(NamedTuple):
 def list_delayed(
     connection: Asked, topic: str = "", limit: int = 100, after: int = 0, timeout: float | None = None
 ) -> DelayedPage:
-    """Return one page with the number of waiting delayed messages, and with at most `limit` (0 … 1000) of these
-    messages, in the order of their delivery times.
+    """Return one page of the broker's list of waiting delayed messages: their total number, and at most `limit` (0 …
+    1000) of them, in the order of their delivery times.
 
     topic: return only messages of this topic; "" means all topics. after: the field `next` of the previous page, 0 for
     the first page. A page may contain fewer messages than `limit` if many messages belong to other topics. Raises
@@ -82,8 +82,9 @@ def list_delayed(
 def each_delayed(
     connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
 ) -> Iterator[WaitingMessage]:
-    """Yield delayed messages one after the other, at most `most` in all. A page is requested from the broker when it is
-    needed. Raises the errors of `list_delayed`.
+    """Yield the broker's waiting delayed messages in the order of their delivery times, at most `most` (None: all).
+    They are requested page by page, each page only when the caller takes its first message. Raises the errors of
+    `list_delayed`.
     """
     after = 0
     while most is None or most > 0:

@@ -1,10 +1,10 @@
 """Find out whether a partition still has the messages that a consumer group has read.
 
-Messages may be lost after a group has read them: by `metaq brokers elect --unclean`, by a power cut with asynchronous
-flush, or by a restored data directory. After the loss, other messages are stored at the offsets of the lost messages.
-The group continues at its old offset, among or after these new messages, so that it skips some of them. The loss can be
-detected, because a committed offset is stored with the id of the last message before the offset. If messages were lost,
-the message with this id is not in the partition any more.
+A partition can lose messages that a group has already read: by `metaq brokers elect --unclean`, by a power cut with
+asynchronous flush, or if an operator has restored an old copy of the data directory. After that, the broker stores new
+messages at the offsets of the lost ones. The group, which continues at its committed offset, would skip the new
+messages before this offset. The loss can be detected, because the id of the last message before the offset is stored
+with each committed offset: if that message was lost, the partition has no message with this id any more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
     Return None if the group has missed no message, or if this is unknown. The answer is unknown in three cases: the
     offset was stored without a message id that metaq has made, the broker is a Java broker, or retention has deleted
-    the message with this id. A group that continues at the returned offset reads all messages, and at most a few of
-    them twice. Raises the errors of all questions (asking.py).
+    the message with this id. If the group continues at the returned offset, it misses no message, and reads at most a
+    few messages twice. Raises the errors of all questions (asking.py).
     """
     if message_id <= 0 or not connection.speaks_frames:
         return None
@@ -41,9 +41,10 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """If the partition never had the message with this id, return the offset of the partition's first message that was
-    stored at the same time as that message or later. Return None if the partition has or had the message, or if this is
-    unknown now. first: the first readable offset of the partition. Raises the errors of all questions (asking.py).
+    """If the partition does not contain the message with this id, and has not deleted it by retention either, return
+    the offset of the partition's first message that was stored at the time in this id or later. Otherwise, or if that
+    cannot be found out now, return None. first: the first readable offset of the partition. Raises the errors of all
+    questions (asking.py).
     """
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:
@@ -58,8 +59,8 @@ def common_offset(connection: Asked, partition: TopicPartition, first: int, mess
 
 
 def _has(connection: Asked, partition: TopicPartition, message_id: int) -> bool | None:
-    """Return whether the partition contains the message. Return None if this is unknown because not all of the
-    partition's data could be searched now.
+    """Return whether the partition contains the message with this id, or None if the broker could not search all of the
+    partition's data now.
     """
     ext = ViewMessageRequest(partition.topic, message_id, partition.partition).to_ext()
     found = (ResponseCode.QUERY_NOT_FOUND,)

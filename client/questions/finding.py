@@ -1,5 +1,5 @@
-"""Find stored messages by id and by key, on all brokers that have the topic. Any thread may search. A search takes one
-round trip per broker.
+"""Find stored messages by id and by key, on all brokers that have the topic. Any thread may search. A search sends one
+request to each of these brokers.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def check_key(option: str, key: str) -> None:
 
 
 class FoundMessage(NamedTuple):
-    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if the
-    message was stored at this time or earlier, because the exact time is unknown. The exact time is unknown for
-    messages of a Java broker.
+    """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if this time
+    is only an upper limit (the message was stored then or earlier), because the exact time is unknown, as for messages
+    that a Java broker has stored.
     """
 
     message: Message
@@ -70,11 +70,10 @@ class FoundMessages(NamedTuple):
     """The result of a search, in the requested order.
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
-    limit was reached; if the same search is made again, it continues with these data. more: whether there are further
-    messages with the key.
-    silent: by broker id, the reason why a broker with the topic did not answer; empty unless the search allows brokers
-    that do not answer. damaged: the errors of matching messages that are missing in the result because they are
-    damaged.
+    limit was reached; a repetition of the same search also searches some of these data. more: whether the brokers have
+    further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer; always
+    empty if the search raises an error for such a broker. damaged: an error for each matching message that the result
+    lacks because its stored bytes are damaged.
     absent: ids of brokers that are not registered now, so that their messages were not searched.
     """
 
@@ -104,10 +103,10 @@ class MessageFinder:
         """Return the message with this id (SendResult.message_id, Message.id). If several messages have this id (Java
         brokers may give the same id to several messages), return the oldest of them.
 
-        A broker that does not answer leads to an error only if no other broker has the message. Raises MessageNotFound
-        and NoPartition. Raises SearchIncomplete if the message may be in data that was not searched. Raises
-        CorruptRecord if the message is damaged. Raises RequestRefused if a broker cannot search (a Java broker). Also
-        raises BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
+        If a broker does not answer, this method raises that broker's error only if no other broker has the message.
+        Raises MessageNotFound and NoPartition. Raises SearchIncomplete if the message may be in data that was not
+        searched. Raises CorruptRecord if the message is damaged. Raises RequestRefused if a broker cannot search (a
+        Java broker). Also raises BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -139,11 +138,12 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """Return the newest messages with a key that were stored from `begin` to `end`, newest first. With
-        `oldest_first`, return the oldest messages, oldest first.
+        """Return at most `max_messages` messages with this key that were stored from `begin` to `end` (None: no limit):
+        the newest of them, newest first, or with `oldest_first` the oldest of them, oldest first.
 
-        The result is empty if nothing is found. allow_silent: if true, a broker that does not answer is named in the
-        result; otherwise it leads to an error. Raises ConfigError, NoPartition, and the errors of view_message.
+        The result is empty if nothing is found. allow_silent: if true, the result's `silent` names brokers that did not
+        answer; if false, the first such broker leads to an error. Raises ConfigError, NoPartition, and the errors of
+        view_message.
         """
         check_number("max_messages", max_messages, most=MAX_FOUND_MESSAGES)
         check_key("key", key)
@@ -228,8 +228,9 @@ def _first(answer: FoundMessages, otherwise: str) -> FoundMessage:
 
 
 def nothing_found(what: str, answer: FoundMessages) -> MessageNotFound | SearchIncomplete:
-    """Return the error to raise for an answer without a message. what: the error's text, a statement that there is no
-    such message, without a full stop.
+    """Return the error to raise if a search has found no message: SearchIncomplete if some data were not searched or a
+    broker is not registered, otherwise MessageNotFound. what: the first sentence of the error's text, which says that
+    there is no such message, without a full stop.
     """
     left = []
     if answer.unsearched_bytes:

@@ -1,8 +1,8 @@
-"""Find partitions that a znode mentions, but that no live broker offers. A reader of a whole topic would not read such
-partitions.
+"""Find partitions that exist according to ZooKeeper, but that no live broker offers, so that a reader of a whole topic
+would silently leave them out.
 
-The znodes below a topic's znode are created by live brokers. So the partitions of a broker that is not registered now
-are mentioned only in znodes of groups and of moves.
+The list of a topic's partitions in ZooKeeper shows only those of live brokers. The partitions of a broker that is down
+can be found only in the znodes of groups (with their offsets) and of moves.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""Largest number of partitions of one broker, and largest number of groups, that a text for users lists by name.
-Further partitions or groups are only counted.
+"""If a text for users names partitions of a broker or groups, it names at most this number, and only counts the others.
 """
 
 
@@ -29,8 +28,8 @@ class LeftOut(NamedTuple):
     """A partition that a znode mentions, but that no live broker offers.
 
     known_from: the kind of znode that mentions the partition. why: the reason why the partition is not offered, as a
-    text for users. exists: false if the partition's broker is registered and does not offer the partition. Such a
-    partition may not exist any more, because perhaps only an old offset mentions it.
+    text for users. exists: false if the partition's broker is registered, but does not offer the partition: then the
+    partition perhaps does not exist any more, and only an old offset of a group mentions it.
     """
 
     partition: TopicPartition
@@ -50,7 +49,7 @@ def left_out(
     sorted. This function reads the znodes of all groups. wanted: returns whether a topic is wanted.
 
     registered: ids of the brokers that were live before `offered` was read. A broker that registers after `registered`
-    was read, but before `offered` is read, counts as absent.
+    was read therefore counts as absent.
     """
     named: dict[TopicPartition, str] = {}
     for (topic, name), groups in sorted(view.partitions_of_groups(wanted).items()):
@@ -85,7 +84,7 @@ def why_away(partition: TopicPartition, move: Move | None, registered: Collectio
 
 
 def without(found: Iterable[LeftOut]) -> str:
-    """Return one sentence for users which says that these partitions are left out."""
+    """Return a text for users which names the partitions in `found` and says why they are left out."""
     together: dict[tuple[str, str], list[str]] = {}
     for each in found:
         named = f"{each.partition.topic} {each.partition}"

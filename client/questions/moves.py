@@ -42,8 +42,8 @@ class MoveProgress:
 
 
 class PlannedMove(NamedTuple):
-    """A move that is to be begun, or a requested move that is in progress already. former: if this move is yet to be
-    begun, the earlier move that its znode contains now; None if the znode contains no earlier move.
+    """A move that `begin` can begin, or the requested move itself if it is in progress already. former: the earlier,
+    ended move that the move's znode contains now and that `begin` will replace; None if there is none.
     """
 
     move: Move
@@ -68,8 +68,9 @@ class MovesOfCluster:
     def plan(
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
-        """Return a planned move, which `begin` can begin. If the requested move is in progress already, return that
-        move. first, last: the range of partitions to move, by default all partitions.
+        """Check whether partitions of `topic` can be moved from the broker `source` to the broker `target`, and return
+        the planned move for `begin`. If exactly this move is in progress already, return it. first, last: the range of
+        partitions to move, by default all partitions.
 
         rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError in four cases: the rate is out
         of range; the partitions cannot leave the source broker; another move of this topic and source broker is in
@@ -152,8 +153,8 @@ class MovesOfCluster:
         return counts
 
     def look(self, move: Move) -> MoveProgress:
-        """Ask the target broker for the progress of a move, and return it. The request also makes the target continue
-        the move. Raises ConfigError if the move does not exist any more.
+        """Ask the target broker for the progress of a move, and return the progress. The request also makes the target
+        broker go on with the move at once. Raises ConfigError if the move does not exist any more.
         """
         found = self._found(move)
         progress = self._ask(found.move, found.move.target)

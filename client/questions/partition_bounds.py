@@ -1,5 +1,5 @@
-"""Ask a broker about a partition: the readable byte range, numbers of messages, and the offset that belongs to a time
-or to a number of messages.
+"""Ask a broker about a partition: which byte range can be read, how many messages it contains, and at which offset the
+messages since a certain time, or a certain number of messages, begin or end.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Bounds(NamedTuple):
 
 
 def partition_bounds(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> Bounds:
-    """Return the partition's readable byte range and its number of messages. For a partition that never got a message,
-    the range begins and ends at 0.
+    """Return the partition's readable byte range and its number of messages. If no message was ever stored in the
+    partition, the range is [0, 0).
     """
     return bounds_at(connection, partition, 0, timeout)[0]
 
@@ -72,11 +72,10 @@ def bounds_at(
 def bounds_behind(
     connection: Asked, partition: TopicPartition, offset: int, last_id: int, timeout: float | None = None
 ) -> tuple[Bounds, int | None, int]:
-    """Return the two results of `bounds_at`, and as a third result the id of the message directly before `offset`, or
-    UNKNOWN_ID.
+    """Return the two results of `bounds_at`, and the id of the message directly before `offset`.
 
-    The third result is UNKNOWN_ID in three cases: the id equals `last_id`, there is no message before the offset, or
-    the broker does not report the id (a Java broker, or an earlier version).
+    The id is UNKNOWN_ID in three cases: it equals `last_id`, which the caller already knows; there is no message before
+    the offset; or the broker does not report the id (a Java broker, or an earlier version).
     """
     if not connection.speaks_frames:
         return _stats_bounds(connection, partition, timeout), None, UNKNOWN_ID
@@ -97,8 +96,8 @@ def max_offset(connection: Asked, partition: TopicPartition, timeout: float | No
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """Return the number of bytes and of messages between `offset` and the end of the partition. `messages` in the
-    result is None if the broker cannot count messages.
+    """Return how many bytes and how many messages a reader at `offset` has before it up to the end of the partition.
+    `messages` in the result is None if the broker cannot count messages.
     """
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
@@ -167,8 +166,8 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
     """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the framed
-    protocol's request for this bound. beyond: the offset to pass to the `offset` command of the text protocol, so that
-    the command returns this bound.
+    protocol's request for this bound. beyond: an offset outside of the range, for which the `offset` command of the
+    text protocol answers with the nearest bound: this one.
     """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)

@@ -39,22 +39,22 @@ RequestTimedOut and RequestRefused.
 
 
 class Last(NamedTuple):
-    """The position before the last `messages` messages of each partition."""
+    """The position in each partition at which the last `messages` messages of the partition begin."""
 
     messages: int
 
 
 class AtMessage(NamedTuple):
-    """The position of the message with this id. In each of the topic's other partitions, the position is the first
-    message that was stored at the same time as the message with this id, or later.
+    """The position of the message with this id, in the partition that contains it. In each other partition of the
+    topic, the position is the first message that was stored at the same time as this message or later.
     """
 
     message_id: int
 
 
 class AtKey(NamedTuple):
-    """The position of the oldest message with this key. In each of the topic's other partitions, the position is the
-    first message that was stored at the same time as this oldest message, or later.
+    """The position of the oldest message with this key, in the partition that contains it. In each other partition of
+    the topic, the position is the first message that was stored at the same time as this message or later.
     """
 
     key: str
@@ -79,11 +79,13 @@ _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
 def locate(
     position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
 ) -> int | Locate:
-    """Return a position's byte offset, or a function that finds the offset in any partition.
+    """Check the position that a user has given. Return its byte offset if that is already known, otherwise a function
+    that finds the offset in any partition.
 
-    If the position is given by a message (AtMessage or AtKey), this function searches for the message in each of
-    `topics` until it is found. If `finder` is None, such a position is not allowed. option: the name of the option in
-    errors. Raises ConfigError, and for a message the errors of MessageFinder.
+    For a position that a message states (AtMessage or AtKey), `locate` itself searches for the message with `finder`,
+    in one of `topics` after another until it is found. None as `finder` means that such a position is not allowed.
+    option: the name of the user's option in the texts of errors. Raises ConfigError, and for a message the errors of
+    MessageFinder.
     """
     if is_number(position):
         check_offset(option, position)
@@ -152,11 +154,10 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
-    """Check that the readable byte `offset` is not inside a message. Raises ClientError, which names the nearest valid
-    offsets, and the errors of Locate.
-
-    Damaged bytes pass the check, because readers report them. Every offset at a Java broker passes, because such a
-    broker cannot tell where messages begin.
+    """Raise ClientError if byte `offset`, which must be readable, is inside a message; the error's text names the
+    nearest offsets where messages begin. Also raises the errors of Locate. There is no error if the bytes at `offset`
+    are damaged, because the reader reports the damage later, or if the broker is a Java broker, because it cannot tell
+    where messages begin.
     """
     if not connection.speaks_frames:
         return

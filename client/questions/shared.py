@@ -23,11 +23,11 @@ class SharedPartition(NamedTuple):
     """The state of a shared group on one partition.
 
     left: number of unacknowledged messages, including leased messages. leased: number of leased messages. delayed:
-    number of released messages that wait for the time of their next attempt. most_attempts: the highest number of
-    attempts that any leased or released message has had. oldest_ms: number of milliseconds since the first
-    unacknowledged message was stored; None if there is no such message, or if the broker does not know the time.
+    number of messages that a member has released and that are leased again only after a delay. most_attempts: how many
+    times the leased or released message with the most leases was leased. oldest_ms: age in milliseconds of the first
+    unacknowledged message; None if there is no such message, or if the broker does not know when it was stored.
     ordered: whether messages with the same key are leased one at a time. members: for each member, the number of its
-    leased messages. A member is included if it has sent a request within a minute or has leased messages.
+    leased messages. Members that have neither leased messages nor sent a request in the last minute are left out.
     """
 
     group: str
@@ -57,8 +57,9 @@ def shared_status(
 
 
 def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
-    """Make one broker forget a shared group. Return the number of partitions on which it was forgotten. Raises
-    SharedRefused if the group has members at this broker, or does not exist there.
+    """Make one broker delete what it stores about a shared group: which messages the group has acknowledged. Return the
+    number of partitions for which something was deleted. Raises SharedRefused if the group has members at this broker,
+    or does not exist there.
     """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)

@@ -1,5 +1,5 @@
-"""Find the brokers that clients read a partition or a whole topic from. Send a question about many partitions to the
-broker of each partition.
+"""Find the brokers from which clients read a partition or a whole topic. Also send the same question about many
+partitions to the broker of each.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _T = TypeVar("_T")
 
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
-    """Return the address of the broker that clients read a partition from. This broker is the partition's master. If
-    there is no master, it is a slave, always the same slave. Return None if there is neither a master nor a slave.
+    """Return the address of the process from which clients read a partition: the master of the partition's broker or,
+    if no master is registered, one of its slaves, always the same one. Return None if there is neither.
     """
     nodes = brokers.get(partition.broker)
     if nodes is None:
@@ -42,8 +42,8 @@ def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> 
 
 
 class Sources(NamedTuple):
-    """The addresses of the brokers that have a topic for readers, by broker id. absent: ids of brokers that were
-    registered earlier but are not registered now; these brokers may have the topic, too.
+    """The addresses of the brokers from which a topic can be read, by broker id. absent: ids of brokers that are not
+    registered now, but were earlier; these brokers possibly have messages of the topic, too.
     """
 
     endpoints: dict[int, Endpoint]
@@ -51,7 +51,7 @@ class Sources(NamedTuple):
 
 
 def brokers_of(view: ClusterView, topic: str) -> Sources:
-    """Return the brokers that have a topic for readers. Raises NoPartition if no broker offers the topic to readers."""
+    """Return the brokers from which a topic can be read. Raises NoPartition if there are none."""
     nodes = view.brokers()
     found: dict[int, Endpoint] = {}
     for broker_id, number in view.topic_partitions(topic, publish=False):
@@ -95,8 +95,7 @@ class Survey:
         self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """The reason why a broker could not be asked, by broker id. The text continues a sentence that begins with the
-        broker's name.
+        """By broker id: why the broker did not answer, as a text that follows the broker's name in a sentence.
         """
         self.closed: set[TopicPartition] = set()
         """Partitions whose brokers have answered that an operator has closed the partition."""
@@ -156,7 +155,8 @@ class Survey:
 
     def attempt(self, partition: TopicPartition, question: Callable[[Connection, TopicPartition], _T]) -> _T | None:
         """Ask a partition's broker as `ask` does, but also return None if the broker refuses the question. The refusal
-        is recorded in `refused`. So a caller that shows many partitions can go on after a refusal for one partition.
+        is recorded in `refused`. So a caller that asks about many partitions can go on after a broker has refused the
+        question for one of them.
         """
         self.refused.pop(partition, None)
         try:

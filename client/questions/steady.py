@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """A ClusterView that waits if a broker set has nodes, but no leader that has registered its topics. If the view did
-    not wait, the set's partitions would be missing for a moment, and a query that is planned at that moment would omit
-    these partitions.
+    """A ClusterView whose reads wait while a broker set that has nodes has no leader, or a leader that has not
+    registered its topics yet. Without the wait, a result would lack the set's partitions, and for example a Spark query
+    that is planned at that moment would not read them.
 
-    If the set has no such leader after `patience_seconds`, the view returns the present state. From then on the view
-    does not wait for this set, until it has seen the set with a leader again.
+    If the set has no such leader after `patience_seconds`, the view returns what is registered. Later reads do not wait
+    for this set any more, until the view has seen it with a leader.
     """
 
     def __init__(

@@ -1,5 +1,6 @@
-"""Read stored records unchanged, and find ranges of damaged bytes. metaq's own brokers find the end of a damaged range
-themselves. For a Java broker, the client finds the end by reading the bytes after the damage.
+"""Read stored records as bytes or as messages, and find out where damaged bytes end. metaq's own brokers find the end
+of a damaged range themselves. For a Java broker, the client reads the bytes after the damage until it finds an intact
+record.
 """
 
 from __future__ import annotations
@@ -44,12 +45,15 @@ __all__ = [
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-"""Response codes in the answer to a pull that, like SUCCESS, do not mean a refusal."""
+"""Response codes of a pull's answer that, like SUCCESS, are no errors for `ask`: nothing was found, or the offset is
+out of range.
+"""
 
 
 class Pulled(NamedTuple):
     """The answer to a pull. runs: groups of adjacent stored records, each group with its byte offset in the partition.
-    next_offset: the byte offset at which the next pull continues; None if the text protocol has returned records.
+    next_offset: the byte offset at which the next pull must begin; None if the records came over the text protocol, so
+    that it follows from their sizes.
     sizes: the sizes of the records in bytes, headers included, if there is only one run and the broker has sent the
     sizes.
     """
@@ -62,9 +66,9 @@ class Pulled(NamedTuple):
 class BegunPull:
     """A pull that was sent to a broker. The broker reads and sends the records while the caller does other work.
 
-    The pull reads stored records from byte `offset` on. With `tags`, it reads only records with one of these tags, but
-    a few records with other tags may be among them. The text protocol has no such filter and returns all records. Only
-    one thread may use the pull. Until the answer has come, this thread must not use the connection for anything else.
+    The pull reads stored records from byte `offset` on. With `tags`, the answer contains the records with one of these
+    tags, and perhaps a few others. The text protocol has no filter, so its answers contain all records. Only one thread
+    may use the pull, and until the answer has come, this thread must not use the connection for anything else.
     """
 
     def __init__(
@@ -76,21 +80,21 @@ class BegunPull:
         tags: tuple[str, ...] = (),
         where: Where | None = None,
     ) -> None:
-        """where: the content filter, as in `read_chosen`. The answer may nevertheless contain messages that do not
-        match the filter.
+        """where: the content filter, as in `read_chosen`. The caller must check the filter itself, because brokers
+        without content filters send all messages.
         """
         self._connection = connection
         self._asked = partition, offset, max_bytes
         self._call = connection.begin(_build_pull(connection, partition, offset, max_bytes, tags, where))
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most `seconds` for the answer. Return whether `result` can now finish without waiting."""
+        """Wait at most `seconds` for the answer. Return whether the pull has ended, so that `result` need not wait."""
         self._connection.drive(self._call, time.monotonic() + seconds)
         return self._call.done
 
     def result(self) -> Pulled:
-        """Wait for the answer, at most for the request timeout, and return it. If the result has no runs, there is no
-        record between the pull's offset and next_offset. Raises the errors of `read_bytes`.
+        """Wait for the answer, at most for the request timeout, and return it. A result without runs means that the
+        partition has no matching record between the pull's offset and next_offset. Raises the errors of `read_bytes`.
         """
         return _pulled(self._connection.finish(self._call), self._connection, *self._asked)
 
@@ -101,8 +105,8 @@ def read_bytes(
     """Return the bytes of stored records from byte `offset` on. The first record is complete, the last record may be
     incomplete. At the end of the partition the result is empty.
 
-    Raises OffsetOutOfRange with the readable bounds that the broker reports. Raises CorruptRecord if the broker knows
-    that no message begins at `offset`; a Java broker does not check this.
+    Raises OffsetOutOfRange, which contains the bounds of the readable bytes, if `offset` is outside of them. Raises
+    CorruptRecord if the broker knows that no message begins at `offset`; a Java broker does not check this.
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes), timeout)
     runs = _pulled(reply, connection, partition, offset, max_bytes, timeout).runs
@@ -116,8 +120,8 @@ def read_messages(
     the end of the partition return [].
 
     Raises OffsetOutOfRange if the partition has no readable byte `offset`. Raises CorruptRecord, with the end of the
-    damage, if the first record is damaged. If a later record is damaged, the list ends before that record, and the next
-    read begins with the damaged record.
+    damage, if the first record is damaged. If a later record is damaged, the list ends before it; a caller that goes on
+    reading there then gets CorruptRecord.
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)
@@ -133,9 +137,9 @@ def read_chosen(
     where: Where | None = None,
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
-    """Read as `read_messages` does, but return only messages that match the filter `where` (None: all messages), and
-    the next offset. At the end of the partition the next offset is `offset`. A broker that filters by content does not
-    send messages that do not match.
+    """Read as `read_messages` does, but return only the messages that match the filter `where` (None: all messages),
+    and the offset at which the next read must begin. At the end of the partition this offset is `offset` itself. If the
+    broker supports content filters, it does not even send the other messages.
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
@@ -168,12 +172,12 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
 
 
 class Waiting(NamedTuple):
-    """The stored data between a position and the end of a partition.
+    """How much data waits for a reader between its position and the end of a partition.
 
-    bytes: number of bytes of the messages. messages: number of messages, None if the broker cannot count messages (a
-    Java broker). seconds: number of seconds since the oldest of these messages was stored; 0.0 if there is no message,
-    None if the oldest message is damaged or its id has no time (a Java broker). id_before: the id of the message before
-    the position, as in `bounds_behind`.
+    bytes: number of bytes of the stored messages. messages: number of messages, None if the broker cannot count
+    messages (a Java broker). seconds: number of seconds since the oldest of these messages was stored; 0.0 if there is
+    no message, None if the oldest message is damaged or its id has no time (a Java broker). id_before: the id of the
+    message before the position, as in `bounds_behind`.
     """
 
     bounds: Bounds
@@ -186,8 +190,9 @@ class Waiting(NamedTuple):
 def waiting_from(
     connection: Asked, partition: TopicPartition, position: int, now: float, last_id: int = UNKNOWN_ID
 ) -> Waiting:
-    """Return the stored data between byte `position` and the end of the partition. now: the current time in seconds
-    since 1970. last_id: the id of the message that the caller expects directly before the position.
+    """Return how much stored data there is between byte `position` and the end of the partition. now: the current time
+    in seconds since 1970. last_id: the id of the last message before the position, as far as the caller knows; see
+    `bounds_behind`.
     """
     bounds, before, id_before = bounds_behind(connection, partition, position, last_id)
     begin = min(max(position, bounds.first), bounds.end)
@@ -209,8 +214,8 @@ def waiting_from(
 def locate_damage(
     connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None
 ) -> CorruptRecord | None:
-    """Return the damage at byte `offset` of a partition, with its end. Return None if there is an intact record at this
-    offset.
+    """If the record at byte `offset` of a partition is damaged, return an error object that describes the damage, with
+    the offset where it ends. Return None if the record is intact.
 
     metaq's own broker searches for the end of the damage itself, and remembers the result. Over the text protocol, this
     function reads the bytes up to the next intact record or the end of the partition, and blocks meanwhile.
@@ -225,8 +230,8 @@ def locate_damage(
     end = max_offset(connection, partition, timeout)
 
     def read(size: int, position: int) -> bytes:
-        """Return `size` bytes from `position` on, or fewer at the end of the partition. Several requests are sent if
-        the broker's maxTransferSize or the bounds of its segments require it.
+        """Return `size` bytes from `position` on, or fewer at the end of the partition. More than one request is needed
+        if `size` is above the broker's maxTransferSize, or if the bytes are in several segments.
         """
         data = b""
         while len(data) < size:
@@ -247,14 +252,16 @@ def locate_damage(
 def located(
     connection: Asked, partition: TopicPartition, error: CorruptRecord, timeout: float | None = None
 ) -> CorruptRecord:
-    """Return the damage that `locate_damage` finds at the position of `error`, the error of a reader. If
-    `locate_damage` finds no damage there, return `error` itself.
+    """Complete the error that a reader has raised for a damaged record: return what `locate_damage` finds at its
+    offset, or `error` itself if `locate_damage` finds no damage there.
     """
     return error if error.end is not None else locate_damage(connection, partition, error.position, timeout) or error
 
 
 def damaged_bytes(partition: TopicPartition, start: int, end: int) -> CorruptRecord:
-    """Return the error for damage in the byte range [start, end) of a partition, which contains no intact record."""
+    """Return the error which says that the bytes [start, end) of a partition are damaged and contain no intact
+    record.
+    """
     return CorruptRecord.of(partition, start, "no good record is there", end)
 
 

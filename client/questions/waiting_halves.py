@@ -1,4 +1,6 @@
-"""Ask a broker about half messages. Producers and operators' tools use this module."""
+"""Tell a broker the outcomes of half messages, and ask it which half messages it keeps. Producers and operators' tools
+use this module.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
-    """Commit a half message or roll it back. Return the decision that applies to the half message. If it was decided
-    earlier, this is the earlier decision.
+    """Commit a half message or roll it back. Return the outcome that the half message has at the broker now. It differs
+    from `outcome` if the half message was decided the other way before.
     """
     outcomes = ((half_id, outcome),)
     reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
@@ -75,7 +77,7 @@ def ends_request(
 
 def read_ended(reply: Reply, connection: Asked, partition: TopicPartition, count: int) -> Sequence[EndHalfReply]:
     """Decode the broker's answer to a request that reported `count` outcomes, and return one result for each outcome.
-    If this function raises an error, any of the half messages may still be undecided.
+    If this function raises an error, it is unknown which of the half messages the broker has decided.
     """
     frame = accepted(reply, connection, partition, ())
     if count == 1:
@@ -96,8 +98,8 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Return at most `limit` half messages of this group and these topics whose outcome the broker wants to know. The
-    answer comes as soon as there is such a half message. If there is none within `wait_seconds`, return [].
+    """Return at most `limit` half messages of this group and these topics about whose outcome the broker asks now. If
+    there are none, the request waits at the broker until there is one, or returns [] after `wait_seconds`.
 
     producer: the name of the calling producer. Earlier broker versions ignore `topics` and `producer`, and return half
     messages of all topics and producers.
@@ -110,8 +112,8 @@ def check_halves(
 class WaitingHalf(NamedTuple):
     """A half message that waits at a broker. id: the half message's id, as in SendResult.message_id. taken: the time at
     which the broker accepted the half message. first_check: the time at which the broker first asks a producer for the
-    outcome. next_check: the time of the broker's next question, None if the broker does not ask again. asked: the
-    number of times that the broker has asked a producer. size: number of bytes of the body. preview: the half message's
+    outcome. next_check: the time at which the broker will next ask for the outcome, None if it will not ask again.
+    asked: how many times the broker has asked so far. size: number of bytes of the body. preview: the half message's
     keys and the beginning of its payload. record: the half message's flag and body, if they were requested.
     """
 
@@ -132,8 +134,9 @@ class WaitingHalf(NamedTuple):
 class HalvesPage(NamedTuple):
     """One page of the list of half messages of a broker. total: number of all half messages of the broker. states:
     number of half messages in each state. groups: three numbers for each producer group. `asked` is the number of half
-    messages about which producers are asked. `parked` is the number of half messages about which producers are no
-    longer asked. `askers` is the number of producers that wait for questions of the broker.
+    messages about whose outcome the broker still asks. `parked` is the number of those about which it has asked in vain
+    and no longer asks. `askers` is the number of the group's producers whose requests wait at the broker for its
+    questions.
     next: the argument `after` for the next page, 0 if this is the last page.
     """
 
@@ -155,8 +158,8 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """Return one page with the number of waiting half messages, and with at most `limit` (0 … 1000) of these half
-    messages, in the order of their first checks.
+    """Return one page of the broker's list of waiting half messages: their numbers, and at most `limit` (0 … 1000) of
+    them, in the order of the times at which the broker first asks for their outcomes.
 
     topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: the
     field `next` of the previous page, 0 for the first page. A page may contain fewer than `limit` half messages if many
@@ -197,8 +200,9 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """Yield half messages one after the other, at most `most` in all. A page is requested from the broker when it is
-    needed. Raises the errors of `list_halves`.
+    """Yield the broker's waiting half messages, in the order of `list_halves`, at most `most` (None: all). They are
+    requested page by page, each page only when the caller takes its first half message. Raises the errors of
+    `list_halves`.
     """
     after = 0
     while most is None or most > 0:

@@ -29,16 +29,16 @@ log = get_log(__name__)
 
 _RETRY_MIN_SECONDS = 0.5
 _RETRY_MAX_SECONDS = 10.0
-"""Longest pause in seconds before the next attempt to watch a topic after a failure."""
+"""Longest pause in seconds between two attempts to set the ZooKeeper watch of a topic."""
 
 
 class ZooKeeperMetadata:
-    """The metadata of a producer, read through one ZooKeeper session. The object creates the session itself, or gets it
-    from the caller; a session of the caller is left open at the end. A topic is read and watched from the first request
-    for this topic on.
+    """The metadata of a producer, read through one ZooKeeper session. The object creates the session, or the caller
+    passes one; `close` does not end a session that the caller has passed. A topic is read, and then watched for
+    changes, from the first call of `view` for this topic on.
 
-    The class implements metadata.Metadata. The views of topics in `_views` are replaced on the session's event thread,
-    and read on any thread.
+    The class implements metadata.Metadata. The session's event thread replaces the views of topics in `_views`; any
+    thread reads them without a lock.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class ZooKeeperMetadata:
         return found
 
     def _follow(self, topic: str, backoff: Backoff) -> None:
-        """Begin to watch the topic. If the watch cannot be set, try again later on the event thread; meanwhile the last
-        view of the topic is used. When the watch begins, the topic is read again.
+        """Begin to watch the topic. If the watch cannot be set, try again later on the event thread; until then
+        producers use the last view of the topic. Once the watch is set, the topic is read again, because it may have
+        changed before.
         """
         try:
             self._cluster.watch_topic(topic, self._changed)
@@ -144,9 +145,9 @@ class ZooKeeperMetadata:
         self._session.events.post_once(self._look_at_brokers)
 
     def _look_at_brokers(self) -> None:
-        """Update the broker addresses in the views of all topics after a change of the brokers. The addresses may
-        change earlier than the topics. For example, a broker set may have a new leader that has not registered its
-        topics yet.
+        """Update the broker addresses in the views of all topics after a change of the brokers. This is necessary
+        because addresses can change without a change of the watched topics: for example, if a broker set has a new
+        leader that has not registered its topics yet.
         """
         try:
             endpoints = _endpoints(self._cluster)

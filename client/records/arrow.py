@@ -1,9 +1,9 @@
 """Convert messages to Arrow record batches. This module imports pyarrow, which the extra `spark` installs.
 
-Consumers and Spark share this decoder. `decode_columns` turns a whole answer into Columns by numpy and Arrow. Consumers
-and Spark each make their own tables from the Columns. Python code is executed for single records only if they have
-attributes, and equal attributes are decoded once. `columns_of` makes the same Columns one message after the other. It
-is slower than `decode_columns`, as bench/decoding.py measures.
+Consumers and the Spark source use this module. `decode_columns` turns all records of a broker's answer into Columns by
+numpy and Arrow, from which consumers and Spark each make their own tables. Python code runs for a single record only if
+the record has attributes, and equal attributes are decoded only once. `columns_of` makes the same Columns from a list
+of messages, one message after the other, which is slower (bench/decoding.py measures both).
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ SCHEMA = pa.schema(
 _NO_ATTRIBUTES = Attributes()
 
 MAX_UNPACKED_BYTES = 2 * MAX_PAYLOAD_BYTES
-"""Largest number of bytes of decompressed payloads in one batch. The limit is needed because a compressed answer of a
-few megabytes may contain gigabytes of decompressed data.
+"""Largest number of bytes of decompressed payloads in one batch. Without the limit, a compressed answer of a few
+megabytes could become gigabytes in memory.
 """
 
 
 class Columns(NamedTuple):
-    """The fields of some messages as columns. All columns have the messages in the same order.
+    """The fields of some messages as columns. Item i of every column belongs to message number i.
 
-    attributes: the decoded attributes of each message; None if no message has any. flags: the flags of the records.
+    attributes: the decoded attributes of each message; None if no message has any. flags: the flag of each message's
+    record.
     """
 
     topic: pa.Array
@@ -97,8 +98,8 @@ class Columns(NamedTuple):
         return pa.array(times, mask=mask if mask.any() else None).view(_TIMESTAMPS[unit])
 
     def of_attributes(self, value: Callable[[Attributes], Any], kind: pa.DataType) -> pa.Array:
-        """Apply `value` to each message's attributes, and return the results as a column. Pass the same function object
-        at each call, because this object is a key of a cache.
+        """Apply `value` to each message's attributes, and return the results as a column. Do not pass a new lambda in
+        each call: the function object is a key of a cache.
         """
         if self.attributes is None:
             count = len(self.ids)
@@ -134,7 +135,7 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 
 
 class DecodedColumns(NamedTuple):
-    """The result of decoding records, like decoding.Decoded, but with columns in place of messages.
+    """The result of decoding records: the fields of decoding.Decoded, but with columns instead of messages.
 
     expires: for each message, the time when it expires, in milliseconds since 1970, or INT64_MAX if it never expires;
     None if no message expires. packed: true for each message with a compressed payload; None if no payload is
@@ -149,8 +150,8 @@ class DecodedColumns(NamedTuple):
 
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
         """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
-        fewer messages if the decompressed payloads would take more than MAX_UNPACKED_BYTES. The result's `end` is the
-        same as the `end` of this object: the offset where the last message of this object ends.
+        fewer than `limit` messages if their decompressed payloads would take more than MAX_UNPACKED_BYTES. The result's
+        `end` is copied from this object, so it does not say where the returned messages end.
 
         Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
         message cannot be decompressed, the result ends before it.
@@ -261,12 +262,12 @@ def decode_columns(
 
 
 def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> pa.Array:
-    """Copy the slices data[start : start + size], which are in ascending order, into a binary column. The bytes are
-    copied once, and no Python object is made for each slice.
+    """Copy the slices data[start : start + size], which are in ascending order, into a binary column. No Python object
+    is made for a slice.
 
-    If all slices have the same size and the same distance from each other, numpy copies them in one strided copy. In
-    all other cases the function builds an array of slices and gaps: the elements with even indexes are the slices, and
-    the elements with odd indexes are the bytes up to the next slice. Arrow then takes the elements with even indexes.
+    If all slices have the same size and the same distance from each other, numpy copies them in one strided copy.
+    Otherwise the function describes `data` to Arrow as an array whose elements are by turns a slice and the bytes
+    between this slice and the next one; Arrow then copies every second element, the slices.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():

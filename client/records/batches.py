@@ -1,4 +1,4 @@
-"""Split many payloads into batches. Each batch fits into one request."""
+"""Split a sequence of payloads into batches that each fit into one request."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from metaq.protocol.arrays import np
 __all__ = ["MAX_BATCH_PAYLOAD_BYTES", "split_batches"]
 
 MAX_BATCH_PAYLOAD_BYTES = 1 << 20
-"""Largest number of payload bytes in a batch. The number is far below the limit of a frame, and large enough that the
-cost of a request does not matter.
+"""Largest number of payload bytes in a batch. The number is far below the largest size of a request, and so large that
+the fixed cost of each request hardly matters.
 """
 
 Item = TypeVar("Item", bound=Sized)

@@ -1,10 +1,10 @@
-"""Decode fetched records into messages. Every reader spends much of its time in this code.
+"""Decode fetched records into messages. This code must be fast, because every reader spends much of its time here.
 
-If the broker has sent a table of record sizes, no Python loop over the records is needed. A running sum of the sizes
-gives the positions where the records begin, and numpy reads all headers as one array. Chains of C functions (struct,
-map, zip) make bodies and messages without executing Python bytecode for each message. If there is no table (few
-records, a filtered answer, the text protocol), a Python loop goes from record to record. The result is the same with
-and without a table.
+If the broker has sent a table of record sizes with the records, they are decoded without a Python loop: a running sum
+of the sizes gives the positions where the records begin, numpy reads all headers as one array, and chained C functions
+(struct, map, zip) make bodies and messages without executing Python bytecode for each of them. If there is no table
+(few records, a filtered answer, the text protocol), a Python loop goes from record to record. The result is the same in
+both cases.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ ZEROS = "there are zeros instead of it"
 
 _LENGTH = Struct(">i")  # the first field of a record
 _make = tuple.__new__
-"""Makes a Message without calling its Python-level __new__; see bench/decoding.py."""
+"""Makes a Message without the Python function Message.__new__, which would be slower; see bench/decoding.py."""
 
 
 @dataclass(slots=True, eq=False)
 class Records:
     """Stored records of a partition that follow one another, from the partition's byte `offset` on. Their bytes are
-    data[start:end] of the received `data`.
+    data[start:end], a part of the received `data`.
 
     sizes: the sizes of all records in bytes, headers included; together they fill [start, end). None if the sizes are
-    unknown; in this case the last record may be incomplete. runs: if the records are adjacent only in `data`, describes
-    where in the partition they come from; None if they are adjacent in the partition, too.
+    unknown; in this case the last record may be incomplete. runs: None if the records are adjacent in the partition, as
+    they are in `data`; otherwise the groups of records that are, and the offset of each group.
     """
 
     data: bytes
@@ -80,17 +80,16 @@ class Records:
     runs: Runs | None = field(default=None, kw_only=True)
 
     def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the byte offsets in the partition that belong to these positions in `data`. A position where two runs
-        meet gets the offset where the later run begins.
+        """Return the byte offsets in the partition of the bytes at these positions in `data`. For a position where one
+        run ends and the next begins, return the offset where the next run begins.
         """
         if self.runs is None:
             return places + (self.offset - self.start)
         return places + self.runs.shifts[np.searchsorted(self.runs.places, places, "right") - 1]
 
     def place(self, offset: int) -> int:
-        """Return the position in `data` that belongs to the byte offset `offset` in the partition. The result is at
-        least `start` and at most `end`. For an offset between two runs, the result is the position where the two runs
-        meet.
+        """Return the position in `data` of the byte at `offset` in the partition, limited to `start` … `end`. For an
+        offset between two runs, return the position where the earlier run ends and the later one begins.
         """
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
@@ -102,9 +101,10 @@ class Records:
 
 
 class Runs(NamedTuple):
-    """Several runs of records that are adjacent in an answer, but not in the partition. places: the position in the
-    answer's data where each run begins. shifts: for each run, the difference between the offset in the partition and
-    the position in the data.
+    """Several runs: groups of records that are adjacent in the partition. The groups follow one another in a broker's
+    answer, but not in the partition, because a filter has left out the records between them. places: the position in
+    the answer's data where each run begins. shifts: for each run, its offset in the partition minus its position in the
+    data.
     """
 
     places: npt.NDArray[np.int64]
@@ -140,8 +140,8 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Return a buffer's memory address. The address is needed because a memoryview does not tell its position inside
-    the object that it views.
+    """Return a buffer's memory address, from which a memoryview's position inside the object that it views can be
+    computed; Python does not tell this position.
     """
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
@@ -151,13 +151,13 @@ class Decoded(NamedTuple):
     """The result of decoding records. total: number of messages in `messages`. end: the byte offset in the partition
     where the last decoded record ends.
 
-    damage: a description of the damage of the record that begins at `end`; "" if there is no damage. An incomplete
-    record may follow at `end`. flags: the flag bits that are set in any message, including messages that the filters
-    have left out.
+    damage: a description of the damage of the record that begins at `end`; "" if there is no damage. Even without
+    damage, an incomplete record may begin at `end`. flags: the flag bits that at least one message has, including
+    messages that the filters have left out.
 
-    messages: an iterator, so that each message is made only when it is taken. If thousands of messages were made in
-    advance, the garbage collector would traverse them again and again. If only a few hundred messages exist for a short
-    time, the garbage collector never traverses them.
+    messages: an iterator that makes each message only when it is taken. If thousands of messages existed at once,
+    Python's garbage collector would look at them again and again; if only a few hundred exist for a short time, it
+    never does.
     """
 
     messages: Iterator[Message]
@@ -233,7 +233,7 @@ class Good(NamedTuple):
 
     def end_offset(self, records: Records) -> int:
         """Return the byte offset in the partition where the damaged record begins or, if there is none, where the last
-        record ends. The bytes between two runs are treated as bytes that the broker has not returned.
+        record ends. The end of the last run counts, whatever bytes of the partition lie between the runs.
         """
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
@@ -250,8 +250,9 @@ class Good(NamedTuple):
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Compare the records' checksums with their bodies, and return the records before the first mismatch. bodies:
-        the bodies of the records, in order.
+        """Compute the checksum of each body, compare it with the record's header, and return the records before the
+        first record for which they differ, with a description of this damage. bodies: the bodies of the records, in
+        order.
         """
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
@@ -276,10 +277,11 @@ def good_records(records: Records, limit: int | None = None) -> Good:
 
 
 def _sizes_by_length(records: Records, stop: int) -> tuple[npt.NDArray[np.int64], str]:
-    """Return the sizes of the complete records that begin before the position `stop`, up to the first record with a
-    wrong length. Also return a description of the error in that record ("" if there is none).
+    """Find the sizes of records without a table of sizes, from the lengths in their headers. Return the sizes of the
+    complete records that begin before the position `stop`, up to the first record with an impossible length, and a
+    description of this error ("" if there is none).
 
-    The first records, as long as they have the same size, are found without executing Python bytecode for each record
+    As long as the records have the same size as the first one, no Python bytecode runs for each record
     (bench/decoding.py).
     """
     data, position, end = records.data, records.start, records.end

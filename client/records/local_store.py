@@ -57,9 +57,9 @@ _Row = tuple[str, int | None, int | None, int, int, int, str | bytes | None, byt
 
 
 class StoredMessage(NamedTuple):
-    """A message with everything needed to send or deliver it again.
+    """A message in the form in which the store keeps it, with everything needed to send it or deliver it again.
 
-    body, flag: the same as in requests to a broker; the body contains the attribute (with tag, keys and properties)
+    body, flag: as in the message's record at a broker; the body contains the attribute (with tag, keys and properties)
     before the payload. key: the key that determines the message's partition. partition: the partition to which the
     message is to be sent, or from which it was read. offset, id: -1 and 0 until a broker has stored the message.
     """
@@ -74,7 +74,7 @@ class StoredMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """Return the stored form of a consumed message."""
+        """Return a StoredMessage with the content of a message that a consumer has received."""
         return cls(message.topic, message.body, message.flag, message.partition, None, message.offset, message.id)
 
     def to_message(self) -> Message:
@@ -103,18 +103,19 @@ class LocalMessageStore:
     file is one transaction.
 
     After `append` or `remove` has returned, its effect survives the end of the process and of the machine: the
-    write-ahead log is synced at every commit (`synchronous=FULL`). Each call costs one fsync, so append many messages
-    in one call. Only one process at a time can use the file: the process keeps the file locked until it calls `close`
-    or ends. Two processes that empty the same queue would send the queue's messages twice. The file does not shrink,
-    but the space of removed messages is reused. A forked process can neither use nor close its parent's store: every
-    method except close() raises ClientError there.
+    write-ahead log is synced at every commit (`synchronous=FULL`). Each such call syncs the disk once, so it is faster
+    to append many messages in one call. The process that opens the file keeps it locked until it calls `close` or ends,
+    because two processes that send the messages of the same queue would send each of them twice. The file does not
+    shrink, but the space of removed messages is reused. A forked process can neither use nor close its parent's store:
+    every method except close() raises ClientError there.
 
     Every method raises LocalStoreError if the file cannot be read or written, or was closed.
     """
 
     def __init__(self, path: str | PathLike[str], *, max_per_queue: int = MAX_LOCAL_MESSAGES) -> None:
-        """path: the file. The file and its directory are created if they are missing; `~` is your home directory. Two
-        more files exist beside it while the store is open. max_per_queue: largest number of messages in one queue.
+        """path: the file. The file and its directory are created if they are missing; `~` is your home directory. While
+        the store is open, SQLite keeps two more files beside it. max_per_queue: largest number of messages in one
+        queue.
 
         Raises LocalStoreInUse if another store has the file open; LocalStoreError if the file is not a store;
         ConfigError.
@@ -161,8 +162,9 @@ class LocalMessageStore:
                 self._counts[queue] = held + len(rows)
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
-        """Return the first `limit` messages of the queue whose ids in the queue are above `after`, in the order of
-        appending. Each message is returned as a pair with its id, which `remove` needs. All ids are above 0.
+        """Return the oldest messages of the queue, at most `limit`, in the order in which they were appended. Each
+        comes as a pair (number, message); `remove` takes this number. The numbers grow and are above 0; only messages
+        with a number above `after` are returned.
         """
         check_number("limit", limit, most=INT64_MAX)
         check_number("after", after, may_be_0=True, most=INT64_MAX)
@@ -174,7 +176,7 @@ class LocalMessageStore:
             return db.execute(_PEEK, (queue, after, limit)).fetchall()
 
     def remove(self, queue: str, ids: Iterable[int]) -> None:
-        """Remove the messages with these ids; unknown ids are ignored."""
+        """Remove the messages with these ids (the numbers that `peek` has returned); unknown ids are ignored."""
         self._guard.check()
         self._aside.do(self._remove, queue, [(queue, number) for number in ids])
 
@@ -189,8 +191,8 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """Return the number of messages in the queue, without reading the file. The number includes messages that an
-        interrupted call of `append` on this thread has begun to append.
+        """Return the number of messages in the queue, without reading the file. Messages of a call of `append` that an
+        interrupt has ended on this thread are included, if they are appended.
         """
         self._settle()
         return self._counts.get(queue, 0)
@@ -203,7 +205,9 @@ class LocalMessageStore:
             return sorted(self._counts)
 
     def _settle(self) -> None:
-        """Wait until an interrupted call that this thread has made is finished."""
+        """If an interrupt has ended a call that this thread has made, wait until the background thread has finished the
+        call's work.
+        """
         if may_be_interrupted() and self._aside.is_behind:
             self._aside.do(_nothing)
 
@@ -260,9 +264,9 @@ class LocalMessageStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run the `with` block as one transaction of the database. The callers ensure that no interrupt comes
-        meanwhile. An interrupt at the beginning would leave the lock locked, and an interrupt after the commit would
-        make the counts of messages wrong.
+        """Run the `with` block as one transaction of the database. Only threads that cannot be interrupted may call
+        this: an interrupt at the beginning would leave the lock locked, and one after the commit would make the counts
+        of messages wrong.
         """
         with self._lock:
             if self._db is None:
@@ -290,8 +294,8 @@ class LocalMessageStore:
 
 def _forked() -> None:
     """After a fork, ensure that the child process never closes the database objects of its parent. SQLite in the child
-    believes that it holds the parent's lock. If the child closed the file, also by garbage collection, it would remove
-    the write-ahead log that the parent continues to write.
+    process believes that it is the one that has locked the file. If the child closed the database, for example by
+    garbage collection, SQLite would delete the write-ahead log into which the parent still writes.
     """
     for store in _stores:
         keep_for_ever(store._db)
@@ -301,8 +305,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Do nothing. This function is put into a queue of actions: when it has run, all actions that were put into the
-    queue before it have ended.
+    """Do nothing. Used as the last of a queue of actions: once it has run, all actions that were queued before it have
+    ended.
     """
 
 

@@ -40,19 +40,18 @@ log = get_log(__name__)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _BESIDE = ATTRIBUTE_FLAG | COMPRESSED_FLAG
-"""The flag bits for an attribute and for compression. If neither bit is set in a message's flag, the whole body is the
-payload.
+"""The flag bits which say that a message has an attribute and that its payload is compressed. If neither is set, the
+whole body is the payload.
 """
 
 
 class Message(NamedTuple):
-    """One stored message. Values that not every user needs are computed when they are accessed. (The class is a tuple,
-    because tuples can be created fastest.)
+    """One stored message. Its other values, such as `payload` and `tag`, are computed from these fields each time that
+    they are read. (The class is a tuple, because no other object can be created as fast.)
 
     partition: the topic, broker and number of the partition that stores the message. offset: byte position of the
     message's record in the partition. id: the message's id, which is unique within the cluster. flag: the flag bits of
-    metaq 1.x (protocol/record.py). body: the payload; if bit 0 of `flag` is set, the attribute comes before the
-    payload.
+    metaq 1.x (protocol/record.py). body: the payload, if bit 0 of `flag` is set with the attribute before it.
     """
 
     partition: TopicPartition
@@ -67,8 +66,9 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The producer's payload. A compressed payload is decompressed at each access. Raises CorruptRecord if the
-        producer compressed it wrongly; the error's `partition` and `end` can be used for a seek.
+        """The producer's payload. A compressed payload is decompressed each time that this property is read. Raises
+        CorruptRecord if it cannot be decompressed; to go on with the next message, pass the error's `partition` and
+        `end` to `seek`.
         """
         flag = self.flag
         if not flag & _BESIDE:
@@ -86,8 +86,8 @@ class Message(NamedTuple):
             raise CorruptRecord.of(self.partition, self.offset, str(error), self.next_offset) from None
 
     def _failed_payload(self) -> bytes:
-        """Return the payload of a message in one of metaq's own topics. In these topics the payload may be compressed
-        although the flag does not show this.
+        """Return the payload of a message in one of metaq's own topics (such as a dead-letter topic), where the payload
+        can be compressed although the message's flag lacks the bit for compression.
         """
         try:
             return payload_in(self.flag, self.body)
@@ -104,14 +104,14 @@ class Message(NamedTuple):
 
     @property
     def attributes(self) -> Attributes:
-        """The attribute, tag, keys and properties of the message in one object. If you need several of them, use this
-        object: the single properties of Message, such as `tag`, decode all of them again at each access.
+        """The attribute, tag, keys and properties of the message in one object. If you need several of them, read this
+        property once: each reading of a single one, such as `message.tag`, decodes all of them again.
         """
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
     def attribute(self) -> str | None:
-        """The message's attribute as in metaq 1.x: a text that the producer can set."""
+        """The message's attribute as in metaq 1.x: one text that the producer can set; None if it has set none."""
         return self.attributes.attribute
 
     @property
@@ -136,7 +136,9 @@ class Message(NamedTuple):
 
     @property
     def correlation(self) -> str | None:
-        """The text that links a request and its reply; None for other messages."""
+        """The text that a request and its reply have in common, so that the producer finds the request; None for other
+        messages.
+        """
         return self.attributes.reserved.get(CORRELATION)
 
     @property
@@ -156,8 +158,8 @@ class Message(NamedTuple):
         )
 
     def decode(self, deserializer: Deserializer) -> Any:
-        """Return the payload, decoded by `deserializer`, which is one serializer or several. Raises ConfigError and the
-        errors of `value`.
+        """Decode the payload with the given deserializer (one serializer, or several for different content types), and
+        return the value. Raises ConfigError and the errors of `value`.
         """
         from ..serializers.base import deserializers
 
@@ -180,16 +182,16 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """The number of the current attempt to handle the message, counted from 1, if `Consumer.run` sends failed
-        messages back to the broker. For a dead letter, the number of all attempts that were made.
+        """For a handler in `Consumer.run`: which attempt to handle the message this is, counted from 1; higher numbers
+        appear only if run() sends failed messages back to the broker. For a dead letter: how many attempts were made.
         """
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
 
     @property
     def origin(self) -> Origin:
-        """The place where the message was first stored: `topic`, `partition`, `offset`, `id`. For a dead letter, the
-        origin is the place of the original message. For every other message, it is the message's own place.
+        """Where the message was first stored: `topic`, `partition`, `offset`, `id`. For a dead letter, these are the
+        values of the message that has failed; for every other message, they are its own.
         """
         failure = failure_in(self)
         return Origin(self.partition, self.offset, self.id) if failure is None else failure.origin
@@ -222,9 +224,9 @@ class Message(NamedTuple):
 
 
 class ValueMessage(Message):
-    """A message that a consumer with a deserializer delivers. The consumer makes it from a Message at delivery. A
-    ValueMessage is equal to a Message with the same fields. When a ValueMessage is pickled, it becomes a Message
-    without the deserializer.
+    """A Message with the deserializer for its `value`, as a consumer with a deserializer delivers it. A ValueMessage is
+    equal to a Message with the same fields. When a ValueMessage is pickled, it becomes a Message without the
+    deserializer.
     """
 
     _reader: ValueReader
@@ -244,8 +246,9 @@ class ValueMessage(Message):
 
 
 class PlainMessage(Message):
-    """A message that has no attribute and no compression. Its payload is its body, so reading the payload needs no
-    Python call. A PlainMessage is equal to a Message with the same fields, and is pickled as a Message.
+    """A Message without an attribute and without compression, so that the body is the payload. Its property `payload`
+    reads the body without running a Python function. A PlainMessage is equal to a Message with the same fields, and is
+    pickled as a Message.
     """
 
     __slots__ = ()
@@ -257,11 +260,11 @@ class PlainMessage(Message):
 
 
 class RetriedMessage(Message):
-    """A message that a handler gets again. Its partition, offset, id, flag and body are the same as in the original
-    message.
+    """A message that is passed to a handler again after a failure. It has the partition, offset, id, flag and body of
+    the original message, although the consumer has read another record: the copy that was sent back to the broker.
 
-    copy: the stored copy of the message that the consumer has read. tries: number of times that the handler has failed
-    on this copy.
+    copy: the message of the record that the consumer has read. tries: number of times that the handler has failed on
+    this copy.
     """
 
     copy: Message
@@ -286,8 +289,9 @@ class RetriedMessage(Message):
 
 
 def failure_in(message: Message) -> Failure | None:
-    """Return the failure that is recorded in a message of one of metaq's own topics. Return None for a message of
-    another topic, and for a damaged message.
+    """If `message` is one of metaq's own messages about a failed message (a dead letter, or a copy to be tried again),
+    decode the failure that it records. Return None for any other message, and if the record of the failure cannot be
+    decoded.
     """
     if message.partition.topic[:1] != OWN_MARK:
         return None
@@ -299,9 +303,9 @@ def failure_in(message: Message) -> Failure | None:
 
 
 def as_original(copy: Message, tries: int = 0) -> Message:
-    """Return the message that a handler gets after the handler has failed `tries` times on the stored copy `copy`.
-    Before these failures, the message may already have been sent back to the broker to wait for another attempt. A
-    message that never failed is returned unchanged.
+    """Return the message that a handler gets for a record that the consumer has read (`copy`), after the handler has
+    failed `tries` times on it. If the record is a copy that was sent back to the broker after earlier failures, the
+    result has the original message's fields. A message that never failed is returned unchanged.
     """
     failure = failure_in(copy)
     if failure is None and not tries:

@@ -1,4 +1,4 @@
-"""The types of the results that the client's calls return: partitions, send results and lag."""
+"""The types of some results of the client's methods: SendResult, BatchResults and Lag."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class SendResult(NamedTuple):
 
     @property
     def pending(self) -> bool:
-        """Whether the message has not got an offset in its partition yet."""
+        """Whether the message has no offset in its partition yet: it is delayed, in an uncommitted transaction, or in a
+        local store.
+        """
         return self.offset < 0
 
 
@@ -52,8 +54,8 @@ _make = partial(tuple.__new__, SendResult)
 
 
 class BatchResults(Sequence[SendResult]):
-    """The results of sending one batch. Each result is computed when it is accessed: all ids and offsets follow from
-    the id and the offset of the first message and from the sizes of the records.
+    """The results of sending one batch. Each result is computed only when it is read, from the id and the offset of the
+    first message and from the sizes of the records.
     """
 
     __slots__ = ("_first_id", "_ids", "_listed", "_offsets", "partition", "replicas")
@@ -114,11 +116,10 @@ class BatchResults(Sequence[SendResult]):
 
 
 class Lag(NamedTuple):
-    """The amount of data between a consumer's position and the end of a partition, in bytes and in messages.
+    """How far a consumer's position is behind the end of a partition, in bytes and in messages.
 
-    messages is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer's
-    start position is unknown: the client is still looking for the partition's end, or for the message where the
-    consumer is to start.
+    `messages` is None if the broker cannot count messages (a Java broker). Both fields are None while the consumer does
+    not know its start position yet, because it is still asking the broker for it.
     """
 
     messages: int | None

@@ -25,13 +25,13 @@ __all__ = [
 ]
 
 Duration = float | timedelta
-"""A number of seconds, or a timedelta. If the name of an argument or setting states another unit, a number is in this
-unit.
+"""A number of seconds, or a timedelta. If the name of an argument or setting ends with another unit, such as
+`linger_ms`, a number counts this unit.
 """
 
 LONGEST_WAIT_SECONDS = 2_000_000.0
-"""Longest wait in seconds, which is 23 days. Longer and infinite waits are reduced to this value, because no socket can
-wait for more than 2³¹ ms.
+"""Longest wait in seconds, which is 23 days. Longer and infinite waits are reduced to this value, because a wait on a
+socket is limited to 2³¹ ms.
 """
 
 MAX_TTL_SECONDS = 100 * 365 * 86_400.0
@@ -64,8 +64,8 @@ def check_wait(option: str, given: Duration, *, more_than_0: bool = False, remed
 
 
 def check_timeout(given: Duration) -> float:
-    """Check the argument `timeout` as check_wait does, and return it in seconds. If it is wrong, the error's text says
-    that the argument may be omitted.
+    """Check the argument `timeout` as check_wait does, and return it in seconds. The text of the error for a wrong
+    value says that the caller can leave the argument out.
     """
     return check_wait("timeout", given, remedy=", or leave it out")
 
@@ -81,7 +81,9 @@ def check_ttl(given: Duration) -> float:
 
 
 def whole_seconds(option: str, given: int | timedelta) -> int:
-    """Return the timeout of a transaction in whole seconds. Raises ConfigError if it is no whole number of seconds."""
+    """Return a transaction's timeout as an int in seconds. Raises ConfigError if `given` is not a whole number of
+    seconds.
+    """
     seconds = _whole(given, timedelta(seconds=1))
     if type(seconds) is not int or seconds < 0:
         raise ConfigError(option, given, "choose a whole number of seconds, 0 for never")
@@ -91,8 +93,8 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
     """Return the value `given` of the setting `name` as a number. A timedelta is converted to the unit that the
     setting's name states. A number of seconds above LONGEST_WAIT_SECONDS is reduced to LONGEST_WAIT_SECONDS, unless the
-    setting must be a whole number. Any other value is returned unchanged; the later check of the setting refuses it if
-    necessary.
+    setting must be a whole number. Any other value is returned unchanged, even a wrong one; the later check of the
+    settings refuses that.
     """
     if name.endswith("_ms"):
         return milliseconds_of(given)
@@ -105,8 +107,8 @@ def as_setting(name: str, given: Any, *, whole: bool) -> Any:
 
 
 def milliseconds_of(given: int | timedelta) -> int:
-    """Return a timedelta as a whole number of milliseconds, if this is possible. Any other value is returned unchanged;
-    a later check of the value refuses it if necessary.
+    """Convert a timedelta to milliseconds, if it is a whole number of them. Any other value is returned unchanged, even
+    a wrong one; a later check refuses that.
     """
     return _whole(given, timedelta(milliseconds=1))
 

@@ -19,8 +19,9 @@ def did_you_mean(name: str, known: Collection[str], otherwise: str) -> str:
 
 
 def published_nowhere(topic: str, known: Collection[str]) -> str:
-    """Return the text of the error that no live broker has the topic `topic`. The text names the pattern that matches
-    the topic, or the most similar existing topic.
+    """Return the text of an error which says that no live broker has the topic `topic`. The text also names the
+    existing pattern that matches `topic` (patterns of server.ini are registered like topics), or the most similar
+    existing topic.
     """
     new = f"`metaq topics list` shows those that are; a new one is [topic={topic}] in a broker's server.ini"
     if not known:
@@ -29,8 +30,8 @@ def published_nowhere(topic: str, known: Collection[str]) -> str:
 
 
 def topic_meant(topic: str, known: Collection[str], otherwise: str) -> str:
-    """Return a text that names the pattern among `known` that matches `topic`, or the most similar topic. Return
-    `otherwise` if there is neither.
+    """Return a text for errors which names the topic pattern among `known` that matches `topic`, or the most similar
+    topic among `known`. Return `otherwise` if there is neither.
     """
     patterns = [each for each in known if "*" in each]
     takes = next((each for each in patterns if fnmatchcase(topic, each)), None)

@@ -19,8 +19,8 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""close() of a client may exceed its timeout by at most this number of seconds. close() needs the additional time to
-end connections and sessions if the delivery of messages has used up the timeout.
+"""close() of a client takes at most this number of seconds longer than its timeout. It needs the additional time to end
+connections and sessions if waiting for the delivery of messages has used up the timeout.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
@@ -30,7 +30,7 @@ class Timers:
     """A scheduler that runs each added action once, at its requested time or soon after. The actions run one after
     another on one thread. Any thread may add actions.
 
-    Adding an action wakes the scheduler's thread once, which then needs O(log n) steps for n waiting actions. If an
+    Adding an action wakes the scheduler's thread, which inserts it among n waiting actions in O(log n) steps. If an
     interrupt (interrupts.py) comes while an action is added, the action is added either completely or not at all.
     """
 
@@ -95,8 +95,8 @@ class Timers:
 
 
 class TimeLeft:
-    """Counts down `seconds` from now. A close() method with several steps that may hang uses a TimeLeft to limit its
-    total time. Any thread may use it.
+    """Tells how much is left of `seconds`, counted from its creation. A close() method with several steps, each of
+    which may hang, uses a TimeLeft to limit the time of all steps together. Any thread may use it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -109,7 +109,7 @@ class TimeLeft:
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return the number of seconds that a step may take. The result is the given share of the remaining time, so
-        that some time is left for later steps.
+        """Return `share` (0 … 1) of the remaining seconds: the limit for one step, so that some time is left for the
+        steps after it.
         """
         return share * self.seconds

@@ -17,7 +17,8 @@ __all__ = ["Closing"]
 
 class Closing(ABC):
     """Base class of clients whose threads and connections exist until `close` is called. The threads and connections
-    must not refer to the client, so that it can be garbage collected.
+    must not refer to the client, because otherwise Python would never garbage collect a client that the program has
+    forgotten to close.
     """
 
     _unclosed: int | None = None
@@ -25,14 +26,15 @@ class Closing(ABC):
     """
 
     def _opened(self) -> None:
-        """Record that the constructor has finished, so that the client will be closed even if its user does not close
-        it. The record is an attribute of the client itself, and no separate object. So if an interrupt comes when the
-        constructor returns, the threads and connections that it has started are closed with the client.
+        """Record that the constructor has finished, so that `__del__` closes the client if its user does not. The
+        record is an attribute of the client itself, so it exists even if an interrupt comes just when the constructor
+        returns: the client, which nobody has got then, is garbage collected and closed with its threads and
+        connections.
         """
         self._unclosed = os.getpid()
 
     def _closes(self) -> None:
-        """Record that the client is being closed, so that no warning follows."""
+        """Record that the client is being closed, so that `__del__` does not warn."""
         self._unclosed = None
 
     @abstractmethod
@@ -44,8 +46,8 @@ class Closing(ABC):
 
     def __del__(self, getpid: Callable[[], int] = os.getpid, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """If the client is not closed, issue a warning and close the client. The garbage collector may call this method
-        on any thread, even on a thread that holds a lock. When the interpreter ends, this method may be called although
-        the names `os` and `sys` do not exist any more.
+        on any thread, even on a thread that holds a lock. `getpid` and `is_ending` are default arguments, because at
+        the interpreter's end this method may be called when the names `os` and `sys` do not exist any more.
         """
         if is_ending() or self._unclosed != getpid():
             return

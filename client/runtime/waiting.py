@@ -1,5 +1,5 @@
-"""Classes for requests in flight and for threads that block until an answer arrives, and a cheap way to wake many such
-threads.
+"""Classes for requests in flight and for operations on which a thread blocks until an answer arrives, and a function
+that wakes many blocked threads cheaply.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from metaq.protocol.frames import Frame
 __all__ = ["Exchange", "OnBegun", "OnDone", "Waiter", "finish_together"]
 
 OnDone = Callable[[Reply | None, MetaqError | None], None]
-"""A callback for the answer to a request. The callback is called once, on the thread that reads from the connection or
-on the connection's background thread. So the callback must not block.
+"""A callback for the answer to a request. It is called once. It must not block, because it runs on the thread that
+reads the connection, and so other answers would wait.
 
-A signal handler may raise an exception, such as KeyboardInterrupt, inside the callback or directly after it. After such
-an exception, the callback is called once more on another thread, with BrokerUnavailable.
+Only if a signal handler raises an exception, such as KeyboardInterrupt, inside the callback or directly after it, the
+callback is called a second time, on another thread, with BrokerUnavailable.
 """
 OnBegun = Callable[[Frame], None]
 """A callback for an answer whose header has arrived and whose body is still on the way. The callback gets the answer
@@ -27,10 +27,10 @@ with an empty body. The callback is called on the thread that reads from the con
 """
 
 _WOKEN_AT_ONCE = 2
-"""Number of threads that `finish_together` itself wakes. If it woke more threads, they would find the interpreter's
-lock taken, sleep, and have to be woken again (docs/decisions/086). If it woke only one thread, every further thread
-would be woken only after the scheduler has run the thread before it. The number was measured by the benchmark
-`blocking-64`.
+"""Number of threads that `finish_together` itself wakes. If it woke more threads, they would all wait for the
+interpreter's lock, and have to be woken a second time (docs/decisions/086). If it woke only one thread, each further
+thread would be woken only after the operating system has run the thread before it, which takes longer. The number was
+measured by the benchmark `blocking-64`.
 """
 
 
@@ -38,10 +38,10 @@ class Exchange:
     """A request, and the callbacks for its answer.
 
     on_done: called with the answer, with RequestTimedOut at `deadline` (in monotonic seconds), or with
-    BrokerUnavailable when the connection ends. background: False is a promise that a thread will call the connection's
-    `drive` until the answer has arrived. on_begun: called with a large answer before its body is received, if the
-    connection `expects_bulk`; on_done is called afterwards in any case. taken: true if on_done was or will be called,
-    even if the sending thread is interrupted.
+    BrokerUnavailable when the connection ends. background: True if a background thread must read the answer if
+    necessary; False if the caller's thread will call the connection's `drive` until the answer has arrived. on_begun:
+    called with a large answer before its body is received, if the connection `expects_bulk`; on_done is called
+    afterwards in any case. taken: true if on_done was or will be called, even if the sending thread is interrupted.
     """
 
     __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
@@ -65,8 +65,8 @@ class Waiter:
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the waiting thread will call the connection's `drive` again after a deadline. If it will, no other thread
-    needs to read the answer for this operation meanwhile.
+    """Whether the waiting thread, after its call of the connection's `drive` has ended at the deadline, will call
+    `drive` again. If so, no other thread has to read the answer in between.
     """
 
     def __init__(self) -> None:
@@ -84,8 +84,9 @@ class Waiter:
             self.mailbox.ring()
 
     def park(self, seconds: float) -> None:
-        """Block until the bell in the attribute `mailbox` rings, or `seconds` are over. The bell rings when this
-        operation is finished, or when the thread gets the role of reading from the connection.
+        """Block until another thread wakes this one by the bell in the attribute `mailbox`, or `seconds` are over.
+        Another thread does so when this operation is finished, or when this thread must go on reading from the
+        connection.
         """
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
@@ -101,8 +102,8 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """Record that the thread does not block any more, whatever the reason. Also wake the thread that is next in the
-        chain of `finish_together`. This method may be called again.
+        """Record that the waiting thread no longer blocks, for whatever reason, and wake the thread that
+        `finish_together` lets this thread wake. A repeated call does no harm.
         """
         # order matters: see `finish_together`
         self._gone = True
@@ -114,8 +115,8 @@ def finish_together(waiters: Sequence[Waiter]) -> None:
     """Finish several waiters whose threads are blocked in `park`. This function wakes a few of the threads itself; each
     woken thread wakes another one, and so on.
 
-    Only one thread at a time can run Python code, so no thread waits longer than it would if all threads were woken at
-    once. Any thread may call this function, once for each waiter.
+    Because only one thread at a time can run Python code, no thread waits longer than if all were woken at once. Any
+    thread may call this function, but only once for the same waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following

@@ -1,5 +1,5 @@
-"""Read the wall clock, which decides whether messages have expired. Code that tests run with another clock gets the
-clock as a parameter.
+"""Read the wall clock, which decides whether messages have expired. Code takes the clock as a parameter if tests need
+to run it with another clock.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ class Serializer(Protocol[T]):
     """Converts values of one kind to bytes and back. The methods are called on any thread, also on several threads at
     once.
 
-    content_type: the name of the serializer's format in messages and in errors, in printable ASCII, such as
-    `application/json`.
+    content_type: the name of the format, in printable ASCII, such as `application/json`; it is stored in the messages,
+    and appears in errors.
     """
 
     content_type: str

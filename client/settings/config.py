@@ -1,5 +1,5 @@
-"""The settings of connections and producers with their defaults, and limits of the client. The name of each setting
-includes its unit.
+"""The settings of connections and producers with their defaults, and limits of the client. If a setting has a unit, its
+name ends with the unit.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ Compression = Literal["zstd"]
 """The methods that a producer can use to compress payloads."""
 
 SEARCH_TIMEOUT_SECONDS = 30.0
-"""Number of seconds that a client waits for the result of a search for messages. A broker ends a search after 5
-seconds, but the search may first have to wait for other searches.
+"""Number of seconds that a client waits for the result of a search for messages. A broker searches for at most 5
+seconds, but first it may have to finish the searches of other clients.
 """
 
 MAX_COMPRESSION_LEVEL = 22
 """Highest compression level of Zstandard."""
 
 BROWSE_BYTES = 1 << 20
-"""Number of bytes that readers without a group request at once (1.x: the topic browser's maxSize)."""
+"""Number of bytes that a reader without a group asks for in one request (1.x: the topic browser's maxSize)."""
 
 MAX_RETRIES = 5
 """Number of retries of a message whose handler fails (1.x: maxFetchRetries)."""
@@ -78,19 +78,19 @@ If you need more threads, run several processes.
 """
 
 IDLE_WARNING_SECONDS = 300.0
-"""If a group member makes no poll for this number of seconds, a warning is logged. Kafka's max.poll.interval.ms has the
-same default.
+"""If a member of a consumer group does not call poll() for this number of seconds, the client logs a warning. Kafka's
+max.poll.interval.ms has the same default.
 """
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""Number of seconds from the consumer's start to the first retry of messages in a LocalRecoverStore, and number of
-seconds between later retries. 1.x uses the same number.
+"""A consumer tries the messages in its LocalRecoverStore (messages whose handlers have failed) again this number of
+seconds after its start, and then at this interval. 1.x uses the same number.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""Largest number of bytes for the records and the table of their sizes in one batch frame. The remaining bytes of the
-frame are left for the header.
+"""Largest number of bytes that the records and the table of their sizes may have in one request with a batch; the rest
+of the frame's limit is for the header.
 """
 
 MAX_LOCAL_MESSAGES = 500_000
@@ -101,8 +101,8 @@ _Config = TypeVar("_Config")
 
 
 def check_texts(option: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts of an option that takes several texts. A single str counts as one text, not as a series of
-    letters. Raises ConfigError.
+    """Return the texts of an option that takes several texts. A single str is taken as one text, not as a sequence of
+    one-letter texts. Raises ConfigError.
     """
     texts = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if (given and not texts) or not all(isinstance(text, str) for text in texts):
@@ -172,8 +172,9 @@ def config_or_default(given: _Config | None, kind: type[_Config]) -> _Config:
 def check_settings(config: Any, *may_be_0: str) -> None:
     """Check all settings in the dataclass object `config`. Raises ConfigError if a setting is wrong.
 
-    Each number must be above 0 (or at least 0, if listed in may_be_0). A `min` or `step` must not be above the `max`
-    that belongs to it. A timedelta is replaced by a number in the unit that the setting's name states.
+    Each number must be above 0 (or at least 0, if listed in may_be_0). A setting with `min` or `step` in its name must
+    not be above the setting with `max` in its place. A timedelta is replaced by a number in the unit that the setting's
+    name states.
     """
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
     numbers = {}
@@ -210,15 +211,15 @@ class ConnectionConfig:
     broken.
     """
     max_in_flight_requests: int = 100_000
-    """Largest number of unanswered requests on the connection. Further requests fail at once without being sent, as in
-    1.x.
+    """Largest number of unanswered requests on the connection. If this number is reached, a further request fails at
+    once without being sent, as in 1.x.
     """
     max_receive_bytes: int = 1 << 20
     """Largest number of bytes that one system call takes from the socket."""
     reconnect_min_seconds: float = 0.05
     reconnect_max_seconds: float = 2.0
-    """Longest pause in seconds before another attempt to open a broken connection. The pause doubles from
-    reconnect_min_seconds up to this value, with jitter.
+    """Longest pause in seconds between two attempts to connect to a broker again. The first pause is
+    reconnect_min_seconds, and each further pause is twice as long, up to this value, with jitter.
     """
     protocol: Protocol = "auto"
     """The protocol that the client uses with brokers. "auto": the framed protocol, or the text commands of metaq 1.x
@@ -248,19 +249,19 @@ class ProducerConfig:
     """Settings of a producer: how it gathers, sends and retries messages."""
 
     linger_ms: int = 0
-    """An asynchronous message may wait this number of milliseconds for other messages while its partition is idle; 0
-    means that the message does not wait.
+    """If no request to its partition is in flight, a message of send_async or produce waits this number of milliseconds
+    for other messages that can go in the same request; 0 means that it is sent at once.
     """
     max_batch_bytes: int = 1 << 20
-    """Largest number of bytes of records in one request. A message with more bytes than this number is sent in a
-    separate request.
+    """Largest number of bytes of records in one request. A message that is larger by itself is sent in a request of its
+    own.
     """
     max_batch_records: int = 10_000
     """Largest number of messages in one request."""
     max_requests_in_flight: int = 2
-    """Largest number of requests in flight to one broker. Messages that are ready to be sent meanwhile are sent
-    together in the next request, whatever their partitions. A broker that does not accept several partitions in one
-    request (a Java broker) gets one request for each partition.
+    """Largest number of requests in flight to one broker. While this number is reached, further messages for the
+    broker, of all its partitions, are collected for the next request. A broker that does not accept several partitions
+    in one request (a Java broker) gets one request for each partition.
     """
     max_buffered_bytes: int = 64 << 20
     """Largest number of bytes of messages that the producer has accepted and no broker has answered yet. If this limit
@@ -268,16 +269,16 @@ class ProducerConfig:
     """
     max_buffered_messages: int = 50_000
     """Largest number of messages that the producer has accepted and no broker has answered yet. If this limit is
-    reached, a send waits as for max_buffered_bytes. A batch of send_batch_async() counts as one message.
+    reached, a send waits, as at the limit max_buffered_bytes. A batch of send_batch_async() counts as one message.
     """
     delivery_timeout_seconds: float = 30.0
-    """Longest time in seconds from the call of a send to its final result, including all retries. A call can state its
-    own timeout instead.
+    """Longest time in seconds from the call of a send to its result or error, including all retries. The argument
+    `timeout` of a call replaces this value.
     """
     retry_min_seconds: float = 0.02
     retry_max_seconds: float = 1.0
-    """Longest pause in seconds before a message is sent again. The pause doubles from retry_min_seconds up to this
-    value, with jitter; the first retry is immediate.
+    """Longest pause in seconds before a message is sent again. The first retry is immediate; the pause before the
+    second is retry_min_seconds, and each further pause is twice as long, up to this value, with jitter.
     """
     deliver_at_exit_seconds: float = 10.0
     """A program that ends without close() waits at most this number of seconds for the delivery of accepted messages; 0
@@ -286,9 +287,9 @@ class ProducerConfig:
     """
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
-    answer was late. If the outcome of a message is unknown, the message is sent again only to the same partition, until
-    the message's deadline. Idempotent sends need a broker of metaq that announces, when the client connects, that it
-    takes sequence numbers; a Java broker does not.
+    answer was late. While it is unknown whether a broker has stored a message, the message is sent again only to the
+    same partition, until its deadline, because only there the broker recognizes the repetition. Idempotent sends need a
+    broker of metaq that announces, when the client connects, that it takes sequence numbers; a Java broker does not.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed
@@ -297,16 +298,16 @@ class ProducerConfig:
     compression_level: int = 3
     """Compression level of Zstandard, 1 … 22. Higher levels take more time and make the data slightly smaller."""
     compression_from_bytes: int = 512
-    """Smallest size in bytes of a payload that is compressed."""
+    """Payloads with fewer bytes than this number are not compressed."""
     recover_interval_seconds: float = 300.0
-    """Longest interval in seconds between retries of messages in a local store (1.x: recoverMessageIntervalInMills, 5
-    min).
+    """A producer with a local store tries to send the messages in the store at least once in this number of seconds
+    (1.x: recoverMessageIntervalInMills, 5 min).
     """
     ordered_wait_messages: int = 20
     ordered_wait_seconds: float = 0.2
-    """If at most ordered_wait_messages earlier messages are saved in the local store, an ordered message waits up to
-    this number of seconds until they are sent. If more earlier messages are saved, the ordered message is saved after
-    them without waiting (1.x: 20 messages, 2 × 100 ms).
+    """For OrderedProducer: if the local store contains at most ordered_wait_messages earlier messages of the same
+    partition, `send` waits up to this number of seconds until they are sent. If there are more, or they are not sent by
+    then, the new message is saved after them (1.x: 20 messages, 2 × 100 ms).
     """
     transaction_timeout_seconds: int = 60
     """Number of seconds after which a broker rolls back a transaction that was neither prepared nor committed; 0 means
@@ -317,9 +318,9 @@ class ProducerConfig:
     enough.
     """
     producer_group: str | None = None
-    """Name of a group of producers. Each producer of the group can report the outcomes of the other producers'
-    transactions (send_in_transaction). Producer groups are unrelated to consumer groups. None: each call of
-    send_in_transaction names a group.
+    """Name of a group of producers. For send_in_transaction: a broker that does not know the outcome of a transaction
+    asks any producer of this group. Producer groups have nothing to do with consumer groups. None: each call of
+    send_in_transaction must name a group.
     """
     transaction_threads: int = 4
     """Number of threads that call the `execute` functions of send_in_transaction_async(). The threads start when they

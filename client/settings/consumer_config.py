@@ -1,5 +1,5 @@
-"""The settings of consumers. The settings are not in config.py, so that a producer does not import the code that reads
-messages.
+"""The settings of consumers. They are not in config.py, because producers import config.py, and would then also import
+the code that reads messages.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def check_where(where: str | None) -> Where | None:
 
 
 class MovedReading(MovedProtocol, total=False):
-    """Former arguments of a Consumer and of readers without a group, which are settings now."""
+    """Arguments that Consumer and readers without a group formerly had, and that are settings of ConsumerConfig now."""
 
     on_damaged: OnDamaged | None
 
@@ -101,8 +101,8 @@ class ConsumerConfig:
     is such a member), or your own function.
     """
     broadcast: bool = False
-    """Deliver every message to every host, as in metaq 1.x. The group's name is then `<group>-<ip>`, and a file keeps
-    the offsets.
+    """Whether the group's consumers on every host get every message, as in metaq 1.x. The consumers of a host then form
+    a group of their own, `<group>-<ip>`, whose offsets are kept in a file.
     """
     offsets_file: str | Path | None = None
     """The file where a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
@@ -116,57 +116,61 @@ class ConsumerConfig:
     0.2 s later than the leader.
     """
     zone: str = ""
-    """The zone where the consumer runs. This zone is compared with the zone of each broker (the broker's option
+    """The zone where the consumer runs. It is a name that is compared with the zone of each broker (the broker's option
     `--zone`). A zone is required for read_from="nearest" and strategy="zone".
     """
     fetch_max_bytes: int = 2 << 20
-    """Number of bytes that one pull requests. A broker returns at most 4 MiB, or at most its maxTransferSize if that
-    setting is above 4 MiB. Over the text protocol, the limit is always maxTransferSize. The first record is returned
-    completely, regardless of its size.
+    """Number of bytes of records that the consumer asks for in one pull. A broker returns at most 4 MiB, or its
+    maxTransferSize if that is more. Over the text protocol, the limit is always maxTransferSize. The first record is
+    returned completely, regardless of its size.
     """
     arrow_fetch_bytes: int = 3 << 20
-    """Number of bytes that one pull of poll_arrow() requests. The cost of poll_arrow() depends more on the number of
-    answers than on the number of messages. If this setting is less than max_buffered_bytes, the next answer is
-    requested as soon as the previous answer begins to arrive.
+    """Number of bytes of records that the consumer asks for in one pull if the program calls poll_arrow(). It is larger
+    than fetch_max_bytes because each answer costs poll_arrow() more than the messages in it. If it is less than
+    max_buffered_bytes, the next pull is sent as soon as the answer to the previous one begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
-    """When a partition has this number of prefetched bytes, the consumer pauses fetching from it. The buffer may exceed
-    this number by the bytes of one pull.
+    """When the consumer holds this number of bytes of a partition that the program has not taken yet, it does not fetch
+    more from the partition. It can hold more by the bytes of one pull.
     """
     check_crcs: bool | None = None
-    """Whether each message's checksum is compared before delivery (like librdkafka's check.crcs, which is off by
-    default). None: poll() and run() compare checksums, but poll_arrow() does not, because the comparison would double
-    its cost. The broker has already checked each message on arrival, so the comparison finds only later changes on a
-    disk or in memory.
+    """Whether the consumer checks each message's checksum before delivery (like librdkafka's check.crcs, which is off
+    by default). None: poll() and run() check it, but poll_arrow() does not, because the check would double its cost.
+    The broker has checked each message when it arrived from the producer, so this check can find only bytes that were
+    changed afterwards, on a disk or in memory.
     """
     damage: OnDamage = "stop"
     """The consumer's reaction to damaged stored bytes, which contain no intact record. "stop": poll() raises
     CorruptRecord with the byte range at each call until a seek; run() stops the partition, and logs this once. "skip":
-    the damaged bytes count as consumed, and their range is logged. Other partitions continue in both cases.
+    the consumer continues after the damaged bytes, and logs their range. Messages of other partitions are delivered in
+    both cases.
     """
     on_damaged: OnDamaged | None = None
     """A function that is called with a CorruptRecord, once for each range of damaged stored bytes, whatever the value
     of `damage`. The function is called on the thread that calls poll(), or on a handler thread of run().
     """
     long_poll_ms: int = 15_000
-    """A broker may hold a pull for at most this number of milliseconds while there is no message to return."""
+    """If there is no message to return, a broker waits for one at most this number of milliseconds before it answers a
+    pull (long polling).
+    """
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
-    """Longest pause in milliseconds after an empty answer over the text protocol, or after a broker did not wait as
-    long as requested. The pause grows by text_idle_step_ms with each such answer (1.x: 500 and 5,000).
+    """Longest pause in milliseconds before the next pull after an empty answer that came without long polling: over the
+    text protocol, or if the broker did not wait as long as requested. The pause grows by text_idle_step_ms with each
+    such answer (1.x: by 500, up to 5,000).
     """
     error_min_seconds: float = 0.1
     error_max_seconds: float = 5.0
-    """Longest pause in seconds after a failed pull. The pause doubles from error_min_seconds up to this value, with
-    jitter.
+    """Longest pause in seconds before the next pull after a failed one. The first pause is error_min_seconds, and each
+    further pause is twice as long, up to this value, with jitter.
     """
     auto_commit_seconds: float = 5.0
-    """Interval in seconds between automatic commits of positions. With 0, positions are committed only by commit() or
-    close(), or when a partition is handed over.
+    """Interval in seconds between automatic commits of positions. 0: positions are committed only by commit() and
+    close(), and when a partition goes to another member.
     """
     revoke_wait_seconds: float = 15.0
-    """Before this consumer hands a partition over to another member, it waits at most this number of seconds for its
-    own next poll().
+    """Before this consumer gives a partition to another member, it waits at most this number of seconds until the
+    program calls poll() again, which shows that the delivered messages were processed.
     """
     max_poll_interval_seconds: float | None = None
     """Number of seconds without a poll() after which the member gives its partitions to other members until its next
@@ -175,9 +179,9 @@ class ConsumerConfig:
     """
     rebalance_min_seconds: float = 0.05
     rebalance_max_seconds: float = 0.5
-    """Longest pause in seconds before a failed rebalance is retried. The pause doubles from rebalance_min_seconds up to
-    this value, with jitter. Retries never end. A partition that another member still owns is claimed as soon as
-    ZooKeeper reports that it is free.
+    """Longest pause in seconds before a failed rebalance is tried again, without a limit on the number of tries. The
+    first pause is rebalance_min_seconds, and each further pause is twice as long, up to this value, with jitter. A
+    partition that another member still owns is claimed as soon as ZooKeeper reports that it is free.
     """
     session_timeout_seconds: float = 30.0
     """Requested timeout of the consumer's ZooKeeper session in seconds. The server may grant a shorter or longer
@@ -190,8 +194,8 @@ class ConsumerConfig:
     """
     retry_step_seconds: float = 0.5
     retry_max_seconds: float = 5.0
-    """Longest pause in seconds of a partition after a handler has failed, in run() with retry=None. The pauses are
-    retry_step_seconds × 1, 2, 3 … up to this value (1.x: the same).
+    """For run() with retry=None, which tries a failed message again in place: the longest pause in seconds before the
+    next attempt. The pauses are retry_step_seconds × 1, 2, 3 … up to this value, as in 1.x.
     """
     stop_seconds: float = 10.0
     """How long run() waits for running handlers when it is told to end."""
@@ -216,7 +220,7 @@ class ConsumerConfig:
 
 
 class MovedLease(TypedDict, total=False):
-    """Former arguments of a SharedConsumer, which are settings now."""
+    """Arguments that SharedConsumer formerly had, and that are settings of SharedConfig now."""
 
     lease_seconds: Duration | None
     member: str | None
@@ -231,20 +235,21 @@ class SharedConfig:
     the host and the process.
     """
     lease_seconds: float = 30.0
-    """Duration of a message's lease to this member in seconds. After this time another member may get the message,
-    unless the lease was extended.
+    """How long a lease of this member lasts, in seconds from the time when the broker leases the message. After this
+    time another member may get the message, unless the lease was extended.
     """
     prefetch: int = 256
-    """Largest number of messages that are leased before a worker is free to handle them. If handling a message takes
-    long, fewer messages are leased ahead: as many as can be handled in about a fifth of a second.
+    """Largest number of messages that the member leases before a thread is free to handle them. It leases fewer if
+    handling a message takes long: as many as it can handle in about a fifth of a second.
     """
     fetch_max_bytes: int = 1 << 20
     """Largest number of bytes of messages that one request leases. A single message may be larger."""
     long_poll_ms: int = 15_000
-    """A broker may hold a request for at most this number of milliseconds while there is no message to lease."""
+    """If there is no message to lease, a broker waits for one at most this number of milliseconds before it answers."""
     settle_linger_ms: int = 100
-    """An acknowledgement waits this number of milliseconds for other acknowledgements, so that all are sent together; 0
-    means that it does not wait. In a group with ordered_by_key, no acknowledgement waits.
+    """The member holds an acknowledgement back for this number of milliseconds, so that it can send further ones in the
+    same request; 0 means that each is sent at once. In a group with ordered_by_key, acknowledgements are always sent at
+    once.
     """
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0

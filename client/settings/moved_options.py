@@ -1,5 +1,5 @@
-"""Support former arguments of constructors and methods that have become settings of a configuration object. The former
-arguments work for one more release, with a DeprecationWarning.
+"""Accept arguments that constructors and methods formerly had, and that are settings of a configuration object now. For
+one more release these arguments have the same effect, with a DeprecationWarning.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ _Config = TypeVar("_Config")
 
 
 class MovedProtocol(TypedDict, total=False):
-    """Former arguments of producers and of iterators over topics, which are settings now."""
+    """Arguments that producers and iterators over topics formerly had, and that are settings of ConnectionConfig
+    now.
+    """
 
     protocol: str
 
 
 def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved: str) -> _Config:
-    """Return a copy of `config` that contains the values of the former arguments in `given`. caller: the name of the
-    called method. Each former argument is now a setting of `config` or of its connection.
+    """Return a copy of `config` in which the settings named like the arguments in `given` have the arguments' values. A
+    setting is an attribute of `config` or of its `connection`. given: the keyword arguments of the user's call that are
+    no parameters of the method any more. caller: the name of the method that the user has called.
 
-    moved: names of the arguments that `caller` once had. An argument with the value None leaves the setting unchanged.
-    Call this function directly in the method that the user's code called, so that the warning names the user's line.
-    Raises TypeError for an argument that `caller` never had, as Python does, and ConfigError for a wrong value.
+    moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. Only the
+    method that the user's code calls may call this function, not a function below it, so that the warning shows the
+    user's line. Raises TypeError for an argument that `caller` never had, as Python does, and ConfigError for a wrong
+    value.
     """
     changed: Any = config
     kind = type(config).__name__

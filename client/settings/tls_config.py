@@ -1,4 +1,4 @@
-"""The TLS settings of a client. Users give these settings in the program or in a profile file."""
+"""The TLS settings of a client. Users write them in their program, or in a profile file that all their clients read."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SECTIONS = ("tls", "zookeeper")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """The TLS settings for the connections to all brokers. A client with TLS settings never communicates with a broker
-    without TLS.
+    """The TLS settings for the connections to all brokers. A client with these settings uses TLS for every broker; it
+    never falls back to an unencrypted connection.
 
     The broker's certificate must be signed by a CA in the PEM file `ca`, and must contain the host name or address
     under which the broker is registered. If `ca` is not given, the system's CAs are used. certificate, key: PEM files
-    with which this client authenticates itself to brokers; give both or none.
+    with the certificate and private key by which brokers recognize this client; give both or none.
     """
 
     ca: str = ""

@@ -1,5 +1,5 @@
-"""Consume messages as a member of a shared group: many members take messages of the same partitions, and each message
-is leased to one member at a time.
+"""Consume messages as a member of a shared group. Many members get messages of the same partitions, but a broker leases
+each message to only one member at a time.
 """
 
 from .consumer import SharedConsumer

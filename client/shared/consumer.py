@@ -66,18 +66,18 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
     "no broker for the dead letter, as its log says"
 )
-"""The cause that is recorded in a dead letter if its last attempt ended because the lease ended."""
+"""The text that a dead letter contains instead of an exception, if no member has reported why the last attempt failed:
+the lease ended.
+"""
 
 _RETRY = Retry()
 
 
 class SharedConsumer(Closing):
-    """A member of a shared group. Each message of each partition is leased to one member at a time, and is finished
-    when the member acknowledges it. Delivery is at least once: if a lease ends without an acknowledgement, the message
-    is leased again.
-
-    Members join and leave without communicating with each other. Any thread may call any method. A forked process must
-    create a SharedConsumer of its own.
+    """A member of a shared group. A broker leases each message to one member at a time. The group is done with the
+    message when the member acknowledges it; if the lease ends before that, the broker leases the message again, so a
+    message is delivered at least once. Members need not agree on anything when one of them joins or leaves. Any thread
+    may call any method. A forked process must create a SharedConsumer of its own.
     """
 
     def __init__(
@@ -101,17 +101,19 @@ class SharedConsumer(Closing):
         keeps its znodes below this root.
 
         group: the name of the shared group; a Consumer's group of the same name is unrelated. start: "earliest" or
-        "latest"; the group begins there on a partition if no member has requested messages of the partition yet.
+        "latest": where in a partition the group begins to read, if no member of it has requested messages of this
+        partition before.
         ordered_by_key: if true, messages with the same key are leased one at a time, in their order. tags: deliver only
         messages with one of these tags. where: deliver only messages whose properties match this filter
-        (docs/filters.md). The broker applies both filters, and the consumer checks them again. Messages that are
-        filtered out count as acknowledged for the whole group. So ordered_by_key, tags and where belong to the group:
-        the first member sets them, and poll() and run() of a member with other values raise SharedRefused.
-        on_lost: a function that is called with each message that was acknowledged or extended too late. Another member
-        may have this message. The function runs on a thread of the consumer, and must not block. deserializer: decodes
-        `message.value`. If several deserializers are given, the message's content type determines which one is used.
-        The first deserializer also decodes messages without a content type. metadata: a source of topics and brokers
-        that is used instead of ZooKeeper.
+        (docs/filters.md). The broker filters by `tags` and `where`, and the consumer checks both again. Messages that
+        do not match count as acknowledged for the whole group. So all members must have the same values of
+        ordered_by_key, tags and where: the first member determines them, and poll() and run() of a member with other
+        values raise SharedRefused.
+        on_lost: a function that is called with each message whose lease had already ended when it was acknowledged or
+        extended, so that another member may have got the message. The function runs on a thread of the consumer, and
+        must not block. deserializer: decodes `message.value`. If several deserializers are given, the message's content
+        type determines which one is used. The first deserializer also decodes messages without a content type.
+        metadata: a source of topics and brokers that is used instead of ZooKeeper.
 
         Raises ConfigError, InvalidName, TypeError; CoordinationUnavailable if no ZooKeeper server answers.
         """
@@ -190,16 +192,18 @@ class SharedConsumer(Closing):
         """Return at most `max_messages` messages, the most urgent first. The call returns as soon as there is a
         message, or with [] after `timeout` seconds.
 
-        Settle each message by `ack` or `release` before its lease ends; `extend` makes the lease longer. Raises
-        RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed, and SharedRefused.
+        The caller must call `ack` or `release` for each message before its lease ends; `extend` makes the lease longer.
+        Raises RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed, and
+        SharedRefused.
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)
         return self._take(max_messages, self._clock() + seconds, keep=False)
 
     def _take(self, most: int, deadline: float, *, keep: bool) -> list[SharedMessage]:
-        """Take at most `most` messages, and wait for them until the deadline. If an interrupt prevents taken messages
-        from reaching the caller, they are delivered again when their leases end.
+        """Return at most `most` messages; if there are none yet, wait for the first one until the deadline. If an
+        interrupt ends this call after it has taken messages, the messages are delivered again when their leases end.
+        keep: whether the driver extends their leases until they are settled.
         """
         driver, core, waiting = self._driver, self._core, object()
         taken: list[SharedMessage] = []
@@ -231,8 +235,9 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge the message `done`, and return the next message for a thread of run(). The core's lock is
-        acquired only once for both steps. Return None if no message comes within a second.
+        """Acknowledge the message `done` (None: no message), and return the next message for a thread of run(); one
+        method does both, so that the core's lock is acquired only once. Return None if no message comes within a
+        second.
         """
         driver, core = self._driver, self._core
         with driver.lock:
@@ -253,10 +258,11 @@ class SharedConsumer(Closing):
         return next(iter(self._take(1, now + 1.0, keep=keep)), None)
 
     def ack(self, *messages: SharedMessage) -> None:
-        """Acknowledge messages. The broker gets the acknowledgement within some milliseconds; `flush` waits for this.
+        """Acknowledge messages. The call does not wait for the broker, which gets the acknowledgements some
+        milliseconds later; `flush` waits for its answer.
 
-        Messages that are already settled are ignored. Raises ClientError if this consumer is closed, TypeError if an
-        argument did not come from poll().
+        Messages that were acknowledged, released or lost before are ignored. Raises ClientError if this consumer is
+        closed, TypeError if an argument did not come from poll().
         """
         self._settle(messages, self._core.ack)
 
@@ -295,7 +301,9 @@ class SharedConsumer(Closing):
             raise
 
     def flush(self, timeout: Duration = 10.0) -> None:
-        """Wait until the brokers have answered all settlements. Raises RequestTimedOut after `timeout` seconds."""
+        """Wait until the brokers have answered all acknowledgements, releases and extensions. Raises RequestTimedOut
+        after `timeout` seconds.
+        """
         seconds = check_wait("timeout", timeout)
         deadline = self._clock() + seconds
         driver = self._driver
@@ -305,13 +313,13 @@ class SharedConsumer(Closing):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Two numbers: the number of messages whose acknowledgement a broker has confirmed, and the number of messages
-        whose lease was lost.
+        """Two numbers: how many messages brokers have confirmed as acknowledged, and how many messages were lost,
+        because they were acknowledged or extended only after their leases had ended.
         """
         return self._core.acknowledged, self._core.lost
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that this member requests messages of now. Raises CoordinationUnavailable."""
+        """Return the partitions from which this member requests messages now. Raises CoordinationUnavailable."""
         return [each for topic in self.topics for each in self._metadata.view(topic).partitions]
 
     # --- handlers -----------------------------------------------------------------------------------------------------
@@ -332,8 +340,8 @@ class SharedConsumer(Closing):
 
         keep_leases: whether to extend a message's lease while its handler is running. If it is False, a handler that
         hangs loses its message to another member. retry: the pauses between attempts, and the number of attempts after
-        which a message becomes a dead letter of the group (DeadLetters). Dead letters that were redriven to the group
-        are delivered here, too. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for
+        which a message becomes a dead letter of the group (DeadLetters). The handler also gets dead letters that were
+        redriven to this group. Raises the errors of `poll`. Also raises ConfigError for Retry(ordered=True) and for
         pauses above a week, and InvalidName if the group's name is too long for the name of its dead-letter topic.
         """
         check_call_back("handler", handler)
@@ -378,9 +386,9 @@ class SharedConsumer(Closing):
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Give untaken messages back to the brokers, send all settlements to the brokers, and end the consumer, within
-        `timeout` seconds. Messages that were taken but not settled are leased to other members when their leases end.
-        Further calls do nothing.
+        """Within `timeout` seconds, give the leased messages that the program has not taken back to the brokers, send
+        all acknowledgements and releases, and end the consumer. Messages that the program has taken, but neither
+        acknowledged nor released, go to other members when their leases end. Further calls do nothing.
         """
         seconds = check_wait("timeout", timeout)
         self._closes()
@@ -426,7 +434,7 @@ class SharedConsumer(Closing):
 
 
 class _Run:
-    """The state of one call of run(), and the loop of its worker threads."""
+    """One call of run(): its state, and the loop that its worker threads execute."""
 
     def __init__(
         self,
@@ -441,9 +449,9 @@ class _Run:
         self._keep = keep
         self._failed = failed
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
-        """The failures of messages whose dead letters no broker has stored yet, by partition and offset. A message
-        without a stored dead letter is leased again. Another member may get the message, and that member does not know
-        the failure.
+        """The failures of messages that have failed the maximum number of times and whose dead letters no broker has
+        stored yet, by partition and offset. Such a message is leased again; if this member gets it, it tries again to
+        store the dead letter with this failure. (Another member would not know the failure.)
         """
 
     def work(self) -> None:
@@ -467,7 +475,7 @@ class _Run:
         self._consumer._ending.ring()
 
     def _handle(self, message: SharedMessage) -> bool:
-        """Call the handler with a message, and return whether to acknowledge the message."""
+        """Call the handler with a message. Return whether the caller must acknowledge the message."""
         consumer, most = self._consumer, self._failed.retry.attempts
         if message.attempts > most:  # its last lease ended unsettled, or its dead letter was not stored
             known = self._unburied.pop((message.leased_from, message.leased_at), None)
@@ -504,8 +512,8 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Store the message as a dead letter, and return whether to acknowledge the message. If storing fails, the
-        message is delivered again. error: the exception that the handler has just raised, or None.
+        """Store the message as a dead letter. Return whether that has succeeded, so that the caller must acknowledge
+        the message; otherwise it is delivered again. error: the exception that the handler has just raised, or None.
         """
         consumer = self._consumer
         try:

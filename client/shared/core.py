@@ -1,5 +1,5 @@
-"""Decide when a shared consumer requests messages of each partition, and when it sends settlements. This module has no
-I/O, threads or clock.
+"""Decide when a shared consumer requests messages of each partition, and when it sends settlements (acknowledgements,
+releases and extensions of leases). This module has no I/O, threads or clock.
 
 The driver (driver.py) calls the core with a lock held, executes the core's `actions`, and reports their results to the
 core.
@@ -36,8 +36,9 @@ _IS_ALONE = 2  # AcquireReply.suspect: this must be the only message of this mem
 
 
 class Acquiring(NamedTuple):
-    """Action: request to lease at most `records` messages of this partition. The broker may wait `wait_ms` for them.
-    With 0 records, the action withdraws earlier requests: the broker then answers waiting requests at once.
+    """Action: request to lease at most `records` messages of this partition. If it has none, the broker waits at most
+    `wait_ms` for messages. An Acquiring with 0 records is a withdrawal: it makes the broker answer this member's
+    waiting requests at once.
     """
 
     partition: TopicPartition
@@ -53,24 +54,24 @@ class Settle(NamedTuple):
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""An unanswered settlement, with four fields: the message; the action (such as acknowledging); the number of
-milliseconds that belongs to the action; the number of earlier attempts that got no answer.
+"""A settlement that no broker has answered yet: the message; the action (acknowledge, release or extend); the
+milliseconds of a release's delay or of an extension; and how many earlier attempts got no answer.
 """
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    """The state of the requests and settlements of one partition.
+    """The state of a member's requests and settlements for one partition; all times are monotonic seconds.
 
     asked: number of messages that the request in flight asks for; 0 if no request is in flight. is_parked: whether the
     request in flight waits at the broker for a message. has_more: whether the last answer said that there are more
-    messages; true before the first answer. ask_at: the earliest time for the next request. early_until: an empty answer
-    before this time is too early, because the broker was asked to wait. due: unsent settlements. sent: settlements in
-    flight.
-    settle_at: the time at which `due` is sent. retry_at: the earliest time at which `due` may be sent after settlements
-    have failed. acknowledged: the offsets of messages that were acknowledged late, each with the token of its lease;
-    this member may get these messages again. withdraw_at: the time at which a closing member next withdraws its
-    request.
+    messages; true before the first answer. ask_at: the earliest time for the next request. early_until: the request in
+    flight asks the broker to wait for messages until this time, so an empty answer before it is unexpected. due: unsent
+    settlements. sent: settlements in flight. settle_at: the time at which `due` is sent. retry_at: the earliest time at
+    which `due` may be sent after settlements have failed. acknowledged: the offsets of messages that this member has
+    acknowledged after their leases had ended, each with the token of its lease; if the broker leases such a message to
+    this member again, it is not handled again. withdraw_at: the time at which a closing member next sends a withdrawal
+    of its waiting request.
     """
 
     partition: TopicPartition
@@ -91,8 +92,8 @@ class _Partition:
 class SharedCore:
     """Makes the decisions of one shared consumer. Only one thread at a time may use an object of this class.
 
-    waiting: the waiting callers, each with the number of messages for which it waits; a caller that stops waiting
-    removes itself. workers: the number of threads that handle messages: during run(), the number of run()'s threads;
+    waiting: the callers that wait for messages, each with the number that it wants; each caller removes itself when it
+    stops waiting. workers: the number of threads that handle messages: during run(), the number of run()'s threads;
     otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens; the driver sets
     it. is_due: whether the driver must call `actions` earlier; the driver resets it.
     """
@@ -108,7 +109,8 @@ class SharedCore:
         reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
-        """on_lost: called with a message whose settlement came too late, because another member has or had the message.
+        """on_lost: called with a message that was settled only after its lease had ended, so that another member may
+        have got the message.
         ordered: whether the next message of a key waits until the key's previous message is acknowledged. where:
         messages that do not match this filter are acknowledged and not delivered. tags: messages without one of these
         tags are also acknowledged and not delivered. reader: decodes a message's `value`.
@@ -149,8 +151,8 @@ class SharedCore:
     # --- partitions ---------------------------------------------------------------------------------------------------
 
     def use(self, partitions: Iterable[TopicPartition]) -> None:
-        """Request messages only from these partitions from now on. Messages that were leased from other partitions
-        before may still be settled.
+        """Request messages only from these partitions from now on. Messages of other partitions that are leased already
+        can be settled as before.
         """
         there = set(partitions)
         for each in there - self._partitions.keys():
@@ -168,7 +170,7 @@ class SharedCore:
 
     def take(self, most: int, now: float, *, keep: bool = False) -> list[SharedMessage]:
         """Return at most `most` buffered messages, the most urgent first, and remove them from the buffer. keep:
-        whether to extend their leases until they are settled.
+        whether the core extends the leases of these messages until they are settled.
         """
         taken: list[SharedMessage] = []
         while len(taken) < most and (message := self.take_one(now, keep=keep)) is not None:
@@ -249,9 +251,7 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """Record when this buffered message must be returned to the broker, unless a caller takes the message before
-        that time.
-        """
+        """Record when this buffered message must be given back to the broker if no caller has taken it by then."""
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
             self._stale_at = when
@@ -274,16 +274,16 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Release a message whose checksum is wrong. After the release, the broker reads the message again, and may
-        find the damage itself.
+        """Release a message whose checksum is wrong. The broker then reads the message from its disk again before the
+        next lease, and if it is damaged there, the broker finds out.
         """
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
 
     def refused(self, partition: TopicPartition, now: float, pause: float | None) -> None:
-        """Record that an Acquiring or its withdrawal has failed, and stop waiting for the answer. (Earlier broker
-        versions refuse withdrawals.) pause: number of seconds before the next attempt; None means a pause that grows
-        with each failure.
+        """Record that a request for messages, or its withdrawal, has failed, so that no answer with messages will come.
+        (Earlier broker versions refuse withdrawals.) pause: number of seconds before the next attempt; None means a
+        pause that grows with each failure.
         """
         found = self._partitions[partition]
         found.asked = 0
@@ -313,9 +313,9 @@ class SharedCore:
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Remove another copy of the message from the buffer, if there is one. The buffer may contain another copy if
-        the lease of `message` has ended and the message was leased to this member again. If there is another copy,
-        `message` takes over the new lease, so that its settlement applies to the new lease.
+        """If the buffer contains the same message a second time, because the lease of `message` has ended and the
+        broker has leased the message to this member again, remove it from the buffer. `message` then gets the new
+        lease, so that settling it settles the new lease.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -363,13 +363,15 @@ class SharedCore:
             self.is_due = True
 
     def settle_now(self, now: float) -> None:
-        """Make all unsent settlements due now, because a caller waits for their answers."""
+        """Let the next call of `actions` return all unsent settlements, because a caller waits for the brokers'
+        answers.
+        """
         for each in self._partitions.values():
             if each.due:
                 self._settle_by(each, now)
 
     def settled(self, partition: TopicPartition, outcomes: Sequence[SettleOutcome]) -> None:
-        """Process the answer to a Settle."""
+        """Process a broker's answer to a Settle action: the outcome of each settlement."""
         found = self._partitions[partition]
         sent, found.sent = found.sent, []
         found.backoff.reset()
@@ -398,7 +400,8 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """Queue the settlements of a failed request again, as long as the leases of their messages may still be valid.
+        """Process the failure of a Settle action: queue its settlements again, except those of messages whose leases
+        have certainly ended.
         sent: whether the broker may have received the request.
         """
         found = self._partitions[partition]
@@ -429,8 +432,8 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Return to their brokers all messages that no caller has taken, including messages
-        that still arrive.
+        """Request no more messages. Give all messages that no caller has taken back to their brokers, now and when
+        further messages arrive as answers to earlier requests.
         """
         self._closing = True
         for buffer in self._buffers:
@@ -442,8 +445,8 @@ class SharedCore:
             each.settle_at = min(each.settle_at, now)
 
     def actions(self, now: float) -> list[Acquiring | Settle]:
-        """Return the actions that are due now. The core counts them as in flight from now on, so the caller must
-        execute them.
+        """Return the actions that are due at the time `now`. The caller must execute all of them, because the core
+        regards them as in flight from now on.
         """
         self._keep(now)
         self._return_stale(now)
@@ -461,9 +464,9 @@ class SharedCore:
         return actions + asks
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
-        """Return withdrawals of requests that may wait at brokers. If the requests were not withdrawn, brokers would
-        lease messages to a member that has ended. Withdrawals are repeated, because another thread may send a request
-        after the request's withdrawal was sent.
+        """For a closing member, return the withdrawals of its requests that may still wait at brokers; without them,
+        brokers would later lease messages to a member that has ended. Withdrawals are repeated, because a thread may
+        send a request only after another thread has sent the request's withdrawal.
         """
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
@@ -474,8 +477,8 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Return whether to send the partition's settlements together with a request for more messages, which saves a
-        round trip.
+        """Return whether the partition's unsent settlements are enough to be sent now, together with a request for more
+        messages, which saves a round trip.
         """
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
@@ -491,10 +494,9 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Give untaken messages back to the broker before their leases end. If a lease ended first, its message would
-        become a suspect (a message that may have killed its member), or the lease would count as an attempt. If
-        messages are returned while no caller waits for messages, lease no messages ahead until a caller takes messages
-        again.
+        """Give messages that no caller has taken in time back to their brokers, before their leases end. A lease that
+        ends would make its message a suspect, or would count as an attempt, although no handler got the message. If no
+        caller waits for messages meanwhile, no messages are leased ahead until a caller takes one.
         """
         if now < self._stale_at:
             return
@@ -514,8 +516,8 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """If the broker has leased only one message to this member, and this lease has ended, forget this message, so
-        that other messages can be requested.
+        """If a broker has leased a suspect alone to this member, so that no other message may be requested, and this
+        lease has ended, forget the suspect, so that other messages are requested again.
         """
         if self._alone is not None and now >= self._alone.lease_until:
             self._alone = None
@@ -523,7 +525,7 @@ class SharedCore:
 
     @property
     def _ahead(self) -> int:
-        """Number of messages to lease ahead for the working threads."""
+        """Number of messages that the member should have leased before its handler threads need them."""
         if not self._config.prefetch or self._rests:
             return 0
         if self._seconds is None:
@@ -562,8 +564,8 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Number of messages that no caller has taken yet, plus the messages that were requested by requests in flight.
-        Requests that wait at a broker for messages are not counted.
+        """Number of buffered messages that no caller has taken, plus the number of messages for which requests are in
+        flight, without the requests that wait at a broker because it has no message.
         """
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
@@ -573,9 +575,7 @@ class SharedCore:
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Update the threshold of `is_low`: `is_low` is true if at most this number of messages are buffered and no
-        caller waits.
-        """
+        """Compute the number of buffered messages at or below which `is_low` is true, as long as no caller waits."""
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -583,7 +583,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """Return the next time when `actions` may return an action even if nothing else happens before."""
+        """Return the earliest time at which an action may become due, if nothing else happens before."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]
@@ -597,8 +597,8 @@ class SharedCore:
 
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
-    """Return whether `action` is an extension whose result does not matter any more, because the message was settled or
-    lost after the extension was requested. If the message was settled, the answer to its settlement tells whether the
-    settlement came too late.
+    """Return whether `action` is an extension whose result no longer matters, because the message was acknowledged,
+    released or lost after the extension was sent. (Whether the lease had ended then, the answer to the acknowledgement
+    or release tells.)
     """
     return action is _EXTEND and message.is_settled

@@ -1,9 +1,9 @@
-"""Execute the actions that a shared consumer's core decides on.
+"""Execute the actions that a shared consumer's core (core.py) returns.
 
-A thread that notices a due action executes this action itself. For example, a thread of run() requests more messages
-when it has taken all but a few messages, and a connection's thread processes the answers. The driver's own thread
-executes actions that are due at a certain time. The driver's own thread also sends requests in place of a user's
-thread, because an interrupt (interrupts.py) could reach the user's thread between the decision and the request.
+Usually the thread that has caused an action executes it: for example, a thread of run() that has taken nearly all
+leased messages sends the request for more, and a thread that has read an answer sends what follows from it. The
+driver's own thread executes actions that become due at a certain time. It also executes the actions that a user's
+thread has caused, if an interrupt (interrupts.py) could hit that thread between the core's decision and the sending.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["SharedDriver"]
 log = get_log(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""Pause in seconds of the driver's thread after a step that has failed because of a bug."""
+"""If a bug raises an exception in the driver's thread, the thread pauses for this number of seconds, and goes on."""
 
 
 class SharedDriver:
@@ -59,7 +59,7 @@ class SharedDriver:
 
     came: bells that wake waiting threads when messages have come or the consumer has failed. settling: bells that wake
     waiting threads when answers to settlements have come. failure: the error that has ended the delivery of messages;
-    waiting calls raise it. Messages that were taken before the failure may still be settled.
+    waiting calls raise it. Messages that were taken before the failure can be settled nevertheless.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class SharedDriver:
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the number of seconds until the driver must look for due actions again. None means that the driver
-        need not look before its bell wakes it.
+        """Return the number of seconds that the driver's thread may sleep until an action becomes due; None: until its
+        bell wakes it.
         """
         with self.lock:
             core, now = self.core, self._clock()
@@ -206,8 +206,8 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return the connection on which to send the action. If there is no connection now, ensure that the action is
-        tried later or counts as failed, and return None.
+        """Return the connection on which to send the action. If there is no open connection, return None, after
+        starting to connect (the action is then executed later) or reporting the action to the core as failed.
         """
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -354,8 +354,9 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Process the failure of an action. error: the reason for the failure; None means that a connection exists now,
-        so that the action can be repeated at once. sent: whether the broker may have received the request.
+        """Report to the core that an action was not executed. error: the reason; None: it only had to wait for a
+        connection, which exists now, so the core can repeat the action at once. sent: whether the broker may have
+        received the request.
         """
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)

@@ -8,8 +8,8 @@ __all__ = ["SharedTerms"]
 
 
 class SharedTerms(NamedTuple):
-    """The fields that have the same values in all requests of a member, whatever the partition. Each field has the same
-    meaning as in AcquireRequest (protocol/shared.py).
+    """The values that a member puts into each of its requests, to whatever broker and partition. Each field has the
+    same meaning as in AcquireRequest (protocol/shared.py).
     """
 
     group: str

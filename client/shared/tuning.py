@@ -6,18 +6,20 @@ from __future__ import annotations
 
 PREFETCH_SECONDS = 0.2
 """A member leases as many messages ahead as its workers handle in this number of seconds. The time is as long as many
-round trips to a broker, but short enough that few messages are kept from other members. With 0.1 s, sixty-four members
-on one partition handle a quarter fewer messages than with 0.2 s, because their requests are small; with 0.3 s they
-handle only a few more than with 0.2 s.
+round trips to a broker, but short enough that few messages are kept from other members. Sixty-four members on one
+partition handle a quarter fewer messages per second with 0.1 s than with 0.2 s, because their requests are smaller and
+so more numerous; with 0.3 s they handle only a few more than with 0.2 s.
 """
 
 REFILL_PART = 0.5
-"""A member requests more messages when at most this share of the messages that it may lease ahead is left. So it sends
-few requests.
+"""A member requests more messages only when its leased messages that no thread has taken are at most this share of the
+number that it leases ahead. So each request asks for many messages.
 """
 
 FIRST_PREFETCH = 1
-"""Number of messages leased ahead for each worker before the time per message is known."""
+"""Number of messages that a member leases ahead for each handler thread, until it has measured how long the handling of
+a message takes.
+"""
 
 RATE_WEIGHT = 0.1
 """Weight (0 … 1) of the newest message in the running mean of the handling time per message."""
@@ -51,11 +53,11 @@ SETTLE_AT = 256
 
 SETTLE_ALONG = 8
 """If at least this number of settlements of a partition are unsent, they are sent together with a request for more
-messages. If there are fewer, the settlements wait for more. The reason is that the request may be the first of many
-requests for one message each, and each of these requests would carry only a few settlements.
+messages. If there are fewer, they wait for more: otherwise a member that requests one message at a time would send only
+a few settlements with each of its many requests.
 """
 
 UNBURIED = 1024
-"""Largest number of failed messages whose failures run() remembers until their dead letters are stored. This number of
-failures takes half a megabyte of memory.
+"""Largest number of failures that run() remembers because no broker has stored their dead letters yet. They take about
+half a megabyte of memory.
 """

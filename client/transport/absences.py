@@ -1,5 +1,5 @@
-"""Keep the partitions of a broker set in a client's view while they are unregistered for a short time because the set
-is changing its leader.
+"""While a broker set changes its leader, its topics are not registered in ZooKeeper for a short time. Decide how long a
+client goes on as if the set's partitions were registered.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from ..records.results import TopicPartition
 __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
-"""Number of seconds within which a broker set normally elects its next leader, and this leader registers the topics.
-The election takes longer if no node may lead.
+"""After a leader's end, its broker set normally has a new leader that has registered its topics within this number of
+seconds. It takes longer only if no node may become the leader.
 """
 
 
 class Absences:
-    """The partitions in a client's view whose broker sets are changing their leaders. This class does no I/O. Only one
-    thread at a time may use it.
-
-    The class prevents two effects of a leader's end. Producers would send messages with the keys of the leader's
-    partitions to other brokers for a moment. Groups would give up partitions that come back at once.
+    """Remembers which partitions a client has not dropped although they are not registered, because their broker sets
+    are changing their leaders. If clients dropped them at once, producers would for a moment send messages to other
+    partitions than the ones of their keys, and members of consumer groups would give up partitions that come back a
+    moment later. This class does no I/O. Only one thread at a time may use it.
     """
 
     def __init__(self) -> None:
         self.ends_in: float | None = None
-        """Number of seconds from the last call of `kept` until the client must drop a partition that the call has
-        returned; the earliest such time counts. None if the call has returned no partition.
+        """The client must call `kept` again this number of seconds after the last call, because then it must drop the
+        first of the partitions that the call has returned. None if the call has returned no partition.
         """
         self._since: dict[tuple[str, int], float] = {}
 
@@ -43,7 +42,8 @@ class Absences:
         return [each for each in former if (each.topic, each.broker) not in there]
 
     def kept(self, missing: Iterable[TopicPartition], set_ids: Collection[int], now: float) -> list[TopicPartition]:
-        """Return the missing partitions that may come back: their broker set may register the topic again soon.
+        """Return those of the missing partitions that the client must keep for now, because the new leader of their
+        broker set may register them soon.
         missing: the partitions that the method `missing` has returned. set_ids: ids of all broker sets. now: monotonic
         seconds.
         """

@@ -2,7 +2,7 @@
 
 Requests are pipelined. Each answer has the same opaque number as its request (protocol/client_stream.py). wire.py
 contains the socket, and reading_role.py decides which thread reads. The `on_done` of every request is called exactly
-once: with an answer, at its deadline, or when the connection ends.
+once (with an answer, at its deadline, or when the connection ends), except after an interrupt, see below.
 
 **Interrupts.** A signal handler may raise an exception at any line of a user's thread, for example KeyboardInterrupt or
 an exception of a SIGALRM handler. Therefore:
@@ -48,16 +48,17 @@ Build = Callable[[int], Sequence[Buffer]]
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""If the reading thread has not checked the deadlines for this number of seconds, signals may prevent its receive call
-from returning. In this case later receive calls wait by poll() (Wire.free_reader).
+"""If the reading thread has not checked the deadlines for this number of seconds, the likely cause is that frequent
+signals keep its receive call from returning. From then on the reading thread waits for data by poll()
+(Wire.free_reader).
 """
 _JUST_NOW_SECONDS = 0.001
-"""If the last answer of the broker is at most this number of seconds old, the broker is assumed not to have closed the
-connection. Checking the socket would cost one more system call for each send of a caller that blocks (measured by the
-benchmark `blocking-1`).
+"""If an answer arrived at most this number of seconds ago, a send does not check whether the broker has closed the
+connection. The check is a system call, which would slow down a caller that waits for the answer of each send (measured
+by the benchmark `blocking-1`).
 """
 _CLOSE_SECONDS = 5.0
-"""close() waits at most this number of seconds for the handlers of requests in flight."""
+"""close() waits at most this number of seconds until the `on_done` callbacks of the requests in flight have run."""
 
 
 class Call(Waiter):
@@ -81,12 +82,12 @@ class Connection:
     methods.
 
     speaks_frames: true if both sides agreed on the framed protocol; otherwise only text commands may be sent. The
-    following attributes say what the broker supports. takes_many: SEND_MANY. takes_sequences: sequence numbers of a
-    producer's sends. takes_delays: delayed messages. takes_halves: half messages. knows_compressed: compressed
-    messages, in both protocols. takes_where: pulls filtered by content. takes_shared: requests of shared consumers.
-    half_check_seconds has the same meaning as in ClientStream. expects_bulk: true if large answers are expected. If it
-    is true, each answer is received as a whole; this costs a second system call for a small answer. The code that pulls
-    messages sets expects_bulk.
+    attributes that begin with takes_ and knows_ are true if the broker supports the following: takes_many: SEND_MANY.
+    takes_sequences: sequence numbers of a producer's sends. takes_delays: delayed messages. takes_halves: half
+    messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
+    takes_shared: requests of shared consumers. half_check_seconds has the same meaning as in ClientStream.
+    expects_bulk: true if large answers are expected. Each answer is then received into a buffer of its own size, which
+    costs a second system call for a small answer. The code that pulls messages sets expects_bulk.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class Connection:
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
-        """Return the value of `failure`. If no request is in flight, first check at the socket whether the broker has
-        closed the connection. So a closed connection is noticed before a request is sent, and it is certain that the
-        broker has not stored the request. If the last answer came only just before, the socket is not checked.
+        """Return `failure`. If no request is in flight and the last answer is not very recent, first check at the
+        socket whether the broker has closed the connection. A caller that checks this before it sends knows that the
+        broker has not got its request, instead of finding out only that no answer comes.
         """
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic
@@ -168,18 +169,18 @@ class Connection:
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """Send one request, as `send` does. build: makes the request's bytes. Also raises LocalProtocolError if `build`
-        raises it.
+        """Send one request, as `send` does. build: a function that makes the request's bytes; a LocalProtocolError that
+        it raises is passed on.
         """
         request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))
 
     def send(self, requests: Sequence[Exchange], buffers: Sequence[Buffer]) -> None:
-        """Send requests, pipelined. buffers: the bytes of the requests, which contain the opaques. All requests must
-        have the same values of `deadline` and `background`.
+        """Send several requests without waiting for answers between them. buffers: the bytes of all requests, with
+        their opaque numbers. All requests must have the same values of `deadline` and `background`.
 
         The only error that is raised is ClientError, in a forked process; then nothing was sent, and on_done is not
-        called. If the call is interrupted, `taken` of the first request applies to all requests.
+        called. If an interrupt ends the call, look at `taken` of the first request: its value applies to all requests.
         """
         self._guard.check()
         pending, first, entered = self._stream.pending, requests[0], 0
@@ -200,9 +201,9 @@ class Connection:
             raise
 
     def _cut_short(self, requests: Sequence[Exchange], entered: int) -> None:
-        """Make the next reader end these requests, because the thread that was sending them was interrupted. The
-        interrupted thread had added only the first `entered` requests to the stream. This method runs on a separate
-        thread.
+        """Give these requests a deadline in the past, because the thread that was sending them was interrupted, so that
+        the next reading thread ends them. The interrupted thread had added only the first `entered` of the requests to
+        the stream. This method runs on a separate thread.
         """
         for request in requests:
             request.deadline = _CUT_SHORT
@@ -229,7 +230,8 @@ class Connection:
         """Send a small request without waiting for the answer. The caller must call `finish` for it later, or close the
         connection.
 
-        Until `finish` is called, the answer may wait in the socket or at the broker. Raises LocalProtocolError.
+        Until then nobody has to read the answer, so it may stay unread in the socket or unsent at the broker. Raises
+        LocalProtocolError.
         """
         call = Call(self.new_opaque())
         self.send((Exchange(call.opaque, call.on_done, deadline, background=False),), build(call.opaque))
@@ -264,8 +266,8 @@ class Connection:
         self._role.drive(waiter, deadline)
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. This method also covers requests
-        whose senders have promised to call `drive`, but will not call it.
+        """Ensure that the answers to all requests in flight are read by some thread. Call it if threads that would read
+        by `drive` (requests with background=False) will not do so any more.
         """
         self._role.read_in_background()
 
@@ -326,8 +328,8 @@ class Connection:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _failed(self) -> None:
-        """Make the background thread end the connection, because sending to or receiving from the socket has failed.
-        This method may be called again.
+        """Called when sending to or receiving from the socket has failed: let the background thread end the connection.
+        A repeated call does no harm.
         """
         if not self._role.has_ended:
             self._role.wake_background()

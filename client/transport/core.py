@@ -1,5 +1,5 @@
-"""Decide which address a client uses for a broker, when the client tries again to reach a broker, and which node of a
-broker set leads. This module has no I/O, threads, locks or clocks.
+"""Decide for a client's connection pool to which address it connects for a broker, when it tries again to reach one,
+and which node of a broker set it regards as the leader. This module has no I/O, threads, locks or clocks.
 
 | event | method | what comes out |
 |---|---|---|
@@ -30,27 +30,28 @@ from .wire import Endpoint
 __all__ = ["Due", "Link", "PoolCore", "proves_nothing"]
 
 _LOOK_SECONDS = 0.5
-"""Longest time in seconds between two checks of the connections, for example whether a heartbeat is due."""
+"""The driver checks all connections at least once in this number of seconds, for example whether a heartbeat is due."""
 
 _LEAST_CONNECT_SECONDS = 1.0
-"""If a connection attempt with a time limit of at least this number of seconds times out, this proves that the broker
-cannot be reached. A timed-out attempt with a shorter limit proves nothing, because a caller that allows more time may
-still reach the broker.
+"""If an attempt to connect with a time limit of at least this number of seconds times out, the client regards the
+broker as unreachable. With a shorter limit it does not, because the next caller, with more time, may be able to
+connect.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
-"""A client waits this number of seconds for the last answers of a former leader. A former leader that still runs has
-refused all waiting requests by then. A former leader that hangs answers nothing.
+"""When a client learns that a broker set has a new leader, it waits this number of seconds for answers of the former
+leader, and then closes the connection to it. If the former leader still runs, it has refused all waiting requests by
+then; if it hangs, no answer would come anyway.
 """
 
 C = TypeVar("C")
 
 
 class Link(Generic[C]):
-    """The state of the connection to one broker address. connection: the last connection that the driver has made; it
-    may have ended. cause: the reason why there is no connection; "" if there is a connection, or if no connection was
-    tried yet. retry_at: the time of the next attempt to connect. ends_at: the time at which the connection is given up
-    because another node leads the broker set.
+    """The state of the connection to one broker address. connection: the last connection that the driver has made, even
+    if it has ended. cause: why the last connection ended or could not be made; "" if there is a connection, or if none
+    was tried yet. retry_at: the time of the next attempt to connect. ends_at: the time at which the driver must close
+    the connection because another node leads the broker set now.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -77,9 +78,9 @@ class Due(Enum):
 
 
 class PoolCore(Generic[L]):
-    """The links (the states of the connections) of a client by broker address, and the decisions about them. Any thread
-    may call `found`, `follow`, `look_at` and `due`, and read the attributes. Only one thread at a time may call the
-    other methods.
+    """Keeps the links of a client (one Link for each broker address, with the state of its connection), and decides
+    what the driver must do with them. Any thread may call `found`, `follow`, `look_at` and `due`, and read the
+    attributes. Only one thread at a time may call the other methods.
 
     down: addresses of brokers that cannot be reached now; usually empty. closed: true after `close`, when the client
     wants no connection any more.
@@ -107,8 +108,8 @@ class PoolCore(Generic[L]):
         return self.links.get(self._redirects.target(endpoint, self.down, now))
 
     def link(self, endpoint: Endpoint, now: float) -> L:
-        """Return the link that `found` returns, and create the link if there is none. Raises BrokerUnavailable if the
-        pool is closed.
+        """Return the link that `found` returns; if there is none, create it first. Raises BrokerUnavailable if the pool
+        is closed.
         """
         endpoint = self._redirects.target(endpoint, self.down, now)
         if self.closed:
@@ -133,7 +134,9 @@ class PoolCore(Generic[L]):
         return links
 
     def connected(self, link: L, connection: object) -> bool:
-        """Record that a connection was made for this link. Return whether the connection is still wanted."""
+        """Record that a connection was made for this link. Return False if the link was removed meanwhile, so that the
+        driver must close the connection.
+        """
         if not self._is_wanted(link):
             return False
         link.connection, link.cause = connection, ""
@@ -143,9 +146,8 @@ class PoolCore(Generic[L]):
 
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
         """Record that this connection of the link has ended. If `connection` is None, record that no connection could
-        be made. This method may be called again for the same connection. Return False if the end was recorded before,
-        or if the link is not wanted any more. Return True in all other cases; then the next attempt to connect is due
-        at the link's `retry_at`.
+        be made. Return True if this is new: then the driver must try to connect again at the link's `retry_at`. Return
+        False if the end of this connection was recorded by an earlier call, or if the link was removed.
         """
         if not self._is_wanted(link):
             return False
@@ -207,8 +209,8 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Return whether a failed connection attempt proves nothing about the broker. An attempt proves nothing if it had a
-    short time limit and has used up this limit. seconds: the time limit of the attempt in seconds. left: the number of
-    seconds of this limit that remain.
+    """Return whether an attempt to connect that has failed does not show that the broker is unreachable, because its
+    time limit was short and is used up. seconds: the time limit of the attempt in seconds. left: the number of seconds
+    of this limit that remain.
     """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

@@ -1,5 +1,5 @@
-"""Tell a producer the partitions of topics, and the addresses of their brokers. The information comes from a cluster,
-or is about a single broker that is used without ZooKeeper.
+"""Tell a producer the partitions of topics, and the addresses of their brokers: of the cluster that is registered in
+ZooKeeper, or of a single broker that is used without ZooKeeper.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""If a partition number has this value, the broker chooses the partition. If a broker id has this value, the id is
-unknown.
+"""As a partition number: the broker chooses the partition. As a broker id: the client does not know the id.
 """
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
@@ -40,8 +39,9 @@ def with_own_partitions(
 ) -> tuple[TopicPartition, ...]:
     """Return the partitions of `topic` that accept messages, sorted. partitions: the registered partitions.
 
-    Every broker accepts messages of metaq's own topics (own_topics.py), and registers such a topic with its first
-    message. For a broker that has not registered the topic yet, partition 0 is returned.
+    Every broker accepts messages of metaq's own topics (own_topics.py), but registers such a topic only when its first
+    message arrives. So if `topic` is one of them, the result contains partition 0 of each broker that has not
+    registered it yet.
     """
     if not is_own_topic(topic):
         return tuple(partitions)
@@ -51,27 +51,28 @@ def with_own_partitions(
 
 
 class Metadata(Protocol):
-    """The information about a cluster that a producer needs. Implementations: ZooKeeperMetadata, DirectMetadata,
-    testing.FakeCluster.
+    """The interface through which a producer gets information about its cluster. ZooKeeperMetadata, DirectMetadata and
+    testing.FakeCluster implement it.
     """
 
     def view(self, topic: str) -> TopicView:
-        """Return the topic's partitions that accept messages. From the first call on, the view of the topic is kept up
-        to date. Any thread may call this.
+        """Return the topic's partitions that accept messages, and the brokers' addresses, as they are known now. The
+        first call for a topic reads it; after that, the object follows its changes, so later calls return at once. Any
+        thread may call this.
 
         Raises CoordinationUnavailable if the topic was never read before and ZooKeeper does not answer.
         """
 
     def topics(self) -> Collection[str]:
-        """Return the names of the topics that accept messages now; error messages need them. Any thread may call this
-        method. The method may ask ZooKeeper.
+        """Return the names of the topics that accept messages now; the texts of errors name the most similar one. Any
+        thread may call this method. The method may ask ZooKeeper.
 
         Raises CoordinationError.
         """
 
     def is_set(self, broker_id: int) -> bool:
-        """Return whether the broker is a broker set, so that another node may take over. Any thread may call this
-        method. The method may ask ZooKeeper.
+        """Return whether the broker consists of several nodes (a broker set), so that another node can become its
+        leader. Any thread may call this method. The method may ask ZooKeeper.
 
         Raises CoordinationError.
         """
@@ -86,8 +87,8 @@ class Metadata(Protocol):
 
 
 class LentMetadata:
-    """A wrapper for a Metadata object that belongs to somebody else. Closing the wrapper does not close the Metadata
-    object.
+    """A wrapper around a Metadata object that its creator will close. A producer gets the wrapper, so that closing the
+    producer does not close the Metadata object.
     """
 
     def __init__(self, owner: Metadata) -> None:
@@ -113,9 +114,9 @@ def parse_address(address: str) -> Endpoint:
 class DirectMetadata:
     """Metadata of one broker that is known by its address, as in metaq 1.x's direct mode.
 
-    A topic has the given number of partitions. If no number is given, the topic has one partition with the number
-    UNKNOWN, and the broker chooses the partition. For one of metaq's own topics, the view has the partitions that every
-    broker has.
+    The view of a topic contains the number of partitions that the user has given for it. If none is given, it contains
+    one partition with the number UNKNOWN, so that the broker chooses the partition; for one of metaq's own topics,
+    partition 0, which every broker has.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:

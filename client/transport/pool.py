@@ -1,8 +1,7 @@
-"""Manage the connections of one client. There is one connection for each broker, which all parts of the client share.
-core.py decides when to connect, to reconnect and to close, but does no I/O; this module carries out the decisions with
-threads, locks and sockets.
+"""Manage the connections of one client, one for each broker, which all its threads share. core.py decides when to
+connect, to reconnect and to close; this module does so, with threads, locks and sockets.
 
-One housekeeping thread keeps connections alive and reconnects.
+A housekeeping thread sends heartbeats and reconnects.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ class _Link(Link[Connection]):
 class ConnectionPool:
     """The connections of a client by broker address. Any thread may call the methods.
 
-    The first thread that needs a broker connects to it. After a failure, only the housekeeping thread reconnects. Until
-    the housekeeping thread has reconnected, the method `connection` raises an error at once, so that no caller waits
-    for a dead broker.
+    The first thread that needs a broker connects to it. After an attempt has failed, or the connection has ended, only
+    the housekeeping thread connects again. Until it has succeeded, the method `connection` raises an error at once, so
+    that no caller waits for a dead broker.
     """
 
     def __init__(
@@ -131,9 +130,9 @@ class ConnectionPool:
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """Process the list of brokers that are registered in ZooKeeper now: stop reconnecting to brokers that cannot be
-        reached and are not in the list. masters: the master's address for each broker id. others: addresses of other
-        registered processes.
+        """Process the list of the brokers that are registered in ZooKeeper now: stop reconnecting to a broker that
+        cannot be reached if it is not in the list. masters: the master's address for each broker id. others: addresses
+        of other registered processes.
 
         If another node has become the master of a broker id, requests in flight to the former master end soon with
         LeaderMoved.
@@ -173,7 +172,7 @@ class ConnectionPool:
             return self._core.link(endpoint, self._clock())
 
     def _there(self, link: _Link) -> Connection | None:
-        """Return the link's open connection, or None if nobody has tried to connect to the broker yet. Raises
+        """Return the link's open connection, or None if the pool has never tried to connect to this broker. Raises
         BrokerUnavailable if the broker is down.
         """
         connection = link.connection
@@ -201,8 +200,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error to raise for a broker whose connection has ended. If the caller has noticed the end of the
-        connection before the pool, this method also informs the pool.
+        """Return the error to raise for a broker whose connection has ended. If the pool has not noticed the
+        connection's end yet, this method also records it.
         """
         connection = link.connection
         if connection is None or not connection.closed:
@@ -211,7 +210,9 @@ class ConnectionPool:
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
     def _broken(self, link: _Link, connection: Connection) -> None:
-        """Record that a connection has ended. Any thread may call this, any number of times."""
+        """Record that a connection of this link has ended, and let the housekeeping thread connect again. Any thread
+        may call this, any number of times.
+        """
         self._mark_down(link, str(connection.failure), connection)
 
     def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:

@@ -1,10 +1,11 @@
 """Decide which of the threads that share a connection reads from it.
 
-A connection has no thread that only reads. Instead, **one of the callers that block on an answer reads for all
-callers**; it is called the leader. The leader completes the requests of the other callers when their answers come. When
-its own answer has come, it hands the reading role to another blocked caller (a follower). So if only one thread sends
-and waits, no thread switch is needed. A background thread has the role only if there are requests in flight that no
-caller is blocked on (futures, long polls).
+Usually no background thread reads a connection. Instead, **one of the threads that wait for an answer reads the answers
+for all of them**; it is called the leader (of this connection's readers, not of a broker set). When an answer for
+another thread comes, the leader completes that thread's request. When its own answer has come, it gives the reading
+role to another waiting thread (a follower). So if only one thread sends and waits, it reads its answer itself, and no
+switch between threads is needed. A background thread reads only if requests are in flight for which no thread waits in
+`drive` (futures, long polls), and no other thread reads.
 
 Invariants (`_mutex` guards the role):
 - the thread in `leader` has the role: it is reading, or it has just got the role and will read soon; - a sender adds
@@ -33,14 +34,14 @@ __all__ = ["HANDLER_FAILED", "ReadingRole"]
 log = get_log(__name__)
 
 HANDLER_FAILED = "a handler of an answer failed"
-"""The log line for an exception in the handler of one request's answer. Such an exception is a bug, and must not stop
-the reading of the answers to other requests.
+"""The text that is logged if the handler of an answer raises an exception. That is a bug; the reading thread logs it
+and goes on, because answers to other requests may follow.
 """
 
 
 class _Background:
-    """The type of a marker. The attribute `leader` has this marker as its value while the background thread has the
-    reading role.
+    """The class of the only object that the attribute `leader` refers to while the background thread has the reading
+    role.
     """
 
 
@@ -61,13 +62,12 @@ class ReadingRole:
     ) -> None:
         """name: the name of the background thread. read: a function that receives data once, for at most the given
         number of seconds, and calls the handlers of requests that have ended. `read` is called only on the thread that
-        has the reading role. end: a function that ends all requests of a connection that has failed. `end` is called on
-        the background thread, maybe several times.
+        has the reading role. end: a function that ends all requests of a connection that has failed. The background
+        thread calls `end`, perhaps several times.
         """
         self.leader: Waiter | _Background | None = None
         self.has_ended = False
-        """True if the connection has failed and no request is in flight any more. The function `end` sets this
-        attribute.
+        """Whether the connection has failed and all its requests were ended. The function `end` sets this to True.
         """
         self._name = name
         self._wire = wire
@@ -92,8 +92,8 @@ class ReadingRole:
         return self._thread is not None and self._thread.is_current
 
     def read_for(self, request: Exchange) -> None:
-        """Ensure that some thread reads the answer to this request, even if no caller waits for the answer. The request
-        was sent already. If the connection has failed, end the request.
+        """Ensure that some thread reads the answer to this request, which was just sent, even if no thread waits for
+        the answer. If the connection has failed, ensure that the request is ended.
         """
         if self._wire.failure is not None or ((request.background or self._orphans) and self.leader is None):
             self.wake_background()
@@ -164,8 +164,8 @@ class ReadingRole:
         return False
 
     def _leave(self, waiter: Waiter) -> None:
-        """Remove from the followers a waiter whose thread leaves `drive`. If the waiter has the reading role, pass the
-        role on. Any thread may call this, any number of times.
+        """Called when the thread of `waiter` leaves `drive`: remove it from the followers or, if it has the reading
+        role, give the role to another thread. Any thread may call this, any number of times.
         """
         waiter.go()
         if not waiter.done and not waiter.returns:
@@ -195,9 +195,9 @@ class ReadingRole:
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Wake a follower that will be the next leader, and return it. The caller gives it the role afterwards: the
-        woken follower first has to wait for the mutex, which the calling thread still holds. A follower that was woken
-        but does not get the role waits for its bell again.
+        """Choose the follower that will be the next leader, wake its thread, and return it; None if there is no
+        follower. The caller then gives it the role. The woken thread cannot act before that, because it needs the
+        mutex, which the caller holds. A woken follower that does not get the role waits for its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))
@@ -226,8 +226,8 @@ class ReadingRole:
 
     @property
     def _has_unfinished(self) -> bool:
-        """Whether the next reader has something to finish: an interrupted thread left `drive` before its request was
-        done, or requests have ended whose handlers were not called yet.
+        """Whether work of an interrupted thread is left for the next reading thread: a request whose thread has left
+        `drive` before it was done, or ended requests whose handlers were not called yet.
         """
         return bool(self._stream.outcomes) or self._stream.torn
 

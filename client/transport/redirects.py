@@ -1,6 +1,7 @@
-"""Remember which node leads a broker set. The other nodes of the set name the leader in their answers. A client gets
-these answers before it sees the new leader in ZooKeeper. But as soon as ZooKeeper shows a new leader, the client uses
-this information and forgets the nodes' earlier answers.
+"""Remember which node leads a broker set, as the set's other nodes say: a node that is not the leader refuses a
+request, and names the leader in its answer. After a change, a client often learns of the new leader from such an answer
+before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses that, and forgets the
+earlier answers.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""A client uses a node's answer, which names the leader, for at most this number of seconds, and then asks the node
-again. If the node cannot be reached, the client uses its answer for longer.
+"""After a node has named another node as the leader, the client sends the first node's requests to the other one for
+this number of seconds, and then asks the first node again. As long as the first node cannot be reached, the client goes
+on using its answer.
 """
 
 _JUMPS = 3
-"""Number of redirects that a client follows one after the other without a pause. The client pauses before each further
-redirect, because otherwise it would send requests without end if two nodes name each other as the leader.
+"""A client follows this number of redirects (answers that name another node) one after the other without a pause.
+Before each further one it pauses: if two nodes name each other as the leader, it would otherwise send requests to them
+as fast as it can.
 """
 
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
 _PAUSE_SHARE = 0.25
-"""The pause before a client asks a node again grows: it is this share of the time that has passed since the search for
-the leader began.
+"""The length of such a pause, as a share of the time since the client began to search for the leader. So the pauses
+grow.
 """
 
 _QUIET_SECONDS = 1.0
-"""If no node of a set has refused a request for this number of seconds, the next refusal counts as the first of a new
-search for the leader.
+"""A search for the leader counts as finished if no node of the set has refused a request for this number of seconds;
+the next refusal begins a new search.
 """
 
 
@@ -54,9 +57,9 @@ class _Trouble:
 
 
 class Redirects:
-    """Stores a substitute for each node that has refused a request: the node that a client must ask instead. The class
-    does no I/O. Any thread may call the methods, because each change is a single assignment. now: the current time in
-    monotonic seconds.
+    """Stores, for each node that has refused a request because it is not the leader, the node that the client must ask
+    instead. The class does no I/O. Any thread may call the methods, because each change is a single assignment. now:
+    the current time in monotonic seconds.
     """
 
     def __init__(self) -> None:
@@ -105,8 +108,8 @@ class Redirects:
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """Record that ZooKeeper shows another leader than before. ZooKeeper's information is newer than the nodes'
         earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. Even the new
-        leader may still name the former leader in an answer; if the former leader hangs, a client that followed this
-        answer would wait in vain. former: the addresses of former leaders.
+        leader may for a moment name the former leader in an answer, and a client that follows this answer to a former
+        leader that hangs would wait in vain. former: the addresses of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)

@@ -14,7 +14,7 @@ from metaq.protocol.tls import TlsStream
 __all__ = ["TlsSocket"]
 
 _CHUNK_BYTES = 64 << 10
-"""Largest number of plaintext bytes that one `send` encrypts."""
+"""One call of `send` encrypts and sends at most this number of bytes of the data."""
 _RECEIVE_BYTES = 256 << 10
 _TORN = "an interrupt has torn the TLS connection"
 
@@ -93,9 +93,9 @@ class TlsSocket:
         return found
 
     def send(self, data: Buffer) -> int:
-        """Send the first part of the data, and return the length of this part. Raises BlockingIOError if the socket has
-        not accepted the whole part. After this error the caller must call `send` again with the same data; the second
-        call sends the rest of the part.
+        """Send the first bytes of the data, at most _CHUNK_BYTES, and return their number. Raises BlockingIOError if
+        the socket has not accepted all of these bytes. After this error the caller must call `send` with the same data
+        again, which sends the rest of the encrypted bytes.
         """
         if self._torn_out:
             raise ConnectionAbortedError(_TORN)

@@ -2,12 +2,12 @@
 connection's ClientStream.
 
 **Interrupts** (interrupts.py). One call of a C function (`extend` of a map) takes received bytes from the socket and
-stores them. A signal handler cannot run in the middle of this call. So an interrupt cannot lose received bytes in a
-local variable. If a sending thread is interrupted, the connection ends, because it is unknown how many bytes have been
-sent (`_sending`).
+stores them in `_received`. No signal handler can run in the middle of this call, so an interrupt cannot come when the
+bytes are in neither of the two and would be lost. If a sending thread is interrupted, the connection ends, because it
+is unknown how many bytes have been sent (`_sending`).
 
-Connecting imports no module. If an interrupt comes while CPython imports a module, the lock of all imports may stay
-locked for ever. After that, every thread that resolves a host name blocks, because Python imports a module for it.
+Connecting imports no module: if an interrupt comes while CPython imports a module, the lock of all imports may stay
+locked for ever, and then every thread that resolves a host name blocks, because Python imports a module for that.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["TICK", "Endpoint", "Wire", "connect"]
 log = get_log(__name__)
 
 TICK = 0.25
-"""A system call blocks for at most this number of seconds before deadlines are checked. So if no thread waits for a
-request, the request still ends at most this number of seconds after its deadline.
+"""No system call on the socket blocks for more than this number of seconds; between two calls the reading thread checks
+the requests' deadlines. So a request for which no thread waits ends at most this number of seconds after its deadline.
 """
 _TIMEVAL = Struct("@ll")
 _SMALL_BYTES = 32 * 1024
-"""If the buffers to send have at most this total size in bytes, copying them into one buffer costs less than a sendmsg
-with several buffers.
+"""Buffers with at most this number of bytes together are copied into one buffer before they are sent, because that
+costs less than a sendmsg with several buffers.
 """
 _MAX_IOV = 1000
 """Largest number of buffers in one sendmsg (Linux allows 1,024)."""
@@ -76,7 +76,7 @@ class Wire:
         clock: Callable[[], float],
         on_failure: Callable[[], None],
     ) -> None:
-        """on_failure: a function that is called after `failure` was set, maybe several times, and on any thread."""
+        """on_failure: a function that is called after `failure` was set, perhaps several times, and on any thread."""
         self.failure: MetaqError | None = None
         self.last_traffic = clock()
         self.next_expiry = 0.0
@@ -163,11 +163,12 @@ class Wire:
         return bool(poll.poll(max(0.0, seconds) * 1000))
 
     def free_reader(self) -> None:
-        """Make later receive calls first wait for data by poll(). The wait costs a second system call for each receive.
+        """Make all later receive calls wait for data by poll() first, although that costs a second system call each
+        time.
 
-        poll() is needed if signals come at shorter intervals than TICK and their handlers raise nothing, for example a
-        profiler's signals. Python restarts a blocking receive after each such signal, with the whole time of a tick, so
-        that the receive never ends. poll() ends in time.
+        This is needed if signals come at shorter intervals than TICK and their handlers raise nothing, for example a
+        profiler's signals: Python restarts a blocking receive after each such signal, with the full TICK as its time
+        limit, so that the receive would never end. A restarted poll() ends in time.
         """
         self._polls = True
         try:
@@ -178,11 +179,10 @@ class Wire:
     # --- bytes out --------------------------------------------------------------------------------------------------
 
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most one tick.
-
-        A separate writer thread sends the remaining bytes. The writer thread then sends the data of later calls, except
-        calls whose deadline has passed. So no caller waits beyond its deadline, even if the broker takes the earlier
-        requests of other callers only slowly.
+        """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most TICK
+        seconds. If bytes are left then, a separate writer thread sends them, and after them the bytes of later calls,
+        without the calls whose deadline has passed by then. So a caller need not wait in `send` until a slow broker has
+        taken the earlier requests of other callers.
         """
         broken: OSError | None = None
         with self._lock:

@@ -37,8 +37,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BrokerNodes:
-    """The addresses of the live processes of one broker id: a master, slaves, or both. There is at least one
-    process.
+    """The addresses of the live processes with one broker id: a master (which accepts messages), slaves (which copy its
+    messages), or both; at least one process.
     """
 
     master: BrokerAddress | None
@@ -60,8 +60,9 @@ class ClusterView:
     """Reads the cluster's state. Any thread except kazoo's may call the methods. Each call makes requests to ZooKeeper
     and may raise CoordinationUnavailable.
 
-    A damaged entry is logged and left out, as in Java clients. So a single damaged entry does not stop a client. All
-    members of a group, Java or Python, still see the same partitions, because all leave the same entries out.
+    If the data of a znode cannot be decoded, this is logged and the znode is left out, so that a single damaged znode
+    does not stop a client. Java clients leave it out, too, so all members of a group, Java or Python, see the same
+    partitions.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -73,8 +74,8 @@ class ClusterView:
     # --- brokers ----------------------------------------------------------------------------------------------------
 
     def broker_ids(self) -> list[int]:
-        """Return the ids of all brokers that were ever registered, sorted. The ids of stopped brokers are known, too,
-        because the znode of a broker id stays when the broker stops.
+        """Return the ids of all brokers that were ever registered, sorted. Stopped brokers are included, because the
+        znode of a broker id stays in ZooKeeper when the broker stops.
         """
         parent = self._paths.broker_ids()
         ids = (read_entry(parse_broker_id, parent, name) for name in self._nodes.children(parent))
@@ -90,9 +91,9 @@ class ClusterView:
         """Return the id of the leader's ZooKeeper session for each broker set that has at least one node, by broker id.
         The value is None if the set has no leader now, or if the leader has not registered all its topics yet.
 
-        To read the complete topics of all sets, call this method before and after the read. If both calls return the
-        same result, and no value is None, all topics of all sets were registered during the whole time between the
-        calls. So the data that was read between them contains all these topics.
+        A caller that must read the topics of all sets completely calls this method before and after it reads them. If
+        both calls return the same result, and no value is None, no set has changed its leader in between, and the
+        topics that were read are complete.
         """
         paths, ids = self._paths, self.set_ids()
         nodes = self._nodes.children_many([paths.set_nodes(each) for each in ids])
@@ -147,15 +148,15 @@ class ClusterView:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """Return the names of all topics that brokers have ever offered to producers or consumers, sorted. A topic may
-        have no broker now.
+        """Return, sorted, the names of all topics that brokers have ever offered to producers or consumers, including
+        topics that no broker offers now.
         """
         names = self._nodes.children_many([self._paths.topics_pub(), self._paths.topics_sub()])
         return sorted({name for each in names for name in each})
 
     def live_topics(self) -> list[str]:
         """Return the names of the topics that at least one live master offers to producers now, sorted. This method
-        reads the entries of all topics that ever existed; the requests are pipelined.
+        reads the znodes of all topics that ever existed, without waiting for each answer before the next request.
         """
         names = self.topics()
         replicas = self.replicas_many(names)
@@ -166,8 +167,9 @@ class ClusterView:
         ]
 
     def replicas(self, topic: str, publish: bool = True) -> list[TopicReplica]:
-        """Return the brokers that offer `topic` to producers (if `publish`) or to consumers, sorted by broker id. For
-        each broker id, the master comes first and then the slaves by slave id.
+        """Return the broker processes that offer `topic` to producers (if `publish` is true) or to consumers (if
+        false), sorted by broker id. For each broker id, the master comes first, followed by the slaves, sorted by slave
+        id.
         """
         (found,) = self.replicas_many([topic], publish)
         return found
@@ -188,8 +190,8 @@ class ClusterView:
         ]
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
-        """Return the topic's partitions as (broker id, partition), in numeric order. publish: if true, return only
-        partitions of masters, because only masters accept messages.
+        """Return the topic's partitions as (broker id, partition), in numeric order. publish: if true, return the
+        partitions that accept messages, which only masters have; if false, the partitions that consumers can read.
         """
         (found,) = self.topic_partitions_many([topic], publish)
         return found
@@ -205,8 +207,8 @@ class ClusterView:
         return found
 
     def consumer_partitions(self, topic: str) -> list[str]:
-        """Return the names `<broker>-<partition>` of the partitions that are assigned to the members of a group, in
-        Java's string order. Partitions of masters and of slaves are included.
+        """Return the names `<broker>-<partition>` of all partitions of the topic that a consumer group distributes
+        among its members: those of masters and of slaves, sorted as Java sorts strings.
         """
         return partition_names(self.replicas(topic, publish=False))
 
@@ -251,15 +253,16 @@ class ClusterView:
         return sorted(self._nodes.children(self._paths.group_offsets(group)))
 
     def committed_partitions(self, group: str, topic: str) -> list[str]:
-        """Return the names of the topic's partitions for which the group has committed an offset, in Java's string
-        order.
+        """Return the names of the topic's partitions for which the group has committed an offset, sorted as Java sorts
+        strings.
         """
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """Return the names of the groups that use each partition of the wanted topics. A group uses a partition if it
-        has a committed offset there, or a mark of the message that a member has begun to process
-        (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`). wanted: returns whether a topic is wanted.
+        """Return, for each partition of the wanted topics, the names of the groups that have begun to read it:
+        ZooKeeper has a committed offset of the group for the partition, or an entry for a message of the partition that
+        a member has begun to process (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`). wanted:
+        returns whether a topic is wanted.
 
         The method takes three round trips altogether.
         """
@@ -291,8 +294,8 @@ class ClusterView:
 
     def watch_brokers(self, callback: Callable[[], None]) -> None:
         """Call `callback()` on the event thread now (once for each broker id that ever existed), and later whenever a
-        broker's master or slave comes, goes, or is replaced by another process. This method sets one ZooKeeper watch
-        for each broker id that ever existed.
+        master or slave registers, ends, or is replaced by another process. This method sets one ZooKeeper watch for
+        each broker id that ever existed.
         """
 
         def ids_changed(_path: str, names: list[str]) -> None:
@@ -306,8 +309,8 @@ class ClusterView:
         """Call `callback(topic)` on the event thread now, and later whenever a broker begins or stops to offer `topic`
         to producers.
 
-        This method creates the topic's znode below topics-pub, as producers of 1.x do, so that the znode can be
-        watched. The method sets one ZooKeeper watch per topic.
+        If the topic's znode below topics-pub does not exist, this method creates it, as producers of 1.x do, so that it
+        can be watched. The method sets one ZooKeeper watch per topic.
         """
         path = self._paths.topic_pub(topic)
         self._nodes.ensure([path])
@@ -333,8 +336,8 @@ def consumer_topics(path: str, node: Znode) -> list[str]:
 
 
 def partition_names(replicas: Iterable[TopicReplica]) -> list[str]:
-    """Return the names `<broker>-<partition>` of all partitions of these replicas, without duplicates, in Java's string
-    order.
+    """Return the names `<broker>-<partition>` of all partitions of these replicas, without duplicates, sorted as Java
+    sorts strings.
     """
     counts = _counts(replicas)
     return java_sorted(partition_name(each, partition) for each in counts for partition in range(counts[each]))
@@ -360,7 +363,7 @@ def brokers_by_id(addresses: Iterable[BrokerAddress]) -> dict[int, BrokerNodes]:
 
 
 def topic_replicas(parent: str, entries: Mapping[str, tuple[str, Znode | None]]) -> list[TopicReplica]:
-    """Return the replicas that are registered below the znode `parent` of a topic, in the order of
+    """Return the broker processes that are registered below the znode `parent` of a topic, in the order of
     ClusterView.replicas(). entries: the path and the content of each child znode, by the child's name.
     """
     found = []
@@ -376,7 +379,9 @@ _A = TypeVar("_A")
 
 
 def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
-    """Parse the data of a znode and return the result. For a damaged entry, log an error and return None."""
+    """Parse the data of a znode and return the result. If `parse` raises an error because the data is damaged, log it
+    and return None.
+    """
     try:
         return parse(path, data)
     except CoordinationError as error:

@@ -34,9 +34,9 @@ __all__ = ["SUCCESSOR_SECONDS", "BrokerAddress", "BrokerRegistration", "TopicReg
 log = get_log(__name__)
 
 LOOK_SECONDS = 60.0
-"""A broker checks at this interval, in seconds, that all its znodes exist. In addition, the broker's own znode is
-watched. The znodes of the topics are not watched, because watches would cost three requests per topic at every
-reconnection.
+"""A broker checks at this interval, in seconds, that all its znodes exist. In addition, a ZooKeeper watch reports at
+once when somebody deletes the broker's own znode. The broker sets no watches on the znodes of its topics, because
+setting them would cost three requests per topic at every reconnection.
 """
 
 SUCCESSOR_SECONDS = 2.0
@@ -48,8 +48,9 @@ _SUCCESSOR_POLL_SECONDS = 0.02
 
 _PAUSE = 1.0
 """Number of seconds that a broker waits before it checks its znodes after a change below the znode of its broker id.
-During this pause, a person who is deleting a whole tree of znodes can finish, so the broker then checks only once. If
-somebody deletes the znodes again and again, the pause also limits how often the broker registers again.
+If a person is deleting a whole tree of znodes, the person can finish during this pause, and the broker then needs only
+one check for all the deletions. If somebody deletes the znodes again and again, the pause also limits how often the
+broker creates them again.
 """
 
 
@@ -66,7 +67,7 @@ class BrokerAddress:
 
     @property
     def replica(self) -> str:
-        """The name of the znodes of this process below the znodes of topics."""
+        """The name that each znode of this process has below the znode of a topic, for example `0-m` or `0-s1`."""
         return replica_name(self.broker_id, self.slave_id)
 
 
@@ -90,8 +91,9 @@ class TopicRegistration:
 class BrokerRegistration:
     """Keeps a broker registered from register() to unregister(), even if its ZooKeeper session expires.
 
-    The broker's own znode is the znode that represents the process below the broker id. If somebody deletes a znode of
-    the broker, the znode is created again, unless another process has created the broker's own znode meanwhile.
+    The broker's own znode is the znode that represents this process below the znode of the broker id. If somebody
+    deletes a znode of the broker, the znode is created again, unless another process has created the broker's own znode
+    meanwhile.
 
     The broker's own znode is created first and the znodes of its topics afterwards, so no client ever sees a topic
     without its broker. The methods block on ZooKeeper: any worker thread may call them, but never a reactor thread.
@@ -100,10 +102,11 @@ class BrokerRegistration:
 
     elected: true if the broker was elected as the leader of a broker set. If so, only the elections of the set create
     and delete the broker's own znode (BrokerSet.take_over, release); this class never creates, replaces or deletes it.
-    While the own znode does not belong to this session, nothing is registered. When the own znode belongs to this
-    session again, everything is registered. The znode of the checksum is created after the znodes of the topics, and
-    removed before them. So if the own znode and the checksum's znode belong to the same session, all topics of the set
-    are registered (ClusterView.set_leaders).
+    While the own znode does not belong to the ZooKeeper session of this process, this class registers neither topics
+    nor the checksum. As soon as the own znode belongs to this session, this class registers the topics and the
+    checksum. The znode of the checksum is created after the znodes of the topics, and removed before them. So if the
+    own znode and the checksum's znode belong to the same session, a reader (ClusterView.set_leaders) knows that all
+    topics of the set are registered.
     """
 
     def __init__(
@@ -142,12 +145,13 @@ class BrokerRegistration:
         unregister().
 
         If an earlier process of this broker (with the same URL) has left its own znode in ZooKeeper, this method
-        replaces the znode. If another broker has created the znode of this broker id, this method waits as long as that
-        broker's session may live without a connection. If the znode still exists after the wait, this method raises
-        ConfigError, which names the broker that uses the id. A node of a broker set must have been elected before the
-        call. Otherwise the own znode does not belong to this session, and this method raises CoordinationError. Also
-        raises CoordinationUnavailable, SessionLost. After one of these two errors the broker does not stay registered,
-        and register() may be called again. register() cannot be called after unregister().
+        replaces the znode. If another broker has created the znode of this broker id, that broker may be dead: this
+        method then waits until the other broker's session would have expired without a connection. If the znode still
+        exists after the wait, this method raises ConfigError, which names the broker that uses the id. A node of a
+        broker set must have been elected before the call. Without this election the own znode does not belong to this
+        session, and this method raises CoordinationError. Also raises CoordinationUnavailable, SessionLost. After one
+        of these two errors this object no longer keeps the broker registered, and the caller can call register() again.
+        register() cannot be called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
@@ -167,7 +171,8 @@ class BrokerRegistration:
         return self._registered and self._intact and self._session.is_current(self._session_id)
 
     def offer(self, topic: TopicRegistration) -> None:
-        """Register a topic in its current state. Clients see the topic when this method returns.
+        """Register a topic, or change its registration to the values in `topic`. Clients see the topic when this method
+        returns.
 
         Raises CoordinationError if the registration fails, for example because the broker is not registered now. After
         such an error the topic is registered later in the background.
@@ -183,9 +188,10 @@ class BrokerRegistration:
     def add_topic(
         self, topic: str, partitions: int, publish: bool = True, subscribe: bool = True, readable: int | None = None
     ) -> None:
-        """Register a topic, or change its registration. Before register(), the topic is only remembered.
+        """Register a topic, or change its registration. A call before register() writes nothing to ZooKeeper;
+        register() registers the topic later.
 
-        Raises CoordinationUnavailable, SessionLost; then the topic is registered in the background.
+        Raises CoordinationUnavailable, SessionLost; after one of these errors a background thread registers the topic.
         """
         added = TopicRegistration(topic, partitions, publish, subscribe, readable)
         with self._lock:
@@ -198,7 +204,8 @@ class BrokerRegistration:
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
         """Publish in ZooKeeper the checksum of a reloaded server.ini, which slaves check, and then the changed topics.
 
-        Raises CoordinationUnavailable, SessionLost; then the checksum and the topics are published in the background.
+        Raises CoordinationUnavailable, SessionLost; after one of these errors a background thread publishes the
+        checksum and the topics.
         """
         with self._lock:
             self._checksum = config_checksum
@@ -220,8 +227,8 @@ class BrokerRegistration:
 
         If the broker is a node of a broker set, its own znode stays until BrokerSet.release() or the end of the
         session. If another node of the set has been elected, this method waits at most 2 s until that node has
-        registered the topics, before it removes this broker's registration. So the topics are never missing for
-        clients.
+        registered the topics, before it removes this broker's registration. So clients see the topics without
+        interruption if the other node registers them in this time.
 
         If there is no connection or the session has ended, this method only logs a warning, because the znodes are
         ephemeral and end with the session.
@@ -243,8 +250,9 @@ class BrokerRegistration:
 
     @contextmanager
     def _made_good(self) -> Iterator[None]:
-        """The code in the `with` block registers a change. If it fails, raise its error, and also try to register the
-        change again in the background.
+        """Return a context manager for a `with` block that registers a change in ZooKeeper. If the block raises an
+        error, the context manager passes the error on to the caller, and starts a background thread that tries to
+        register the change again.
         """
         try:
             yield
@@ -317,12 +325,15 @@ class BrokerRegistration:
         self._intact, self._deposed = True, False
 
     def _checksum_node(self) -> dict[str, bytes]:
-        """Return a dict with the path and the payload of the checksum's znode."""
+        """Return a dict with one entry: the path of the znode for the checksum of server.ini, and the payload of this
+        znode.
+        """
         return {self._paths.master_config_checksum(self.address.broker_id): format_checksum(self._checksum)}
 
     def _zone_node(self, session_id: int) -> dict[str, bytes]:
-        """Return a dict with the path and the payload of the zone's znode. If this broker has no zone, return an empty
-        dict, and delete the zone that a former leader of the set may have registered.
+        """Return a dict with one entry: the path of the znode for the broker's zone, and the payload of this znode. If
+        this broker has no zone, return an empty dict, and delete the zone's znode if a former leader of the set has
+        left one in ZooKeeper.
         """
         path = self._paths.broker_zone(self.address.broker_id)
         if self._zone:
@@ -335,7 +346,9 @@ class BrokerRegistration:
     # --- event thread -----------------------------------------------------------------------------------------------
 
     def _changed(self, path: str, children: list[str]) -> None:
-        """Start a check of the broker's znodes after a znode below the broker's id was created, deleted or replaced."""
+        """Start a check of the broker's znodes. A watch calls this method after a znode below the znode of the broker
+        id was created, deleted or replaced.
+        """
         if self._own_path() not in [child_of(path, name) for name in children]:
             self._intact = False
         if not self._look_is_due:
@@ -371,16 +384,16 @@ class BrokerRegistration:
         return leads
 
     def _require_election(self, session_id: int) -> None:
-        """Raise CoordinationError if this broker is a node of a broker set and does not lead the set now. The check
-        prevents a former leader from taking the topics from the present leader.
+        """Raise CoordinationError if this broker is a node of a broker set and does not lead the set now. Without the
+        check, a former leader could replace the topics' znodes that the present leader has created.
         """
         if self._elected and not self._leads(session_id):
             raise CoordinationError(f"broker {self._name} does not lead its set: {self._own_path()} is not its own")
 
     def _take_own_node(self, session_id: int, path: str) -> CoordinationError | ConfigError | None:
         """Create the broker's own znode. Return None on success, otherwise the error. If the znode already exists with
-        this broker's URL but belongs to another session, an earlier process of this broker has left it behind; then it
-        is replaced.
+        this broker's URL but belongs to another session, an earlier process of this broker has left the znode behind,
+        and this method replaces it.
         """
         creation = create_ephemeral(path, self._url)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
@@ -411,8 +424,8 @@ class BrokerRegistration:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def _topic_nodes(self, topic: TopicRegistration) -> dict[str, bytes | None]:
-        """Return the payloads of the topic's znodes, by path. The payload None means that this broker must not have the
-        znode.
+        """Return the payloads of the topic's znodes, by path. The payload None means that the znode must not exist for
+        this broker.
         """
         published = topic.partitions
         readable = published if topic.readable is None else topic.readable
@@ -463,12 +476,12 @@ class BrokerRegistration:
         self._nodes.ensure(missing)
 
     def _replace(self, session_id: int, wanted: dict[str, bytes]) -> None:
-        """Create the znodes in `wanted`, which gives the payload by path. If a znode exists with another payload, or
-        belongs to another session, delete it and create it again.
+        """Create the znodes in `wanted`, a dict from each znode's path to its payload. If a znode exists with another
+        payload, or belongs to another session, delete it and create it again.
 
-        Setting the new data would not be enough, because clients notice a changed number of partitions only if the
-        child znode was replaced (zookeeper.md §5). One transaction deletes and creates the znode, so that the broker
-        offers the topic to clients without interruption.
+        To write the new data into the existing znode would not be enough, because clients notice a changed number of
+        partitions only if the znode was deleted and created again (zookeeper.md §5). One ZooKeeper transaction deletes
+        and creates the znode, so no client sees a moment without the topic.
         """
         creations = [create_ephemeral(path, data) for path, data in wanted.items()]
         failures = self._nodes.write(session_id, creations, NodeExistsError)
@@ -506,16 +519,16 @@ class BrokerRegistration:
             self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
-        """Delete the persistent znode of the broker id. If slaves are registered below this znode, delete only its
-        data.
+        """Delete the persistent znode of the broker id, after the broker's own znode below it was deleted. If slaves
+        are registered below this persistent znode, delete only its data.
         """
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:
             self._nodes.write(session_id, [set_data(path, b"")], NoNodeError)
 
     def _empty_legacy_node(self, session_id: int) -> None:
-        """Delete the data of the broker id's persistent znode, unless the next leader has written its URL there
-        already.
+        """Delete the data of the broker id's persistent znode if the data is this broker's URL. If the next leader of
+        the set has already written its own URL there, do nothing.
         """
         path = self._paths.broker(self.address.broker_id)
         found = self._nodes.get_versioned(path)

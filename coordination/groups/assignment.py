@@ -1,9 +1,9 @@
 """Assign partitions to the consumers of a group. The functions are pure.
 
 All members of a group must use the same strategy. Two strategies, range and consistent hash, come from metaq 1.x. They
-give the same results as the Java classes of 1.x (golden/assignment.json). Members that use one of these two strategies
-do not record the strategy in ZooKeeper. Members that assign by zones record their strategy in ZooKeeper together with
-their zone.
+give the same results as the Java classes of 1.x; golden/assignment.json contains results of these classes for
+comparison. Members that use one of these two strategies do not record the strategy in ZooKeeper. Members that assign by
+zones record their strategy in ZooKeeper together with their zone.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
 
 def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
     """Assign partitions by the strategy that 1.x calls CONSIST. It uses a hash ring with 160 points per consumer, so
-    that few partitions change their owner when a consumer comes or goes. The result is sorted as strings.
+    that few partitions change their owner when a consumer joins or leaves the group. The result is sorted as strings.
 
-    If two consumers have the same point on the ring, the consumer that is later in sorted order gets this point. The
-    rules are the same as in the class ConsisHashStrategy of metaq 1.4.6.2.
+    If two consumers have the same point on the ring, the point belongs to the consumer whose id is later in sorted
+    order. The rules are the same as in the class ConsisHashStrategy of metaq 1.4.6.2.
     """
     ring = {
         point: member
@@ -86,12 +86,12 @@ def zone_assignment(
     """Assign each partition to a consumer in the zone of the partition's broker, if there is such a consumer. The
     result is sorted as strings.
 
-    The consumers of a zone share the zone's partitions as in range_assignment(). If a partition's broker has no zone,
-    or its zone has no consumers, the partition goes to a consumer with the fewest partitions. consumer_zones: the zones
-    of all `consumers`. broker_zones: zones by broker id. A consumer that is not in `consumers` gets nothing. RocketMQ's
-    class AllocateMachineRoomNearby uses the same strategy, with one difference. When RocketMQ assigns the partitions
-    that remain (without a zone, or without consumers in their zone), it ignores how many partitions the consumers
-    already have.
+    The partitions of a zone are distributed among the zone's consumers by the rules of range_assignment(). If a
+    partition's broker has no zone, or the broker's zone has no consumers, the partition goes to the consumer that has
+    the fewest partitions at that moment. consumer_zones: the zones of all `consumers`. broker_zones: zones by broker
+    id. A consumer that is not in `consumers` gets nothing. RocketMQ's class AllocateMachineRoomNearby uses the same
+    strategy, with one difference. When RocketMQ assigns the remaining partitions (those without a zone, or without
+    consumers in their zone), it ignores how many partitions each consumer already has.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:
@@ -118,10 +118,10 @@ def zone_assignment(
 
 
 def _fill(sizes: Sequence[int], count: int) -> list[int]:
-    """Distribute `count` partitions among the members, which may already have some. Each partition goes to the member
-    that has the fewest partitions at that moment. If several members have the fewest partitions, the partition goes to
-    the first of these members. sizes: number of partitions that each member has already. Return the number of further
-    partitions that each member gets.
+    """Distribute `count` partitions among the members of a group; some members may already have partitions. Each
+    partition goes to the member that has the fewest partitions at that moment. If several members have the fewest
+    partitions, the partition goes to the first of these members. sizes: number of partitions that each member has
+    already. Return the number of further partitions that each member gets.
     """
     more = [0] * len(sizes)
     heap = sorted((size, index) for index, size in enumerate(sizes))
@@ -137,4 +137,4 @@ def _md5(text: str) -> bytes:
 
 
 STRATEGIES: Mapping[str, Strategy] = {"range": range_assignment, "consist": consistent_hash_assignment}
-"""The strategies of 1.x by their names in a consumer's configuration."""
+"""The functions for the two strategies of 1.x, by the names that a consumer's configuration uses for them."""

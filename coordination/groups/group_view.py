@@ -1,8 +1,9 @@
 """A member's view of its group: the group's consumers, the member's topics, and the brokers.
 
-ZooKeeper watches keep the view up to date. The load on ZooKeeper is proportional to the number of changes. The watches
-deliver the names of a znode's children, and one request reads the data of all new znodes. The data of known znodes need
-not be read again, because the data of a consumer's znodes never changes.
+ZooKeeper watches keep the view up to date. The number of requests to ZooKeeper is proportional to the number of
+changes. When the children of a watched znode change, the watch delivers the names of all children, and one request
+reads the data of all new children. The data of znodes that were read earlier need not be read again, because the data
+of a consumer's znode never changes during the life of the znode.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _SMALL_GROUP = 16
 
 
 def settle_seconds(members: int) -> float:
-    """Return how many seconds to wait after the last member came or went, before a change of the members is processed.
-    members: number of members of the group. For small groups the result is 0. To process one change costs requests in
-    proportion to the number of members, and many consumers usually come or go at the same time. After the wait, all
-    their changes are processed as one.
+    """Return how many seconds a member must wait, after the last join or departure of a member, before it processes the
+    change.
+    members: number of members of the group. For small groups the result is 0. In a large group the wait saves requests:
+    to process a change takes a number of requests that is proportional to the number of members, and usually many
+    consumers join or leave at about the same time. After the wait, all these changes are processed together.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -71,7 +73,7 @@ class GroupSnapshot:
 
     consumers: for each of this member's topics, the ids of the live consumers. partitions: for each topic, the names
     `<broker>-<partition>` of the partitions on masters and slaves. brokers: the live broker processes by broker id.
-    zones: the zones of members and brokers, None if the group view was made without zones. filters: each consumer's
+    zones: the zones of members and brokers, None if the GroupView was made without zones. filters: each consumer's
     filter, by consumer id and topic; consumers that take all messages, or do not register a filter, are missing.
     """
 
@@ -98,7 +100,8 @@ class _Listing:
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
         """Return the names that are both in this listing and in `former`, and whose znodes were not deleted and created
-        again in between. Return no name at all if this is uncertain for any of the znodes.
+        again in between. Return no name at all if, according to the parent's number of changes, at least one znode may
+        have been deleted and created again.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -108,8 +111,8 @@ _NONE: frozenset[str] = frozenset()
 
 
 class GroupView:
-    """A member's view of its group. Call start(), then wait(), then snapshot() as often as you like, and finally
-    close().
+    """Watches a member's group: its consumers, the member's topics and the brokers. Call start(), then wait(), then
+    snapshot() as often as you like, and finally close().
 
     on_change: called on the session's event thread after each change that a watch has shown. Any thread may call the
     methods, except that the event thread must not call wait(). `_lock` protects the state that the watches and
@@ -169,7 +172,7 @@ class GroupView:
 
     def add_topic(self, topic: str) -> None:
         """Watch the partitions of one more topic. When ZooKeeper's first answer about the topic has come, on_change is
-        called, and snapshots contain the topic's partitions.
+        called, and from then on the snapshots contain the topic's partitions.
         """
         path = self._paths.topic_sub(topic)
         with self._reading:
@@ -198,16 +201,16 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Record that the data of this znode's children must be read again. Even if the names of the children are the
-        same as before, somebody may have deleted a child and created it again with other data.
+        """Record that the data of this znode's children must be read again. This is necessary even if the names of the
+        children are the same as before, because somebody may have deleted a child and created it again with other data.
         """
         with self._lock:
             self._unread[path] = names
         self._seen(path)
 
     def _brokers_changed(self, path: str, names: list[str]) -> None:
-        """Watch the znode of each broker id. The znode of a broker id is persistent; its children show which broker
-        processes live.
+        """Watch the znode of each broker id. The znode of a broker id is persistent, so it does not show whether a
+        broker is alive; its children, one for each live broker process, show this.
         """
         for name in names:
             if name.isdecimal():
@@ -266,9 +269,9 @@ class GroupView:
     def _agreement_is(self, data: bytes | None, stat: ZnodeStat | None) -> None:
         """Store the agreed zones that `data` contains, unless this view already has a newer agreement. The watch and
         look_at_zones() read the znode on two threads, so the result of the later read may arrive first. To find the
-        newer of two results, their versions are compared, but only if both were read on the same connection to
-        ZooKeeper. After a reconnection the new result is always stored, because ZooKeeper may have been restored from
-        an older copy meanwhile.
+        newer of two results, this method compares the versions of the znode, but only if both results were read on the
+        same connection to ZooKeeper. After a reconnection the new result is always stored, because ZooKeeper may have
+        been restored from an older copy meanwhile.
         """
         agreed = read_entry(parse_group_zones, self._zones, data) or {}
         connection = self._session.connections
@@ -313,8 +316,8 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """Return the paths of the znodes to read for a new member. One request reads these znodes, because they are
-        created and deleted together.
+        """Return the paths of the znodes to read for a new member. The caller reads all of them in one request, because
+        a member creates and deletes these znodes together.
         """
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
         return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths

@@ -24,7 +24,8 @@ __all__ = ["MasterView", "MasterWatch"]
 
 CHECKSUM_POLL_SECONDS = 10.0
 """Seconds between two reads of the checksum that the master has registered for its server.ini. The checksum must be
-polled, because the watches here report only created and deleted znodes, and the checksum can change without them.
+polled, because the watches of this module report only that a znode was created or deleted, and the master can change
+the checksum without creating or deleting a znode.
 """
 
 
@@ -45,9 +46,9 @@ class MasterView:
 class MasterWatch:
     """Watches the master of `broker_id`, and keeps the slave registered as a consumer of the master's topics.
 
-    In 1.x a slave reads the list of topics only once. MasterWatch notices every change of the topics, so that the slave
-    copies new topics without a restart. As in 1.x, the slave is registered as a consumer, but owns no partitions and
-    commits no offsets.
+    A slave of 1.x reads the list of topics only once, when it starts. MasterWatch notices every change of the topics,
+    so that our slave copies new topics without a restart. As in 1.x, the slave is registered as a consumer, but owns no
+    partitions and commits no offsets.
     on_view: called with the first view and after every change, always on the same separate thread; the function must
     not block. Any thread may call the methods. close() is the only method that blocks on ZooKeeper.
     """
@@ -87,7 +88,7 @@ class MasterWatch:
         self._presence.leave(lambda: self._nodes.delete_owned(self._session.session_id, [path]))
 
     def again(self) -> None:
-        """Read the master's state again, and call on_view even if nothing has changed."""
+        """Read the master's state now, and call on_view even if the state is the same as before."""
         self._view = None
         self._presence.again()
 

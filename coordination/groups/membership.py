@@ -1,10 +1,11 @@
-"""A consumer's membership in its group. client/consumer/rebalance.py uses the methods of this module as its basic
-steps.
+"""Join a consumer to its group, claim partitions for it and let it leave. client/consumer/rebalance.py calls the
+methods of this module.
 
-Each function returns a plain value or takes one step. The client decides which steps to take, and when.
-membership_state.py keeps track of the consumer's registration and claims, without I/O; this module reads and writes
-ZooKeeper. Every write is executed only on the session on which the consumer joined (session/fencing.py). So after this
-session has expired, no write that was decided before reaches ZooKeeper.
+Each function only reads something and returns it, or makes one change, for example a claim. The client decides which
+functions to call, and when. membership_state.py keeps track of the consumer's registration and claims, without I/O;
+this module reads and writes ZooKeeper. Every write is executed only on the session on which the consumer joined
+(session/fencing.py). So a write that the client decided on before this session expired is never executed after the
+expiry.
 """
 
 from __future__ import annotations
@@ -67,12 +68,12 @@ class GroupMembership:
     consumer_id: the configured id, called `consumerId` in 1.x, or None to make a new id. With a configured id the name
     of the consumer's znode is `<group>_<consumerId>`. topics: all topics of the consumer, at least one. on_change:
     called on the session's event thread when a new rebalance may be due. A rebalance may be due after these events: a
-    consumer, a partition or a broker came or went; a partition that could not be claimed is free; the session expired;
-    the consumer has joined again on a new session. on_change must not block for long. Several changes at the same time
-    lead to one call. zone: the zone in which the consumer runs, or None if it does not assign partitions by zones. If a
-    zone is given, it is registered in the group, and the snapshots contain the zones of the other members. takes: a
-    filter for the messages of the consumer's topics, None for all messages. The filter is registered in the group. The
-    methods block on ZooKeeper. Any thread except kazoo's may call them.
+    consumer, a partition or a broker came or went; a partition that this consumer could not claim earlier has become
+    free; the session expired; the consumer has joined again on a new session. on_change must not block for long.
+    Several changes at the same time lead to one call. zone: the zone in which the consumer runs, or None if it does not
+    assign partitions by zones. If a zone is given, it is registered in the group, and the snapshots contain the zones
+    of the other members. takes: a filter for the messages of the consumer's topics, None for all messages. The filter
+    is registered in the group. The methods block on ZooKeeper. Any thread except kazoo's may call them.
     """
 
     def __init__(
@@ -112,10 +113,11 @@ class GroupMembership:
         """Register the consumer in the group, and read the group for the first time; then on_change is called. If the
         session is replaced later, the consumer is registered again automatically.
 
-        If another session has created the znode of a configured consumer id, this method waits as long as a dead
-        session can last. If the znode still exists after the wait, the method raises ConfigError, because the id is in
-        use. (1.x continues with the other consumer's znode, so that two consumers own the same partitions.) Do not call
-        this method on the session's event thread. Raises CoordinationUnavailable, SessionLost.
+        If another session has created the znode of a configured consumer id, that session may belong to a dead process:
+        this method then waits until such a session would have expired. If the znode still exists after the wait, the
+        method raises ConfigError, because the id is in use. (In the same situation a consumer of 1.x uses the other
+        consumer's znode, so that two consumers own the same partitions.) Do not call this method on the session's event
+        thread. Raises CoordinationUnavailable, SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -148,8 +150,8 @@ class GroupMembership:
         """Id of the session that has created the consumer's znodes; 0 while the consumer is not registered on the
         current session.
 
-        Pass the session id to OffsetStore.commit as the argument `fence`. Read the id before claiming partitions, and
-        keep it together with the claimed partitions.
+        Pass the session id to OffsetStore.commit as the argument `fence`. Read this property before you claim
+        partitions, and keep the value together with the claimed partitions for later commits.
         """
         joined = self._state.session_id
         return joined if joined is not None and self._session.is_current(joined) else 0
@@ -157,7 +159,7 @@ class GroupMembership:
     @property
     def session_timeout(self) -> float:
         """The session timeout in seconds, as in ZkSession. The properties last_session_id, set_backs, connections and
-        seen_zxid also have the values of ZkSession.
+        seen_zxid return the attributes of ZkSession with the same names.
         """
         return self._session.session_timeout
 
@@ -190,8 +192,8 @@ class GroupMembership:
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
         So every reader sees the znode either with all former topics, or with all former topics and the new topic.
-        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again, because otherwise
-        the subscription may stay incomplete until the consumer registers in ZooKeeper the next time.
+        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again. Otherwise other
+        members may not see the new topic until the consumer registers in ZooKeeper the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
         if not is_unfinished:
@@ -221,8 +223,8 @@ class GroupMembership:
         self._register()
 
     def step_out(self) -> None:
-        """Give up all claimed partitions, and stay out of the group until rejoin(). Meanwhile the group is still
-        watched.
+        """Give up all claimed partitions, and stay out of the group until rejoin(). Until then this object continues to
+        watch the group.
 
         If CoordinationUnavailable is raised, the consumer may still be in the group, and this method may be called
         again.
@@ -244,7 +246,9 @@ class GroupMembership:
             self._replace_own_node(session_id)
 
     def _ensure_topics(self) -> None:
-        """Create missing znodes that members of the group watch, and the missing parents of owner znodes."""
+        """For the consumer's topics, create the znodes that members of the group watch and the parents of owner znodes,
+        where they are missing.
+        """
         topics = self.topics
         self._nodes.ensure(
             [
@@ -304,10 +308,10 @@ class GroupMembership:
         raise SessionLost(f"consumer {self.consumer_id} is not registered now, it joins again")
 
     def agree_on_zones(self, zones: Mapping[int, str], version: int) -> None:
-        """Make the members of the group use these zones of brokers for the assignment of partitions. zones: the zone of
-        each broker, by broker id. version: the `version` of GroupZones on which the caller's decision is based; if the
-        group has agreed on other zones since, nothing is written. The next snapshot shows the agreed zones, and
-        on_change of all members is called.
+        """Write these zones of brokers to ZooKeeper, so that all members of the group use them for the assignment of
+        partitions. zones: the zone of each broker, by broker id. version: the `version` of GroupZones on which the
+        caller's decision is based; if the group has agreed on other zones since, nothing is written. The next snapshot
+        shows the agreed zones, and on_change of all members is called.
 
         Raises SessionLost, CoordinationUnavailable.
         """
@@ -334,8 +338,8 @@ class GroupMembership:
         return self._state.held
 
     def claim(self, topic: str, partition: str) -> bool:
-        """Claim the partition `<broker>-<partition>` of `topic`. Return False while another consumer, or an earlier
-        session of this consumer, owns it.
+        """Claim the partition `<broker>-<partition>` of `topic`. Return True if this consumer owns the partition now,
+        and False if another consumer, or an earlier session of this consumer, owns it.
 
         Raises SessionLost, CoordinationUnavailable. After such an error this consumer may own the partition (see
         `held`), so the caller must claim or release the partition again.
@@ -343,10 +347,11 @@ class GroupMembership:
         return (topic, partition) in self.claim_many([(topic, partition)])
 
     def claim_many(self, partitions: Iterable[Partition]) -> set[Partition]:
-        """Claim several partitions, as claim() does, in about two requests. Return the partitions that this consumer
-        owns now. When one of the partitions that could not be claimed becomes free, on_change is called.
+        """Claim several partitions, as claim() does, with about two requests altogether. Return the partitions that
+        this consumer owns now. When one of the partitions that could not be claimed becomes free, on_change is called.
 
-        The method reads the owner znodes before it writes, because every ZooKeeper server logs even a refused write.
+        The method first reads the owner znodes, and tries to create only the missing ones, because ZooKeeper writes
+        even a refused request to the transaction log of every server.
         """
         wanted = {self._paths.owner(self.group, *each): each for each in partitions}
         session_id = self._fence()
@@ -370,7 +375,7 @@ class GroupMembership:
 
     def _await_end(self, paths: Iterable[str]) -> None:
         """Set watches so that on_change is called when one of these owner znodes is deleted. After a reconnection,
-        on_change is called in any case.
+        on_change is called even if none of them was deleted, because the watches were lost with the connection.
         """
         for path in self._state.await_end(paths):
             answer = self._session.zk.exists_async(path, watch=partial(self._owner_event, path))
@@ -393,7 +398,9 @@ class GroupMembership:
         self.release_many([(topic, partition)])
 
     def release_many(self, partitions: Iterable[Partition]) -> None:
-        """Give up several partitions, as release() does. The requests are sent without waiting for each answer."""
+        """Give up several partitions, as release() does. The method sends all requests before it waits for the
+        answers.
+        """
         given_up = list(partitions)
         self._nodes.delete_owned(self._fence(), [self._paths.owner(self.group, *each) for each in given_up])
         self._state.drop(given_up)
@@ -405,7 +412,7 @@ class GroupMembership:
         return parse_consumer_id(path, node.data) if node else None
 
     def require_owned(self, partitions: Iterable[Partition], session_id: int) -> None:
-        """Ask ZooKeeper in one round trip whether the session `session_id` is alive and owns all of these partitions.
+        """Check by one request to ZooKeeper that the session `session_id` is alive and owns all of these partitions.
 
         Raises SessionLost if the session has ended or does not own all of these partitions, and CoordinationUnavailable
         if ZooKeeper does not answer.
@@ -472,8 +479,8 @@ class GroupMembership:
 
 
 def remove_group(session: ZkSession, group: str) -> None:
-    """Delete the group's znode and all znodes below it. (1.x keeps them for ever.) This function blocks on ZooKeeper;
-    any thread except kazoo's may call it.
+    """Delete the group's znode and all znodes below it. (1.x never deletes the znodes of a group.) This function blocks
+    on ZooKeeper; any thread except kazoo's may call it.
 
     If the group has up to a thousand znodes, all are deleted in one transaction. If there are more znodes, several
     transactions are needed, and a member that joins meanwhile may still find those offsets that are not deleted yet.
@@ -504,8 +511,8 @@ def remove_group(session: ZkSession, group: str) -> None:
 
 
 def remove_offsets(session: ZkSession, group: str, partitions: Collection[tuple[str, str]]) -> None:
-    """Delete a group's offsets and marks of begun messages for partitions that no member can own. partitions: pairs of
-    topic and partition name.
+    """Delete a group's offsets and its marks of begun messages for partitions that no member can own any more, for
+    example because their broker was removed. partitions: pairs of topic and partition name.
 
     Raises SessionLost, CoordinationUnavailable.
     """

@@ -45,7 +45,8 @@ class MembershipState:
 
     def registered(self, session_id: int, topics: tuple[str, ...]) -> bool:
         """Record that the session `session_id` has created the member's znodes, with these topics. Return whether the
-        member has other topics by now; if so, the member's znode must be created again.
+        member's topics have changed since the znodes were written; if so, the caller must create the member's znode
+        again.
         """
         with self._lock:
             self.is_registered = True
@@ -54,8 +55,8 @@ class MembershipState:
             return topics != self.topics
 
     def session_lost(self, session_id: int) -> None:
-        """Record that a session has ended. If the member's partitions were claimed on this session, the claims end,
-        too.
+        """Record that a session has ended. If the member claimed its partitions on this session, it does not own them
+        any more, so `held` becomes empty.
         """
         with self._lock:
             if self.session_id == session_id:
@@ -71,7 +72,7 @@ class MembershipState:
 
     def stepped_out(self, session_id: int | None) -> None:
         """Record that the znodes of this session were removed. If the member has registered on a newer session
-        meanwhile, the state of the newer registration stays.
+        meanwhile, do not change the state of the newer registration.
         """
         with self._lock:
             if self.session_id == session_id:
@@ -89,11 +90,12 @@ class MembershipState:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> tuple[bool, int | None]:
-        """Add a topic to the member's topics. Return two values. The first value is whether the caller must still
-        subscribe to the topic, that is, until the caller has reported by `followed` that it watches the topic. The
-        second value is the id of the session on which the member's znode must be created again with the topic. The
-        second value is None if the member is not registered now: its next registration will contain the topic. If that
-        registration is already under way without the topic, `registered` will ask for a new znode.
+        """Add a topic to the member's topics. Return two values. The first value is True until the caller has reported
+        by `followed` that it has registered the topic and watches it; as long as it is True, the caller must do both.
+        The second value is the id of the session on which the caller must delete the member's znode and create it again
+        with the new topic. The second value is None if the member is not registered now: its next registration will
+        contain the topic. If that registration has already begun with the former topics, `registered` will return True,
+        so that the caller creates the znode again.
         """
         with self._lock:
             if topic not in self.topics:
@@ -102,8 +104,8 @@ class MembershipState:
             return topic in self._unfollowed, self.session_id if self.is_registered else None
 
     def followed(self, topic: str) -> None:
-        """Record that the caller has registered and watches the new topic, so that `subscribe` requires nothing more
-        for it.
+        """Record that the caller has registered the new topic and watches it, so that `subscribe` returns False for
+        this topic from now on.
         """
         with self._lock:
             self._unfollowed.discard(topic)
@@ -131,8 +133,8 @@ class MembershipState:
             self._held -= set(partitions)
 
     def await_end(self, paths: Iterable[str]) -> set[str]:
-        """Record that the member waits for the deletion of these owner znodes of other members. Return the paths on
-        which the caller must still set a watch.
+        """Record that the member waits for the deletion of these owner znodes of other members. Return the paths
+        without a watch, on which the caller must set one.
         """
         with self._lock:
             added = set(paths) - self._awaited

@@ -1,4 +1,6 @@
-"""Read and begin moves of partitions between brokers in ZooKeeper, and change them by compare-and-set."""
+"""Read, create and change the znodes that describe moves of partitions between brokers. A znode is changed only if it
+still has the version that was read (compare-and-set).
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ class Moves:
         """Return all moves, sorted by topic, source and partition. The result includes all writes that were made before
         the call.
 
-        Raises CoordinationError if the znode of any move is damaged. A damaged move is not left out, because without it
-        the result would not show which partitions a broker has.
+        Raises CoordinationError if the znode of any move is damaged. The method does not simply leave a damaged move
+        out, because callers derive from the moves which partitions a broker has, and would then get a wrong result.
         """
         self._nodes.sync(self._paths.moves())
         topics = sorted(self._nodes.children(self._paths.moves()))
@@ -87,7 +89,7 @@ class Moves:
         return self._write(path, [write])
 
     def change(self, found: FoundMove, move: Move, obsolete: Sequence[FoundMove] = ()) -> bool:
-        """Replace the move `found` by `move`, and delete the moves in `obsolete`, in one transaction.
+        """In one ZooKeeper transaction, replace the move `found` by `move`, and delete the moves in `obsolete`.
 
         Return False, and change nothing, if one of these moves has changed since it was read.
         """

@@ -1,9 +1,9 @@
 """Hand over the offsets of consumer groups when partitions move from a source broker to a target broker. The offset of
 a source's partition becomes the offset of the corresponding partition of the target.
 
-During the hand-over no member may own the source's partition. Nor may a member claim it that does not know of the move
-yet. So the process that hands over the offsets first claims the partition in each group: it creates the partition's
-owner znode itself.
+During the hand-over no member of the group may own the source's partition, and a member that does not know of the move
+yet must not be able to claim the partition. So, before the process that hands over the offsets reads a group's offset,
+it claims the partition itself: it creates the partition's owner znode in this group.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class OffsetHandOver:
     """Hands over the offsets of all groups for one move. The methods block on ZooKeeper. Any thread except kazoo's may
     call them, but only one thread at a time. Every method may raise CoordinationError.
 
-    Another process may repeat the hand-over at any time without harm, because a single transaction both writes an
-    offset for the target and deletes it for the source.
+    If another process repeats the hand-over, it does no harm, because a single transaction both writes the offset for
+    the target and deletes the offset of the source, so no offset is handed over twice.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -43,8 +43,8 @@ class OffsetHandOver:
         self._claimed: set[str] = set()
 
     def step(self) -> list[str]:
-        """Hand over all offsets that can be handed over now. Return a text for each offset that cannot be handed over
-        yet. The list is empty when the offsets of all groups have been handed over.
+        """Hand over all offsets that can be handed over now. Return a list of texts: for each offset that cannot be
+        handed over yet, the reason. The list is empty when the offsets of all groups have been handed over.
         """
         waiting = []
         for group in self._view.groups():
@@ -59,7 +59,7 @@ class OffsetHandOver:
         self._claimed.clear()
 
     def _partitions(self, group: str) -> Iterator[int]:
-        """Yield the numbers of the source's partitions that are being moved and that the group uses."""
+        """Yield the numbers of those partitions of the source that belong to the move and that the group uses."""
         move = self._move
         mine = {partition_name(move.source, each): each for each in range(move.first, move.first + move.count)}
         if any(move.topic in topics for topics in self._view.consumers(group).values()):
@@ -72,7 +72,8 @@ class OffsetHandOver:
 
     def _hand_over(self, group: str, partition: int) -> str | None:
         """Claim one of the source's partitions in the group, and hand over the group's offset. Return None if the
-        offset has been handed over or there is no offset, otherwise a text that names the obstacle.
+        offset has been handed over or there is no offset, otherwise a text that tells why the hand-over is not possible
+        now, for example because a member owns the partition.
         """
         move, session_id = self._move, self._session.session_id
         name = partition_name(move.source, partition)

@@ -1,10 +1,10 @@
-"""Store marks in ZooKeeper. A mark tells which message a member of a group has begun to process. If the member dies,
-the next owner of its partitions reads the marks (decision 108).
+"""Store marks in ZooKeeper. A mark is a znode that tells which message of a partition a member of a group has begun to
+process. If the member dies, the next owner of its partitions reads the marks (decision 108).
 
-Marks are written by members whose run() sends failed messages back to the broker. Each partition that such a member
-owns, or owned when it died, has one persistent znode with the mark. When the member gives up the partition in the
-normal way, it removes the znode. The znode is stored in ZooKeeper beside the znodes for offsets, even if the offsets
-are kept elsewhere.
+Only members whose run() method sends failed messages back to the broker write marks. Each partition that such a member
+owns, or owned when it died, has one persistent znode with the mark. When a living member gives up the partition, for
+example at a rebalance, it removes the znode. The znode is stored in ZooKeeper beside the znodes for offsets, even if
+the offsets are kept elsewhere.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class BegunMarks:
         self._group = group
 
     def load(self, partitions: Sequence[TopicPartitionName]) -> list[Begun | None]:
-        """Return the mark of each partition, in order. The mark is None if the partition's last owner gave up the
-        partition in the normal way, or writes no marks.
+        """Return the mark of each partition, in order. The mark is None if the partition's last owner removed it when
+        it gave up the partition, or if this owner writes no marks.
         """
         paths = [self._path(each) for each in partitions]
         nodes = self._nodes.get_many(paths)
@@ -51,7 +51,7 @@ class BegunMarks:
         self._nodes.write(fence, [create_persistent(self._path(each), data) for each in partitions], NodeExistsError)
 
     def write(self, partition: TopicPartitionName, begun: Begun, fence: int) -> None:
-        """Write to the partition's mark that the owner begins to process the message `begun` next."""
+        """Record in the partition's mark that `begun` is the message that the owner processes next."""
         path, data = self._path(partition), format_begun(begun)
         (failure,) = self._nodes.write(fence, [set_data(path, data)], NoNodeError)
         if failure is not None:  # somebody has deleted it
@@ -59,8 +59,8 @@ class BegunMarks:
             self._nodes.write(fence, [create_persistent(path, data)])
 
     def remove(self, partitions: Mapping[TopicPartitionName, int]) -> None:
-        """Remove the marks of partitions that their owner gives up in the normal way. partitions: the fence of each
-        partition, by partition.
+        """Remove the marks of partitions that their living owner gives up. partitions: the fence of each partition, by
+        partition.
         """
         for fence in set(partitions.values()):
             given = [each for each, of in partitions.items() if of == fence]

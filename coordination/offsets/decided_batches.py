@@ -1,6 +1,6 @@
-"""Keep the last decided batch of each Spark query in ZooKeeper. A batch is decided when it is certain that all its rows
-are, or will be, written to the query's topics. Each query has one znode. The data of a znode is replaced only if the
-znode still has the version that was read.
+"""Keep the last decided batch of each Spark query in ZooKeeper. A batch is called decided when it is certain that all
+its rows are already written to the query's topics or will be written there. Each query has one znode. The data of a
+znode is replaced only if the znode still has the version that was read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..session.znodes import FencedWrite, create_persistent, delete, set_data
 __all__ = ["DecidedBatch", "DecidedBatches", "Versioned"]
 
 _MAX_NODE_BYTES = 1_000_000
-"""Largest size of a znode's data in bytes. ZooKeeper's default limit for a request is 1 MiB (jute.maxbuffer); the
-difference is left for the rest of the request.
+"""Largest size of a znode's data in bytes. ZooKeeper's default limit for a whole request is 1 MiB (jute.maxbuffer), and
+a request contains some bytes besides the data.
 """
 
 

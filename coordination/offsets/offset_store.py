@@ -26,8 +26,8 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""A limit for the number of offset znodes in one call. If more than 64 are to be read or written, it is cheaper to list
-first which of them exist.
+"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, and reads or
+updates only these, because this takes less time.
 """
 
 TopicPartitionName = tuple[str, str]
@@ -59,8 +59,10 @@ class OffsetStore(Protocol):
 
     def changed_since(self, group: str, partitions: Sequence[TopicPartitionName], zxid: int) -> list[bool]:
         """Return for each partition whether its committed offset was written by a later ZooKeeper transaction than
-        `zxid`. The result is False for a partition without a committed offset. A store outside of ZooKeeper returns
-        True, because its offsets do not go back if ZooKeeper is restored from an older copy.
+        `zxid`. The result is False for a partition without a committed offset. A consumer calls this method to decide
+        whether a committed offset is newer than the position that the consumer remembers. A store outside of ZooKeeper
+        always returns True: its offsets can be trusted, because they do not go back when ZooKeeper is restored from an
+        older copy.
         """
         return [True] * len(partitions)
 
@@ -69,8 +71,8 @@ class ZooKeeperOffsetStore(OffsetStore):
     """Keeps offsets in ZooKeeper as 1.x does: one persistent znode per partition, with the data `msgId-offset`
     (zookeeper.md §2).
 
-    Reads are pipelined, and many writes are sent in one transaction. If a commit fails, some of its offsets may have
-    been stored. The caller can always repeat the commit safely.
+    The store sends several reads without waiting for each answer, and many writes in one ZooKeeper transaction. If a
+    commit fails, some of its offsets may have been stored. The caller can always repeat the commit safely.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -132,7 +134,7 @@ class ZooKeeperOffsetStore(OffsetStore):
         wanted: Mapping[str, bytes],
         expected: type[KazooException],
     ) -> dict[str, bytes]:
-        """Write the data of each path in `wanted`. Return the paths and data of the writes that failed with the error
+        """Write each entry of `wanted` (path, data) to ZooKeeper. Return the entries whose writes failed with the error
         `expected`.
         """
         failures = self._nodes.write(session_id, [write(path, data) for path, data in wanted.items()], expected)
@@ -143,10 +145,10 @@ class LocalOffsetStore(OffsetStore):
     """Keeps offsets in the file `~/.meta_offsets`, which broadcast consumers of 1.x also use (storage.md §8). All
     processes of one user share the file.
 
-    Java clients rewrite the whole file from memory, so that processes overwrite the entries of each other's groups.
-    LocalOffsetStore changes only the entries of the committed offsets, while it holds a lock file beside the offset
-    file. The class writes a new file, calls fsync, and replaces the offset file by a rename. `fence` is ignored: only
-    this host uses the file, and only this host has members of the broadcast group.
+    A Java client writes the whole file from its own memory, so it overwrites newer entries that another process has
+    written for other groups. LocalOffsetStore changes only the entries of the committed offsets, while it holds a lock
+    file beside the offset file. The class writes a new file, calls fsync, and replaces the offset file by a rename.
+    `fence` is ignored: only this host uses the file, and only this host has members of the broadcast group.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -234,10 +236,11 @@ class OwnerCheckedStore(OffsetStore):
     the committing member owns the partitions. Any thread may call the methods.
 
     Each commit first asks ZooKeeper in one round trip whether the session `fence` holds the owner znodes of all
-    partitions. The check in ZooKeeper and the write to the store are two steps, while ZooKeeperOffsetStore does both in
-    one step. So if a member's session ends exactly between the two steps, the member can still overwrite a commit that
-    the next owner makes at that moment. In that case messages may be delivered again. No message is lost. All messages
-    before the written offset were consumed, or the offset is the one at which the group begins to consume. There is one
+    partitions. The check in ZooKeeper and the write to the store are two separate steps; only ZooKeeperOffsetStore can
+    do both in one step. So if a member's session ends exactly between the two steps, the member can still overwrite a
+    commit that the next owner makes at that moment. In that case messages may be delivered again. No message is lost.
+    The reason is that all messages before the overwriting offset were consumed, or that this offset is the one at which
+    the group begins to consume. There is one
     exception: if both owners begin at "latest" at that moment, and nothing is committed afterwards, the messages
     between the two start offsets are skipped.
     """

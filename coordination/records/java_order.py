@@ -8,8 +8,9 @@ __all__ = ["java_sort_key", "java_sorted"]
 
 
 def java_sort_key(text: str) -> bytes:
-    """Return a sort key for the order of Java's String.compareTo. Java compares UTF-16 code units, and a character from
-    U+10000 on begins with a unit below U+E000 (a surrogate). So these characters come before U+E000.
+    """Return a sort key for the order of Java's String.compareTo. Java compares the UTF-16 code units of the texts. A
+    character from U+10000 on is encoded as two units, of which the first is below U+E000 (a surrogate). So in Java's
+    order such a character comes before the characters from U+E000 to U+FFFF.
     """
     return text.encode("utf-16-be", "surrogatepass")
 

@@ -1,7 +1,7 @@
 """Format and parse the payload of a znode that describes a move of partitions from one broker to another. The functions
 are pure.
 
-payloads.py contains the helper functions for all kinds of payloads.
+The functions use helper functions from payloads.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class MoveState(Enum):
     data.
     """
     PUBLISHING = "publishing"
-    """The target broker has all data, and producers begin to send to the target broker."""
+    """The target broker has all data and registers its new partitions, so producers begin to send to the target
+    broker.
+    """
     HANDING_OVER = "handing-over"
     """Consumers stop reading from the source broker. The groups' offsets are handed over to the partitions at the
     target broker.
@@ -51,8 +53,8 @@ class Move:
 
     The source's partitions `first` … `first + count - 1` become partitions of the target from the number `target_first`
     on; `target_first` is -1 until the target has chosen it. rate: copying speed in bytes per second, from 1 to
-    INT64_MAX. ends: the byte offsets where the source's partitions ended, in order; set from PUBLISHING on. note: the
-    reason why the move was cancelled.
+    INT64_MAX. ends: the byte offset at the end of each of the source's partitions, in the order of the partitions;
+    empty before the state PUBLISHING. note: the reason why the move was cancelled.
     """
 
     topic: str
@@ -109,7 +111,7 @@ def moved_places(moves: Iterable[Move]) -> dict[TopicPartition, TopicPartition]:
 
 def place_now(partition: TopicPartition, moved: Mapping[TopicPartition, TopicPartition]) -> TopicPartition:
     """Return the partition that contains the messages of `partition` now. moved: the result of `moved_places`. If the
-    messages were moved several times, all moves are followed.
+    messages were moved several times, the result is the partition after the last of these moves.
     """
     now, passed = partition, {partition}
     while (after := moved.get(now)) is not None and after not in passed:

@@ -1,5 +1,5 @@
-"""Build the paths and names of all znodes of metaq. No other file builds a path with "/". zk_paths.md documents each
-path.
+"""Build the paths and names of all znodes of metaq. Only this file joins names with "/" to paths. zk_paths.md documents
+each path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Paths:
 
     root: the path below which metaq keeps its znodes, as zk.zkRoot in 1.x. A missing "/" at the beginning is added, and
     a "/" at the end is removed; "" and "/" mean the chroot. The names of topics, groups and the like come from users
-    and from the network. A name that would lead to another place in the tree raises InvalidName.
+    and from the network. So the methods raise InvalidName for a name, such as one with "/", that would make a path to
+    another znode.
     """
 
     def __init__(self, root: str = DEFAULT_ROOT) -> None:

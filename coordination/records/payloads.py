@@ -64,7 +64,9 @@ because so many partitions would fill the memory of every client.
 """
 
 UNKNOWN_MESSAGE_ID = -1
-"""The message id in an Offset that a tool has set or a group begins at, so that there is no last processed message."""
+"""The message id in an Offset without a last processed message, because a tool has set the offset, or because the group
+begins at this offset.
+"""
 
 _INT = re.compile(r"[+-]?[0-9]+\Z")
 _COUNT = re.compile(r"[0-9]{1,9}\Z")
@@ -94,7 +96,7 @@ class DecidedBatch:
     there.
 
     pending: names of the batch's transactions that are perhaps not committed yet. topic: a topic to which the batch was
-    written; any one of them, if there are several.
+    written; if the batch was written to several topics, an arbitrary one of them.
     """
 
     batch: int
@@ -169,7 +171,8 @@ def parse_checksum(path: str, data: bytes | None) -> int | None:
 
 def parse_broker_id(path: str, name: str) -> int:
     """Parse the name of a child of the znode broker_ids as a broker id. Raises CoordinationError if the name is not a
-    broker id. A child whose name is not a broker id would also break every rebalance of 1.x clients.
+    broker id. The function does not skip such a child silently, because every rebalance of 1.x clients fails while the
+    child exists.
     """
     if not _COUNT.match(name):
         raise CoordinationError(f"ZooKeeper node {path} has the child {name!r}, which is not a broker id: delete it")
@@ -183,7 +186,7 @@ def parse_slave_name(name: str) -> int | None:
 
 
 def format_zone(zone: str) -> bytes:
-    """Return the payload of a broker's zone."""
+    """Return the payload of the znode that contains a broker's zone."""
     return zone.encode()
 
 
@@ -204,17 +207,17 @@ def format_plain_count(partitions: int) -> bytes:
 
 def format_partition_count(partitions: int, replica: str) -> bytes:
     """Return the payload of a znode below topics-pub/ or topics-sub/, byte for byte as 1.x writes it. Java clients
-    refuse the JSON object if it has any other key.
+    refuse the JSON object if it has any key that 1.x does not write.
     """
     return json.dumps({"numParts": partitions, "broker": replica}, separators=(",", ":")).encode()
 
 
 def parse_partition_count(path: str, data: bytes | None) -> int | None:
     """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if the
-    payload is empty or JSON null.
+    payload is empty or is the JSON value null.
 
     Java clients skip some payloads (unknown key, no number). For these payloads this function raises CoordinationError,
-    so that our clients skip them, too, because all members of a group must see the same partitions.
+    so that our clients skip them, too: all members of a group, Java clients and ours, must see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -252,15 +255,15 @@ def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
 
 
 def format_topics(topics: Iterable[str]) -> bytes:
-    """Return the payload of a consumer's znode: the consumer's topics, joined by commas. (1.x writes the topics in hash
-    order, so readers must ignore the order.)
+    """Return the payload of a consumer's znode: the consumer's topics, joined by commas. (1.x writes the topics in the
+    arbitrary order of a Java hash set, so readers must ignore the order.)
     """
     return ",".join(topics).encode()
 
 
 def parse_topics(path: str, data: bytes | None) -> list[str]:
-    """Return the topics in the payload of a consumer's znode, in their written order. Empty names are dropped, as
-    Java's split does.
+    """Return the topics in the payload of a consumer's znode, in their written order. The result contains no empty
+    names, as in Java clients, which use String.split.
     """
     text = payload_text(path, data)
     return [topic for topic in text.split(",") if topic] if text else []
@@ -327,9 +330,9 @@ def _filter(fields: Mapping[str, Any]) -> ConsumerFilter:
 
 class Begun(NamedTuple):
     """The message that the owner of a partition has begun to process. offset: the message's offset, written before the
-    processing begins; -1 if the owner handles messages without writing their offsets. alone: number of successive
-    owners of the partition that have each begun this message, have processed no other message at the same time, and
-    have not finished it.
+    processing begins; -1 if the owner processes messages without writing their offsets first. alone: number of
+    successive owners of the partition that each have begun this message, have processed no other message at the same
+    time, and have died before they finished it.
     """
 
     offset: int = -1

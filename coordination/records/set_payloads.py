@@ -1,7 +1,7 @@
 """Format and parse the payloads of a broker set's znodes. The payloads contain the state on which the nodes of the set
 have agreed, and data about each node. The functions are pure.
 
-payloads.py contains the helper functions for all kinds of payloads.
+The functions use helper functions from payloads.py.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _STATE_FIELDS = ("epoch", "leader", "inSync", "preferred", "members")
 class SetState:
     """The state of a broker set on which its nodes have agreed.
 
-    epoch: number of the current leadership, at least 0. leader: name of the node that leads, "" for none. in_sync: the
-    nodes that may be elected, sorted by name. The key is the node's name; the value is the identifier of the node's
-    data (SetNode.instance). If a node has the right name but another instance (a new data directory or a copy), the
-    node is not in sync. preferred: name of the node that should lead, or "". members: names of the nodes that the set
-    should have, sorted. The members are all nodes that have ever been in sync, except nodes that an operator has
-    removed.
+    epoch: number of the current leadership; 0 before the first one. leader: name of the node that leads, "" for none.
+    in_sync: the nodes that may be elected, sorted by name. Each key of in_sync is a node's name; its value is the
+    identifier of the node's data (SetNode.instance). If a node has a name that is listed here, but its data has another
+    identifier (because the directory is new or a copy), the node is not in sync. preferred: name of the node that
+    should lead, or "". members: names of the nodes that the set should have, sorted. The members are all nodes that
+    have ever been in sync, except nodes that an operator has removed.
     chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never.
-    The choice gives up all data that was written up to this epoch and that the chosen node lacks, even if other nodes
-    have this data.
+    With this choice the operator gives up all data that was written up to this epoch and that the chosen node lacks,
+    even if other nodes have this data.
 
-    A state without in-sync nodes means that ZooKeeper was set back to an older state, and that a node with a newer
-    state in memory has revoked the older state (see `revoked`). After a revocation no node may be elected until an
-    operator has chosen one.
+    If a state has no in-sync nodes, ZooKeeper was set back to an older state, and a node that had a newer state in
+    memory has revoked the older state (see `revoked`). After a revocation no node may be elected until an operator has
+    chosen one.
     """
 
     epoch: int
@@ -57,8 +57,9 @@ class SetState:
 
     def revoked(self) -> SetState:
         """Return a copy of this state without a leader and without in-sync nodes. The copy is called a revoked state.
-        Since no node is in sync, no node stands for election. Since no node leads, no node follows. So even a node with
-        an older version of metaq, which does not know revoked states, neither stands for election nor follows a leader.
+        Because the copy has no in-sync nodes, no node stands for election. Because the copy has no leader, no node
+        follows a leader. So even a node with an older version of metaq, which does not know revoked states, neither
+        stands for election nor follows a leader.
         """
         return replace(self, leader="", in_sync={})
 
@@ -68,7 +69,8 @@ class SetState:
 
     def has_in_sync(self, name: str, instance: str) -> bool:
         """Return whether the node `name`, whose data has the instance `instance`, is in sync and so may be elected. In
-        epoch 0, before the first leadership, there is no data to lose, so only the name is compared.
+        epoch 0, before the first leadership, the set has no data that could be lost, so the method compares only the
+        name and ignores the instance.
         """
         known = self.in_sync.get(name)
         return known is not None and (self.epoch == 0 or known == instance)
@@ -81,7 +83,7 @@ class SetNode:
     name: the node's name, which is unique in its set. url: the node's address, `meta://host:port`. zone: the node's
     zone, "" for none. instance: an identifier of the node's data. The identifier is chosen at random and kept in the
     data directory. A copy of the directory gets another identifier. forgetful: true if the node's machine has restarted
-    since the time when the node was last known to have all data.
+    since the time when the node was last known to have all data; so data that was not yet on the disk may be lost.
     """
 
     name: str
@@ -108,8 +110,8 @@ class SetNode:
 def may_revoke(state: SetState, newest: SetState) -> bool:
     """Return whether a node that has seen the state `newest` may revoke the older state `state`, to which ZooKeeper was
     set back. The result is False if a node has been elected, or an operator has chosen a node, since ZooKeeper was set
-    back. In both cases the other nodes may already follow the elected or chosen node. A node that comes late must not
-    stop them, although it knows a newer state. The late node keeps its own newer data.
+    back. In both cases the other nodes may already follow the elected or chosen node. A node that reconnects later must
+    not stop them by a revocation, although it knows a newer state. This late node keeps its own newer data.
     """
     return not state.is_revoked and state.epoch <= newest.epoch and state.chosen <= newest.chosen
 

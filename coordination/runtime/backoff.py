@@ -11,8 +11,9 @@ __all__ = ["Backoff"]
 
 
 class Backoff:
-    """A series of growing pauses. Pause n, counted from 0, is a random number of seconds between ½ and 1 times min(max,
-    min × 2ⁿ). The class is not thread-safe: only one thread at a time may use an object.
+    """A series of growing pauses. The constructor's arguments `low` and `high` are numbers of seconds. Pause n, counted
+    from 0, is a random number of seconds between one half of P and P, where P is the smaller one of `high` and `low` ×
+    2ⁿ. The class is not thread-safe: only one thread at a time may use an object.
     """
 
     __slots__ = ("_high", "_low", "_random", "tries")
@@ -31,5 +32,5 @@ class Backoff:
         return pause * (1.0 - self._random() / 2)
 
     def reset(self) -> None:
-        """Begin again with the shortest pause. Call this method after a successful attempt."""
+        """Make the next pause the shortest one again. Call this method after a successful attempt."""
         self.tries = 0

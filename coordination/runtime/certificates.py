@@ -20,8 +20,8 @@ __all__ = ["CertificateFiles", "check_secret"]
 T = TypeVar("T")
 
 _HANDSHAKE_STEPS = 3
-"""In a handshake between two sides in memory, each side gets this many turns to read and write. This is enough for
-every handshake.
+"""In a TLS handshake between two sides in memory, the code lets the two sides read and write alternately, each side
+this number of times. This is enough for every handshake.
 """
 
 
@@ -40,8 +40,8 @@ class CertificateFiles:
 
     def client_context(self) -> ssl.SSLContext:
         """Return the TLS context for connections to brokers. The context requires TLS 1.2 or newer. The broker's
-        certificate must contain the host's name. A CA in `ca` must have signed the certificate, or a CA that the system
-        trusts if `ca` is not given. Raises ConfigError if a file cannot be used.
+        certificate must contain the host's name. The certificate must be signed by a CA in `ca`; if `ca` is not given,
+        by a CA that the system trusts. Raises ConfigError if a file cannot be used.
         """
         import ssl
 
@@ -70,8 +70,9 @@ class CertificateFiles:
         """Return this side's certificate as `ssl.SSLSocket.getpeercert` shows it. Raises ConfigError if a file cannot
         be used, and also if the certificate has expired, because the TLS handshake then fails.
 
-        Python's `ssl` shows one side of a connection only the certificate of the other side. So this method makes a TLS
-        handshake between two sides in memory, and one of them trusts exactly this certificate.
+        Python's `ssl` cannot show the own certificate of a side, only the certificate of the other side of a
+        connection. So this method makes a TLS handshake between two sides in memory: one side shows this certificate,
+        and the other side trusts exactly this certificate and returns it.
         """
         import ssl
 
@@ -126,8 +127,8 @@ def check_secret(option: str, path: str) -> None:
 
 
 def _no_password() -> str:
-    """Refuse an encrypted private key by raising an error. OpenSSL calls this function to get the password. If OpenSSL
-    were given no function, it would ask for the password on the terminal.
+    """Raise an error, because encrypted private keys are not supported. OpenSSL calls this function to get the password
+    of such a key. If OpenSSL were given no function, it would ask for the password on the terminal.
     """
     raise ValueError(
         "the key is encrypted: metaq reads keys without a password, and checks that only you can read them"

@@ -1,10 +1,11 @@
-"""The threads on which the coordination code runs callbacks and repeats work. None of these threads is one of kazoo's
-own threads.
+"""Two classes with threads: EventThread runs the callbacks of the coordination code, and PersistentTask repeats an
+attempt until it succeeds. None of these threads is one of kazoo's own threads.
 
-kazoo calls state listeners on its connection thread, and watches on its callback thread. If code on one of kazoo's
-threads called ZooKeeper, the thread would wait for an answer that the same thread has to read. So listeners and watches
-only post calls to the event thread. The classes here use threading.Condition, so they must not be called on a thread
-that an interrupt may reach (interrupts.py). ZkSession ensures that no such thread calls them.
+kazoo calls state listeners on its connection thread, and watches on its callback thread. If a callback on one of
+kazoo's threads waited for an answer of ZooKeeper, it would wait for ever, because the same thread has to read or
+deliver the answer. So listeners and watches only post calls to the event thread. The classes of this module use
+threading.Condition, whose lock may stay locked after an interrupt (interrupts.py). So no thread that an interrupt may
+reach may call these classes, and ZkSession ensures that none does.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class EventThread:
     """Runs posted calls in order on one daemon thread. Any thread may post calls. The posted calls may block on
     ZooKeeper.
 
-    If a posted call raises an exception, this is a bug in the code that posted the call. The exception is logged with
-    its traceback, and the thread continues.
+    A posted call should raise no exception. If it raises one, the thread logs the exception with its traceback, and
+    continues with the next call.
     """
 
     def __init__(self, name: str) -> None:
@@ -47,14 +48,16 @@ class EventThread:
         self._thread.start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run `call` soon on the event thread. After close(), the call is dropped."""
+        """Queue `call`, so that the event thread runs it soon. After close() this method does nothing."""
         with self._changed:
             if not self._closed:
                 self._calls.append(call)
                 self._changed.notify()
 
     def post_once(self, call: Callable[[], object]) -> None:
-        """Post a call as post() does, unless an equal call is still waiting. So a burst of events leads to one call."""
+        """Post a call as post() does, unless an equal call is in the queue already. So many events in quick succession
+        lead to one call.
+        """
         with self._changed:
             if not self._closed and call not in self._once:
                 self._once.add(call)
@@ -62,7 +65,7 @@ class EventThread:
                 self._changed.notify()
 
     def post_later(self, seconds: float, call: Callable[[], object]) -> None:
-        """Run `call` once on the event thread, after `seconds`."""
+        """Make the event thread run `call` once, when `seconds` seconds have passed."""
         with self._changed:
             if not self._closed:
                 heapq.heappush(self._later, (time.monotonic() + seconds, next(self._order), call))
@@ -114,10 +117,11 @@ class PersistentTask:
     """Calls `attempt` on a separate thread until a call succeeds. The pauses between the calls grow and are partly
     random. The number of calls is not limited.
 
-    Each call of trigger() is a request to call `attempt` until it has succeeded once. A trigger() that comes during an
-    attempt leads to another attempt after it. A CoordinationError is logged on one line with the pause. Any other
-    exception is a bug. It is logged with its traceback, and the attempt is still repeated: without further attempts the
-    broker or consumer would stop its work without a sign. The thread ends when no attempt is requested.
+    Each call of trigger() is a request to call `attempt` until it has succeeded once. If trigger() is called during an
+    attempt, another attempt follows after this one. A CoordinationError is logged on one line with the pause. Any other
+    exception is a bug. It is logged with its traceback, and the attempt is repeated after it, too: without further
+    attempts the broker or consumer would stop its work, and nobody would notice. The thread ends when no attempt is
+    requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -164,8 +168,8 @@ class PersistentTask:
             return wanted
 
     def _wait_to_retry(self, pause: float) -> None:
-        """Wait for `pause` seconds before the next attempt. A trigger ends the wait early, because the cause of the
-        failure may be gone.
+        """Wait for `pause` seconds before the next attempt. A call of trigger() ends the wait early, because it often
+        means that the cause of the failure has disappeared.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._closed, pause)

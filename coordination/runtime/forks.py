@@ -2,9 +2,10 @@
 process.
 
 The child has copies of the sockets, sessions and locks, but none of the threads that use them. If the child sent bytes
-on such a socket, these bytes would mix with the parent's bytes. A lock may be held for ever, because the child does not
-have the thread that holds it. So each class with such objects has a ForkGuard, and checks it before it takes a lock. In
-the child process, the methods of such a class only raise errors.
+on such a socket, these bytes would mix with the parent's bytes. A lock that one of the parent's threads held during the
+fork stays locked in the child for ever, because the child does not have the thread that would release it. So each class
+that has a socket, a session or a lock also has a ForkGuard, and its methods call ForkGuard.check() before they take a
+lock. In the child process, the methods of such a class only raise errors.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from metaq.protocol.errors import ClientError
 __all__ = ["ForkGuard", "keep_for_ever"]
 
 _generation = 0
-"""Number of forks between the process that imported this module and the current process. Comparing this number tells
-whether the process is a forked child, and costs less than a call of os.getpid().
+"""Number of forks between the process that imported this module and the current process. A guard compares this number
+with the number at its own creation to find out whether the process is a forked child. The comparison costs less than a
+call of os.getpid().
 """
 
 

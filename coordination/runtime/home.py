@@ -1,4 +1,6 @@
-"""Build paths below the user's home directory. A user in a container may have no home directory."""
+"""Build paths below the user's home directory, or raise a clear error if there is none (a user in a container often has
+no home directory).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ NO_HOME = "this user has no home directory (HOME is not set, and the system know
 
 
 def in_home(path: str | PathLike[str], option: str, remedy: str) -> Path:
-    """Return `path` with `~` replaced by the home directory. Raises ConfigError, which names `option`, if the user has
-    no home directory.
+    """Return `path` with `~` replaced by the home directory. Raises ConfigError, which names `option` and contains the
+    text `remedy`, if the user has no home directory.
     """
     try:
         return Path(path).expanduser()

@@ -56,24 +56,25 @@ def _begin_thread(action: Callable[..., object], *args: object) -> None:
 
 begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new_thread, _begin_thread)
 """`begin_elsewhere((action, argument, …))` runs `action` on a new thread that no interrupt reaches. Use it for an
-action that must be executed after an interrupt.
+action that must be executed even after an interrupt.
 
-The call executes C functions only, so no further interrupt can prevent it if it is the first call after `except`.
-Raises RuntimeError if no thread can be started.
+The call executes C functions only. So if it is the first call in the `except` block that handles the interrupt, a
+second interrupt cannot prevent it. Raises RuntimeError if no thread can be started.
 """
 
 
 def may_be_interrupted() -> bool:
     """Return whether signal handlers run on the calling thread. If they do, an interrupt may stop any work on this
-    thread halfway. So work that affects other threads must be done on another thread.
+    thread halfway. So work whose half-done state would harm other threads must be done on a thread that no interrupt
+    reaches.
     """
     return threading.get_ident() == _main
 
 
 class Bell:
-    """Wakes one waiting thread. If no thread is waiting when the bell is rung, the next thread that begins to wait is
-    woken at once. Several rings before this wake-up count as one: they wake only one wait. Any thread may call the
-    methods.
+    """Wakes one waiting thread. If no thread is waiting when the bell is rung, the next call of wait() returns at once.
+    Several rings before this call count as one: only one call of wait() returns because of them. Any thread may call
+    the methods.
 
     A Bell does not use a threading.Event, because an Event's lock may stay locked after an interrupted wait. A Bell
     does not use a SimpleQueue either. In CPython 3.11, `get(timeout=…)` of a SimpleQueue never returns if a signal
@@ -87,7 +88,9 @@ class Bell:
         self._lock.acquire()
 
     def ring(self) -> bool:
-        """Wake the waiting thread. Return False if the bell was rung before, and no wait has returned since."""
+        """Wake the waiting thread. Return False if the bell was already rung, and no call of wait() has returned since
+        that ring.
+        """
         try:
             self._lock.release()
         except RuntimeError:
@@ -96,7 +99,7 @@ class Bell:
 
     def wait(self, seconds: float | None) -> bool:
         """Wait at most `seconds` for a ring. With 0 or less, do not wait; with None, wait without a limit. Return
-        whether the bell has rung, and reset it.
+        whether the bell was rung, and forget this ring.
         """
         if seconds is None:
             return self._lock.acquire()
@@ -130,7 +133,8 @@ class BackgroundThread:
 
     If Thread.start() is interrupted, the new thread may end at once without running the action. So the constructor
     starts a helper thread by one call of a C function, and the helper thread calls Thread.start(). If the constructor
-    is interrupted after this call, the action runs although the caller has not received the BackgroundThread object.
+    is interrupted after the start of the helper thread, the action runs although the caller has not received the
+    BackgroundThread object.
     """
 
     def __init__(self, action: Callable[..., object], name: str, *args: object) -> None:
@@ -167,12 +171,15 @@ class Aside:
     """Runs actions on threads that no interrupt reaches. An action runs on another thread if the caller's thread may be
     interrupted, otherwise on the caller's thread.
 
-    An interrupt ends only the caller's wait, not the action, because the action may hold locks and may have steps that
-    belong together. Actions run in order; the action of an interrupted call runs before later actions. name: the name
-    of the threads. drops: whether to discard an action that is still queued when its caller is interrupted. If so, a
-    later action waits for at most one action of an interrupted caller: the action that is running. lingers: seconds for
-    which a thread that has run its actions waits for more actions. The wait saves new threads: on busy processors a new
-    thread needs milliseconds until it runs. Do not use an Aside for objects that a forked process also uses.
+    An interrupt ends only the caller's wait for the action, not the action itself: the action may hold locks, and some
+    of its steps may belong together, so stopping it halfway would do harm. Actions run in the order of the calls, even
+    after an interrupt: the action of an interrupted call runs before the actions of later calls. name: the name of the
+    threads. drops: whether to discard an action that is still queued when its caller is interrupted. If it is true, a
+    later action waits for at most one action of an interrupted caller, namely an action that is already running.
+    lingers: seconds for which a thread that has run its actions waits for more actions. If another action comes during
+    this time, no new thread is needed; on busy processors a new thread needs milliseconds until it runs. Do not use an
+    Aside for an object that is also used in a forked child process, because the child does not have the Aside's
+    threads.
     """
 
     def __init__(self, name: str, *, drops: bool = False, lingers: float = 0.0) -> None:
@@ -185,7 +192,7 @@ class Aside:
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are actions that are still queued or running."""
+        """Whether any action is queued or running now."""
         # The order matters, because an action is taken from the queue and run while the lock is held.
         return not self._todo.empty() or self._lock.locked()
 
@@ -251,7 +258,7 @@ class Aside:
 
     def _next(self) -> Callable[[], None]:
         """Return the next queued action. If the queue is empty, wait up to `lingers` seconds for an action. Raises
-        Empty if there is still none.
+        Empty if no action comes in this time.
         """
         with suppress(Empty):
             return self._todo.get_nowait()
@@ -262,8 +269,8 @@ class Aside:
 class Bells:
     """Wakes threads that wait for a change. Any thread may call the methods.
 
-    Bells replaces threading.Condition: a Condition takes its lock in Python code, so the lock may stay locked for ever
-    if the thread is interrupted there.
+    The class replaces threading.Condition, which takes its lock in Python code: if the thread is interrupted in this
+    code, the lock may stay locked for ever.
     """
 
     def __init__(self) -> None:
@@ -273,8 +280,8 @@ class Bells:
         """
 
     def ring(self, most: int | None = None) -> None:
-        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; a thread
-        that an earlier ring() has woken, but that has not checked its condition yet, is not counted.
+        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; threads
+        that an earlier ring() has woken, and that have not checked their conditions yet, do not count; None wakes all.
         """
         for bell in list(self.waiting):
             if most is not None and most <= 0:
@@ -283,7 +290,8 @@ class Bells:
                 most -= 1
 
     def wait_for(self, holds: Callable[[], object], seconds: Callable[[], float]) -> bool:
-        """Wait until `holds` returns a true value, and then return True. Return False if the time is over before that.
+        """Wait until the condition `holds` returns a true value, and then return True. Return False if the time is over
+        before the condition is true.
         seconds: a function that returns the remaining number of seconds; 0 or less means that the time is over.
 
         The calling thread checks the condition at once, and again after each ring. If ring() is called during a check,
@@ -339,7 +347,7 @@ def _handlers() -> set[CodeType | None]:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code object of a handler, or None if the handler is not written in Python."""
+    """Return the code object of a signal handler, or None if the handler is not written in Python."""
     while (inner := getattr(handler, "__func__", None) or getattr(handler, "func", None)) is not None:
         handler = inner
     code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -22,10 +22,11 @@ def local_address() -> str:
 
 
 def address_in_java() -> str:
-    """Return an address as local_address() does, but look at the interfaces in Java's order: by descending index.
+    """Return an address as local_address() does, but examine the network interfaces in the order that Java uses: the
+    interface with the highest index first.
 
     On a host with Docker, the result is the address of Docker's bridge. Use this function only to make a name that
-    contains the address, if a Java process on this host must come to the same name by itself.
+    contains the address, and only if a Java process on this host must independently make the same name.
     """
     return _first(_candidates()[::-1])
 

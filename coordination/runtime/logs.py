@@ -1,8 +1,8 @@
 """Loggers for code that may run on a user's thread. The loggers ensure that no interrupt (interrupts.py) comes while a
 log line is written.
 
-The module `logging` locks a log handler by Python code. If an interrupt comes after the locking, the lock stays held. A
-lock that stays held makes every thread that writes to the log hang for ever, including the threads that fetch,
+The module `logging` takes the lock of a log handler in Python code. If an interrupt comes after the lock was taken, the
+lock may never be released. Then every thread that writes to the log hangs for ever, including the threads that fetch,
 rebalance and commit.
 """
 
@@ -23,14 +23,14 @@ __all__ = ["Log", "get_log"]
 _WRITE_SECONDS = 1.0
 """Another thread writes the log line of a caller that may be interrupted. The caller waits at most this number of
 seconds until its line is written. The wait is limited to avoid a deadlock: a log handler may itself send messages with
-metaq, so the waiting caller may hold the lock of the handler that the other thread needs. If so, the other thread
-writes the line when the caller has stopped waiting and released the lock.
+metaq, so the waiting caller may hold the lock of the handler that the other thread needs. In this case the other thread
+writes the line later, when the caller has stopped waiting and released the lock.
 """
 
 
 class Log(logging.LoggerAdapter[logging.Logger]):
-    """Writes log lines to a logger, with the file and line of the calling code. If the caller's thread may be
-    interrupted, another thread writes the line.
+    """Writes log lines to a logger. Each line names the source file and the line number of the calling code. If the
+    caller's thread may be interrupted, another thread writes the line.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:

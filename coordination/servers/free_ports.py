@@ -11,16 +11,16 @@ from metaq.protocol.errors import ConfigError
 __all__ = ["ready_port", "ready_ports"]
 
 _FREE_PORTS = range(10_000, 32_768)
-"""The range of ports in which a free port is searched. All ports of the range have lower numbers than the ports that
-Linux by default uses for outgoing connections (net.ipv4.ip_local_port_range).
+"""The code looks for a free port in this range. All ports of the range are below the range from which Linux by default
+takes the ports of outgoing connections (net.ipv4.ip_local_port_range).
 """
 
 _TRIES = 100
 
 _kept: list[socket.socket] = []
-"""Sockets bound to the free ports that this process has chosen. The sockets never listen, so servers can listen on
-their ports. When another process looks for a free port, it skips the ports of these sockets, even while no server
-listens there. Each socket takes one file descriptor until the process ends.
+"""Sockets bound to the free ports that this process has chosen. These sockets never listen, so a server can still
+listen on the same port. When another process looks for a free port, it skips the ports of these sockets, even while no
+server listens on them. Each socket takes one file descriptor until the process ends.
 """
 
 
@@ -33,8 +33,8 @@ def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
 
 def ready_ports(option: str, first: int, count: int, host: str = "127.0.0.1") -> list[int]:
     """Check that servers can listen on the `count` successive ports from `first` on, and return these ports. If `first`
-    is 0, return free ports instead. As long as this process runs, no other process gets these free ports from this
-    function.
+    is 0, return free ports instead. As long as this process runs, another process that calls this function does not get
+    the same free ports.
 
     Raises ConfigError, which names `option` and the port that is in use.
     """

@@ -1,5 +1,5 @@
-"""The base classes of the ZooKeeper servers that metaq starts on this machine for development and tests. The base
-classes manage a server's directory and port, and start and stop the server.
+"""Base classes for the ZooKeeper servers that metaq starts on this machine for development and tests. They manage a
+server's directory and port, and start and stop the server.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class LocalZooKeeper(ABC):
     """A ZooKeeper server on this machine that can be started and stopped. Two threads must not use an object of this
     class at the same time.
 
-    data_dir: the server's directory, created if it is missing. port: the server's port. 0 chooses a free port; the
-    chosen port stays the same when this object starts the server again. tick_time_ms, max_session_timeout_ms: both in
-    milliseconds. Whatever session timeout a client requests, the server grants at least 2 ticks and at most
+    data_dir: the server's directory, created if it is missing. port: the server's port. If it is 0, the object chooses
+    a free port at the first start, and uses the same port at later starts. tick_time_ms, max_session_timeout_ms: both
+    in milliseconds. Whatever session timeout a client requests, the server grants at least 2 ticks and at most
     max_session_timeout_ms.
     """
 
@@ -70,14 +70,14 @@ class LocalZooKeeper(ABC):
 
     @property
     def connect_string(self) -> str:
-        """The connect string for clients of this server, `host:port`. If the port was chosen freely, it is known only
-        after start().
+        """The connect string for clients of this server, `host:port`. If the object chooses the port itself, the
+        property can be read only after start().
         """
         return host_and_port(self.host, self.port)
 
     @property
     def log(self) -> Path:
-        """The path of the server's log file, if the server runs in a child process."""
+        """The path of the log file that the server has if it runs in a child process."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
@@ -116,8 +116,8 @@ class LocalZooKeeper(ABC):
         self._refuse(APACHE_DIRECTORY, "Apache's ZooKeeper", "it: --zookeeper apache:DIR")
 
     def _refuse(self, directory: str, whose: str, which: str) -> None:
-        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. The
-        server to be started would ignore these files and start without data.
+        """Raise ConfigError if `directory`, below `data_dir`, contains files of another kind of ZooKeeper server. This
+        check is necessary because the server to be started would ignore these files and start without their data.
         """
         found = self.data_dir / directory
         if found.is_dir() and any(found.iterdir()):
@@ -200,8 +200,8 @@ class ZooKeeperProcess(LocalZooKeeper):
 
 
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. Connecting, sending and each receive may each
-    take `timeout` seconds. Raises OSError.
+    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. The timeout is counted separately for
+    connecting, for sending and for each receive. Raises OSError.
     """
     with socket.create_connection((host, port), timeout=timeout) as connection:
         connection.sendall(word)
@@ -209,8 +209,8 @@ def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) ->
 
 
 def _serves(host: str, port: int) -> bool:
-    """Return whether the server serves clients, which is so if it answers a request for its statistics. As long as its
-    database is not loaded, it answers only that it does not serve.
+    """Return whether the server serves clients, that is, whether it answers the request `srvr` with its statistics.
+    Before the server has loaded its database, it answers only that it does not serve.
     """
     try:
         return "Mode:" in four_letter_word(host, port, b"srvr")
@@ -221,8 +221,8 @@ def _serves(host: str, port: int) -> bool:
 def _start_bound(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start `command` as a process that ends when this process ends. Its output is appended to `log`.
 
-    The kernel ends a child process as soon as the thread that started it ends. So the child is started by a separate
-    thread, which then waits for the child's end.
+    The kernel ends such a child process as soon as the thread (not only the process) that started it ends. So a
+    separate thread starts the child, and then waits for the child's end.
     """
     run_bound = str(Path(__file__).with_name("run_bound.py"))
     bound = [sys.executable, "-I", "-S", run_bound, str(os.getpid()), str(int(signal.SIGTERM)), *command]

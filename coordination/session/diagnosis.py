@@ -23,9 +23,9 @@ from .zk_tls import ZkTls
 __all__ = ["ServerFinding", "examine", "sentence"]
 
 _REQUEST = b"srvr\r\n"
-"""ZooKeeper's request for statistics. A ZooKeeper server reads only the four letters. The line end is for the case that
-another kind of server listens at the port by mistake. Most other servers, including metaq's brokers, answer only
-complete lines.
+"""ZooKeeper's request for statistics. A ZooKeeper server reads only the four letters and ignores the line end. The line
+end is necessary to recognize another kind of server whose port was given by mistake: most other servers, including
+metaq's brokers, answer only complete lines.
 """
 _BROKER_REQUEST = b"version 1\r\n"
 """A request that every metaq broker answers. If a broker gets an unknown request, it only closes the connection."""
@@ -38,8 +38,8 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: true if waiting certainly does not help, because the server stays unusable
-    until somebody starts it or corrects its name or port.
+    """The state of one server. certain: true if it certainly does not help to wait for the server, because it stays
+    unusable until somebody starts it or corrects its name or port.
 
     waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
     zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is

@@ -1,14 +1,14 @@
 """Send writes that ZooKeeper executes only on one certain session.
 
 If a request is made while kazoo reconnects, kazoo queues the request and sends it later, on the session that kazoo has
-then. It would not help if the caller checked the session id before it makes the request, because the session could
-still expire and be replaced before kazoo sends the request. So the request's `serialize()` checks the session id.
+then. A check of the session id before the request is made would not be enough, because the session could expire and be
+replaced after the check and before kazoo sends the request. So the request's `serialize()` checks the session id.
 kazoo's connection thread calls `serialize()` right before it writes the bytes to the socket of the session, and no
 other thread changes the session. If the session has been replaced, `serialize()` returns a transaction that the server
 must refuse.
 
-A check of the znode's version cannot replace the check of the session, because an owner znode that was deleted and
-created again starts at version 0 again.
+To check the znode's version instead of the session would not be safe: if an owner znode is deleted and another session
+creates it, the new znode begins with version 0 as the old one did.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class FencedTransaction:
         self.operations = TransactionRequest(zk)
 
     def send(self) -> Any:
-        """Queue the transaction, and return kazoo's AsyncResult of the list of the operations' results.
+        """Queue the transaction, and return kazoo's AsyncResult. Its value is a list with one result for each
+        operation; the result of a failed operation is an exception.
 
-        If an operation failed, its result in the list is an exception. Check `refusal` before you use the list. If it
-        is unknown whether the transaction was executed, the AsyncResult raises kazoo's ConnectionLoss.
+        Check `refusal` before you use the list. If it is unknown whether the transaction was executed, the AsyncResult
+        raises kazoo's ConnectionLoss.
         """
         request = _Request(self.operations.operations)
         request.zk, request.session_id, request.deadline = self._zk, self._session_id, self._deadline

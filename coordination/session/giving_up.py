@@ -1,8 +1,9 @@
 """Decide when a client gives up its session because no server will accept it any more.
 
 A server closes a client's connection if the client has seen a later transaction than the server's own last transaction.
-The client then tries a server that has caught up. If ZooKeeper came back empty or was restored from an older copy, no
-server ever catches up, and all servers refuse the session for ever.
+Usually such a server only lags behind its ensemble, and the client then tries another server that has this transaction.
+But if ZooKeeper came back empty or was restored from an older copy, no server has the transaction, and all servers
+refuse the session for ever.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Refusals:
         self._refusing: set[Server] = set()
 
     def connected(self) -> None:
-        """Record that a server has accepted the session, or that a new session begins. All recorded refusals are
-        forgotten.
+        """Record that a server has accepted the session, or that a new session begins, and forget all recorded
+        refusals.
         """
         self._since = None
         self._refusing.clear()
@@ -67,9 +68,9 @@ def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all:
     of this transaction. findings: the state of each server.
 
     The set-back is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`,
-    because a leader or a single server has all committed transactions. If no leader and no server without an ensemble
-    has a lower zxid, the result is True only if every server has refused the session. In both cases the result is False
-    if any server still waits for a majority, or reports a zxid of `seen` or higher.
+    because a leader or a single server has all committed transactions. Without such a proof, the result is True only if
+    every server has refused the session. With or without the proof, the result is False if any server still waits for a
+    majority of its ensemble, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

@@ -46,7 +46,7 @@ connection is dropped.
 """
 
 _ERROR = -1
-"""The type number that marks an error result in the answer to a multiRead request."""
+"""The type number by which the answer to a multiRead request marks a result that is an error."""
 
 _LOOK_SECONDS = 1.0
 """Longest time in seconds that the client waits for the answer when it asks a server for the server's last
@@ -58,8 +58,8 @@ class Client(KazooClient):  # type: ignore[misc]
     """A KazooClient with additions. The constructor takes the same arguments as KazooClient, and `clock` and `tls`.
 
     granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
-    set_back_from: the last zxid that a session had seen when it ended because ZooKeeper was set back. The value is None
-    in all other cases, and becomes None again when the session's listener has read it.
+    set_back_from: if the last session ended because ZooKeeper was set back, the last zxid that this session had seen;
+    otherwise None. After ZkSession has read the value, it sets it to None.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Client(KazooClient):  # type: ignore[misc]
         """Read the data of each path as get_async does, but all in one request. The result for each path is (data,
         stat), or the exception for this path.
 
-        On a server older than ZooKeeper 3.6, the whole request fails with UnimplementedError.
+        A server older than ZooKeeper 3.6 does not know the request; the AsyncResult then raises UnimplementedError.
         """
         return self._read_many(GetData, paths)
 
@@ -92,17 +92,19 @@ class Client(KazooClient):  # type: ignore[misc]
         return self._read_many(GetChildren, paths)
 
     def interrupt(self) -> None:
-        """Shut down the connection to the server, even if a connection attempt waits for the server's answer on it."""
+        """Shut down the connection to the server, even if an attempt to open the session is waiting for the server's
+        answer on this connection.
+        """
         self._connection.interrupt()
 
     def _attempt_seconds(self) -> float:
-        """Return the number of seconds that the attempt to connect to one server may take. With this limit, every
-        server can be tried before the session times out.
+        """Return the largest number of seconds that the attempt to connect to one server may take. With this limit,
+        every server can be tried before the session times out.
 
         kazoo first tries the servers that it has not tried yet in the current round, and then all n servers in a new
         order. So it makes at most 2 n - 1 attempts until it has tried each server. kazoo's own limit for one attempt is
-        the whole session timeout. With that limit, the session would be lost because of one silent server (one that is
-        switched off, or has lost the request while it started).
+        the whole session timeout. With kazoo's limit, one silent server would be enough to lose the session. A server
+        is silent, for example, if it is switched off, or if it lost the request because it was just starting.
         """
         return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
 

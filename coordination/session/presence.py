@@ -21,7 +21,7 @@ __all__ = ["Presence"]
 log = get_log(__name__)
 
 _STALE_MARGIN = 2.0
-"""Number of seconds after the session timeout that the server may need to remove the znodes of a dead session."""
+"""When the timeout of a dead session is over, the server removes the session's znodes within this number of seconds."""
 
 _POLL = 0.2
 
@@ -29,8 +29,8 @@ _STOP_SECONDS = 5.0
 
 
 class Presence:
-    """Calls `appear`, which creates the znodes, on a separate thread after each beginning of a new session. The call is
-    repeated until it succeeds.
+    """Calls `appear`, a function that creates the znodes, on a separate thread after each beginning of a new session.
+    If a call fails, it is repeated until it succeeds.
 
     name: the name of the broker or consumer in errors and in the log. Any thread may call the methods, except that
     kazoo's threads must not call the blocking methods: take_over(), stop() and leave().
@@ -58,8 +58,8 @@ class Presence:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """Call `appear` after the beginning of each new session from now on. If the code in the `with` block raises an
-        exception, `appear` is not called any more.
+        """Return a context manager. From the beginning of its `with` block on, `appear` is called after the beginning
+        of each new session. If the code in the block raises an exception, `appear` is not called any more.
         """
         self._session.on_session(self._session_changed)
         try:
@@ -74,8 +74,8 @@ class Presence:
 
     def take_over(self, take: Callable[[], MetaqError | None]) -> None:
         """Call `take` again and again until it returns None. `take` tries to create a znode. If the znode still belongs
-        to another session after the longest time that a dead session can last, raise the last error that `take`
-        returned. Raises CoordinationError if stop() is called meanwhile.
+        to another session after the longest time that the session of a dead process can exist, raise the last error
+        that `take` returned. Raises CoordinationError if stop() is called meanwhile.
         """
         deadline = time.monotonic() + self._session.session_timeout + _STALE_MARGIN
         told = False

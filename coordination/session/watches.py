@@ -1,4 +1,4 @@
-"""Watch the children or the data of a znode. The watch survives the loss of the connection and of the session."""
+"""Watch the children or the data of a znode, even after the connection or the session was lost and replaced."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _LOST = (ConnectionLoss, SessionExpiredError, ConnectionClosedError)
 _RETRY_SECONDS = 2.0
 
 _LONGEST_BURST = 10
-"""A change is usually reported when the znode has not changed again for a certain time, the quiet time. If the changes
-go on for longer than _LONGEST_BURST times the quiet time, the latest value is reported although the changes continue.
+"""A change is usually reported when the znode has not changed again for a certain time, the quiet time. If the znode
+changes again and again for longer than _LONGEST_BURST times the quiet time, the latest value is reported although the
+changes continue.
 """
 
 
@@ -38,11 +39,12 @@ class NodeWatcher(Generic[T]):
 
     `on_change` is also called after each reconnection, because kazoo drops all watches when the connection is lost.
     Several changes in quick succession may lead to a single call, but the last value is always reported. For a missing
-    znode the value `absent` is reported, and the creation of the znode is noticed. If `on_change` raises
-    CoordinationError, the znode is read and `on_change` is called again after 2 s. Any thread may call the methods of
-    this class. Only the event thread uses the private attributes.
+    znode the value `absent` is reported; when somebody creates the znode, this is reported as a change. If `on_change`
+    raises CoordinationError, the znode is read and `on_change` is called again after 2 s. Any thread may call the
+    methods of this class. Only the event thread uses the private attributes.
 
-    stat: the znode's ZooKeeper stat that belongs to the last reported value; None if the znode does not exist.
+    stat: the znode's metadata (ZooKeeper's Stat) at the time of the last reported value; None if the znode did not
+    exist then.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class NodeWatcher(Generic[T]):
         self._session.events.post_once(self._read)
 
     def close(self) -> None:
-        """Stop calling `on_change`. A call of `on_change` that is running now may still finish. A watch that is still
-        set at the server has no effect any more.
+        """Stop calling `on_change`. A call of `on_change` that is running now may still finish. If ZooKeeper reports
+        another change later, because a watch is still set there, the report is ignored.
         """
         self._closed = True
         self._session.off_session(self._session_changed)
@@ -99,7 +101,9 @@ class NodeWatcher(Generic[T]):
             self._changed_while_waiting = True
 
     def _read(self) -> None:
-        """Read the znode and set a watch on it. If a read is already in flight, the next read begins after it."""
+        """Read the znode and set a watch on it. If an earlier read has no answer yet, begin this read after the
+        answer.
+        """
         if self._closed:
             return
         if self._reading:
@@ -207,11 +211,11 @@ class ChildrenWatcher(NodeWatcher[list[str]]):
     """Watches the names of a znode's children. A missing znode has no children.
 
     If a child was deleted and created again so fast that the list of names is the same as before, this is also reported
-    as a change. So a reader of the child's data learns that it must read the data again.
+    as a change. Thus a program that has read the data of this child learns that it must read the data again.
 
     settle: a function that gets the number of children and returns a pause in seconds. A change is reported when the
-    children have not changed again during the pause. If they change again and again, they are read once per pause, and
-    every tenth read is reported.
+    children have not changed again during the pause. If they change again and again without such a pause, they are read
+    once per pause, and every tenth read is reported.
     """
 
     def __init__(
@@ -261,8 +265,8 @@ class ChildrenWatchers:
         watcher.start()
 
     def stat(self, path: str) -> ZnodeStat | None:
-        """Return the ZooKeeper stat of the watched znode `path` that belongs to the last reported children; None if the
-        znode does not exist.
+        """Return the metadata (ZooKeeper's Stat) that the watched znode `path` had when its children were last
+        reported; None if the znode did not exist then.
         """
         return self._watchers[path].stat
 

@@ -1,9 +1,10 @@
-"""Keep a ZooKeeper session of this process for as long as needed. When a session has expired, a new session begins.
-Callers can distinguish the sessions by their ids.
+"""Keep this process connected to ZooKeeper by a session, for as long as the process needs ZooKeeper. When a session has
+expired, a new session begins. Callers can distinguish the sessions by their ids.
 
-kazoo has two threads (connection, callbacks), which must never wait for ZooKeeper; they post their events to the event
-thread. Any thread may use a ZkSession. kazoo does not support exceptions raised by a signal handler: it takes them for
-a closed connection. So calls that may change kazoo's state run on another thread (runtime/interrupts.py).
+kazoo has two threads (connection, callbacks), which must never wait for ZooKeeper. So a listener or watch on these
+threads only posts a call to the event thread. Any thread may use a ZkSession. If a signal handler raises an exception
+inside kazoo's code, kazoo wrongly treats it as a closed connection. So calls that may change kazoo's state run on
+another thread (runtime/interrupts.py).
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _GIVE_UP_TIMEOUT = 0.5
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
 """start() examines the servers if no session has begun after _FIRST_LOOK seconds, and again after every further
-_NEXT_LOOK seconds. If two successive examinations find that no server can open a session, start() gives up, because a
-restarting server is back by then or takes much longer.
+_NEXT_LOOK seconds. If two successive examinations find that no server can open a session, start() gives up: a server
+that was just restarting would be ready at the second examination, or needs much more time.
 """
 
 _LOOK_SECONDS = 1.0
@@ -92,8 +93,8 @@ class SessionEvent(Enum):
     RECONNECTED = "reconnected"
     """The same session is connected again. Its ephemeral znodes still exist, but kazoo has dropped every watch."""
     EXPIRED = "expired"
-    """The session has ended, and other processes may own its former znodes. The next event is CONNECTED, for a new
-    session.
+    """The session has ended, and other processes may own its former znodes. The next event is CONNECTED, which reports
+    a new session.
     """
 
 
@@ -153,13 +154,13 @@ class ZkSession:
         copy. The number is increased before the EXPIRED event is reported.
         """
         self.connections = 0
-        """Number of connections to a server that were made so far. After each new connection, this process's knowledge
-        of ZooKeeper's content may be out of date.
+        """Number of connections to a server that were made so far. If this number has increased, the process has been
+        without a connection, so what it has read from ZooKeeper before may be out of date.
         """
         self.last_session_id = 0
         """Id of the session that ended last; 0 if none has ended yet."""
         self.seen_zxid = 0
-        """The zxid of the newest transaction that the ended sessions have seen."""
+        """The zxid of the newest transaction that any of the ended sessions has seen."""
         self._session_id: int | None = None
         self._listeners: list[Callable[[SessionEvent], None]] = []
         self._lock = threading.Lock()
@@ -187,10 +188,10 @@ class ZkSession:
 
         start() waits for a server that is slow, or whose ensemble is electing a leader. start() fails after about a
         second if it is certain that no server can open a session. That is certain if the host name is unknown, if
-        nothing listens at the port, or if something else than ZooKeeper listens there. With wait_for_servers start()
-        continues to wait even then, because the servers may still be starting; a log line names the obstacles. Raises
-        CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot. After such an error
-        the session is closed. A ZkSession can be started only once.
+        nothing listens at the port, or if something else than ZooKeeper listens there. If wait_for_servers is true,
+        start() continues to wait even then, because the servers may still be starting; it writes the obstacles to the
+        log. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot. After
+        such an error the session is closed. A ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)
@@ -200,7 +201,9 @@ class ZkSession:
             raise
 
     def _give_up(self) -> None:
-        """Close the session after a failed start. Runs on a thread that no interrupt reaches."""
+        """Close the session after a failed start. The caller calls this method on a thread that no interrupt
+        reaches.
+        """
         self._close(_CLOSE_TIMEOUT if self._first_session.is_set() else _GIVE_UP_TIMEOUT)
         self._given_up.tell()
 
@@ -254,7 +257,7 @@ class ZkSession:
         nothing.
 
         close() takes at most about `timeout` seconds. If no server answers by then, the session is left to expire by
-        itself. In a forked child process close() does nothing, because the session belongs to the parent process.
+        itself. In a forked child process close() does nothing, because the parent process still uses the session.
         """
         if not self._guard.is_elsewhere:
             self._ending.do(self._close, timeout)
@@ -291,7 +294,9 @@ class ZkSession:
 
     @property
     def session_id(self) -> int:
-        """Id of the current session; it changes after an expiry. Raises SessionLost while there is no session."""
+        """Id of the current session. After the session has expired, the value is the id of the next session. Raises
+        SessionLost while there is no session.
+        """
         session_id = self._session_id
         if session_id is None:
             raise SessionLost(f"there is no ZooKeeper session at {self.connect} now")
@@ -313,7 +318,7 @@ class ZkSession:
 
     @property
     def connected(self) -> bool:
-        """Whether a server is connected now."""
+        """Whether this client is connected to a server now."""
         return self.alive and bool(self.zk.connected)
 
     @property
@@ -328,15 +333,15 @@ class ZkSession:
         return 0.0 if since is None else self._clock() - since
 
     def require_connection(self) -> None:
-        """Raise CoordinationUnavailable if no server is connected now. Call this method before a step that should not
-        wait for a connection.
+        """Raise CoordinationUnavailable if no server is connected now. Call this method before a request that should
+        fail at once without a connection, instead of waiting for one.
         """
         if not self.connected:
             raise CoordinationUnavailable(f"ZooKeeper at {self.connect} is not connected now")
 
     def on_session(self, callback: Callable[[SessionEvent], None]) -> None:
-        """Call `callback` on the event thread at every later change of the session. The callback may use ZooKeeper, but
-        must not take long.
+        """From now on, call `callback` on the event thread after every change of the session. The callback may use
+        ZooKeeper, but must not take long.
         """
         with self._lock:
             self._listeners.append(callback)
@@ -452,11 +457,12 @@ class SessionProof:
     """Measures how long ago this process last had a proof that its session was alive. The proof is a request that the
     server has answered in this session.
 
-    kazoo reports a lost session only after kazoo's own thread has run. After a hang (a stopped machine, a long pause of
-    the whole system), other threads of the process may run before kazoo's thread. Without the proof they would continue
-    to use partitions that another member now owns. The age in `age_seconds` is correct at once after a hang, because it
-    does not depend on kazoo's thread. The age counts from the moment when the answered request was sent, because from
-    then on the server keeps the session for the whole session timeout.
+    kazoo reports a lost session only when kazoo's own thread gets time to run. After a hang (a stopped machine, a long
+    pause of the whole system), other threads of the process may run before kazoo's thread. If these threads did not
+    check the age of the last proof, they would continue to use partitions that another member now owns. The age in
+    `age_seconds` is correct at once after a hang, because it does not depend on kazoo's thread. The age counts from the
+    moment when the answered request was sent, because from then on the server keeps the session for the whole session
+    timeout.
 
     Any thread may call renew(). The answers are processed on kazoo's thread.
     """

@@ -1,8 +1,8 @@
-"""Read and write many znodes at once. The calls block until ZooKeeper has answered or a deadline has passed, and raise
-metaq's errors.
+"""Read and write many znodes at once. The methods block until ZooKeeper has answered or a deadline has passed, and
+raise metaq's own exceptions, not kazoo's.
 
-Requests are pipelined: a call first sends all its requests, and then waits for all answers. So reading a thousand
-znodes takes little longer than reading one znode.
+Requests are pipelined: a call first sends all its requests, and then waits for all answers. So to read a thousand
+znodes takes only a little longer than to read one.
 """
 
 from __future__ import annotations
@@ -51,26 +51,28 @@ ANY_VERSION = -1
 """The version number that means any version of a znode's data in a ZooKeeper request."""
 
 _WINDOW = 1_000
-"""Largest number of requests that one call may have waiting for an answer at the same time. The limit keeps kazoo's
-queue short, and limits the number of answers that are lost when a connection is lost.
+"""Largest number of requests that one call sends before their answers have come. The limit keeps kazoo's queue of
+requests short. It also limits the number of requests whose answers are lost when the connection is lost.
 """
 
 ATOMIC_WRITES = 1_000
-"""Largest number of writes in one transaction. The server accepts 1 MB, and a znode with the longest name takes 0.4 KB.
-The number is even: if each znode is deleted and created again, the two writes for a znode are always in the same
-transaction.
+"""Largest number of writes in one transaction. The server accepts 1 MB for a transaction, and the write of a znode with
+the longest name takes 0.4 KB. The number is even: if each znode is deleted and created again, the two writes for a
+znode are always in the same transaction.
 """
 
 _READS = 500
-"""Largest number of reads in one request. The server accepts 1 MB, and the longest path takes 0.5 KB."""
+"""Largest number of reads in one request. The server accepts a request of 1 MB, and the longest path takes 0.5 KB of
+it.
+"""
 
 _RETRY_PAUSE = 0.05
-"""Pause in seconds before requests are repeated whose connection was lost before the answer came."""
+"""If the connection is lost before a request is answered, the request is repeated after this pause in seconds."""
 
 _LINGER_SECONDS = 0.05
-"""A separate thread makes the requests. Before the thread ends, it waits this number of seconds for the next call. A
-caller often reads znodes, and shortly afterwards reads other znodes that the first read has named. The wait covers the
-pause between the two reads.
+"""If an interrupt may reach the caller's thread, a separate thread makes the requests of a call. Before this thread
+ends, it waits this number of seconds for the next call. A caller often reads znodes, and shortly afterwards other
+znodes whose names it has got by the first read. Because of the wait, the same thread can make both reads.
 """
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
@@ -89,8 +91,8 @@ class Znode(NamedTuple):
 
 
 class FencedWrite(NamedTuple):
-    """A write operation that ZooKeeper executes only on one certain session. `add` adds the operation to a
-    transaction.
+    """A write operation that ZooKeeper executes only on one certain session. `add` is a function that adds the
+    operation to a transaction.
     """
 
     path: str
@@ -125,7 +127,8 @@ class Znodes:
     timeout: if a call gets no answer for this number of seconds, it raises CoordinationUnavailable. If the connection
     is lost, reads and the creation of persistent znodes are repeated until `timeout` is over, also on a new session.
     Fenced writes are not repeated. In a forked child, the methods raise ClientError. If an interrupt ends a call after
-    its requests have begun, another thread still completes these requests before the next call begins.
+    its requests have begun, a thread that no interrupt reaches completes these requests, and only then the next call
+    begins.
     """
 
     def __init__(self, zk: Client, connect: str, timeout: float) -> None:
@@ -150,8 +153,8 @@ class Znodes:
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
         """Return data and stat of each znode, in order; None for a znode that does not exist.
 
-        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write comes between them. Older
-        servers read the paths one after the other, in order.
+        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write changes one of them after
+        another one was read. Older servers read the paths one after the other, in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
@@ -183,7 +186,7 @@ class Znodes:
         return answer or ([], None)
 
     def exists_root(self) -> bool:
-        """Return whether the root of this client's tree, which is the chroot, exists."""
+        """Return whether the chroot, which is the root of the tree that this client sees, exists."""
         (found,) = self._repeat([partial(self._zk.exists_async, ROOT)], NoNodeError)
         return found is not None
 
@@ -202,13 +205,15 @@ class Znodes:
     def write(
         self, session_id: int, writes: Sequence[FencedWrite], *expected: type[KazooException]
     ) -> list[KazooException | None]:
-        """Execute `writes` in order, independently of each other, only on the session `session_id`.
+        """Execute `writes` in order, but only on the session `session_id`. If one write fails, the others are executed
+        all the same.
 
         Return one result for each write: None for a success, or the failure if it is one of the `expected` exceptions
         (NodeExistsError, NoNodeError, …). Any other failure raises CoordinationError after all writes have been tried.
-        Raises SessionLost if another session was current when a write was sent; then the server has refused the write.
-        Raises CoordinationUnavailable if the outcome of a write is unknown. Up to ATOMIC_WRITES writes are sent as one
-        transaction, which costs far less than single writes. If the transaction fails, its writes are sent one by one.
+        Raises SessionLost if another session was current when a write was sent; in this case the server has refused the
+        write. Raises CoordinationUnavailable if the outcome of a write is unknown. Up to ATOMIC_WRITES writes are sent
+        as one transaction, which costs far less than single writes. If the transaction fails, its writes are sent one
+        by one.
         """
         self._guard.check()
         failures = self._aside.do(self._write, session_id, writes)
@@ -244,8 +249,8 @@ class Znodes:
         return failures
 
     def write_atomically(self, session_id: int, writes: Sequence[FencedWrite]) -> KazooException | None:
-        """Execute all of `writes` in one transaction, only on the session `session_id`. Return the failure, or None.
-        Raises the errors of write().
+        """Execute all of `writes` in one transaction, only on the session `session_id`. If one of the writes fails,
+        none is executed, and the method returns the failure; otherwise it returns None. Raises the errors of write().
 
         The server accepts about 1 MB in one transaction.
         """
@@ -284,7 +289,7 @@ class Znodes:
 
     def _read(self, paths: Sequence[str], one: Callable[[str], Any], many: Callable[[Sequence[str]], Any]) -> list[Any]:
         """Return the result of reading each path, in order. The result is None for a znode that does not exist. one:
-        the kazoo request that reads one path. many: the kazoo request that reads many paths at once.
+        kazoo's method that reads one path. many: the method that reads many paths in one request.
         """
         if len(paths) > 1 and self._server_reads_many:
             try:
@@ -304,8 +309,8 @@ class Znodes:
     # --- pipelining -------------------------------------------------------------------------------------------------
 
     def _repeat(self, requests: Sequence[Callable[[], Any]], absent: type[KazooException]) -> list[Any]:
-        """Make all requests, and return their results in order. Repeat the requests whose connection was lost before
-        the answer came. If a request fails with the error `absent`, its result is None.
+        """Make all requests, and return their results in order. If the connection was lost before the answer to a
+        request came, repeat the request. If a request fails with the error `absent`, its result is None.
         """
         self._guard.check()
         return self._aside.do(self._repeat_here, requests, absent)

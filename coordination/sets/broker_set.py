@@ -1,8 +1,8 @@
-"""Represent one node in its broker set. A BrokerSet registers the node, watches the other nodes, and changes the set's
-state in ZooKeeper.
+"""The code by which a node of a broker set takes part in its set. A BrokerSet registers the node, watches the other
+nodes, and changes the set's state in ZooKeeper.
 
-Other code decides which node may lead and when. A BrokerSet writes the decision to ZooKeeper, or refuses the decision
-if another node has changed the state meanwhile.
+Other code decides which node leads and when. A BrokerSet writes this decision to ZooKeeper; if another node has changed
+the state since the decision was made, the BrokerSet writes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ __all__ = ["BrokerSet", "SetMaster", "SetNode", "SetState", "SetView"]
 log = get_log(__name__)
 
 _FASTER = (BadVersionError, NodeExistsError, NoNodeError)
-"""If a transaction fails with one of these errors, another node has changed one of its znodes meanwhile."""
+"""If a transaction fails with one of these errors, another node was faster: it has changed, created or deleted one of
+the transaction's znodes after this node had read it.
+"""
 
 
 class BrokerSet:
@@ -39,11 +41,11 @@ class BrokerSet:
 
     The methods block on ZooKeeper: call them on worker threads, never on a reactor or on kazoo's threads. on_view: a
     function that is called on the session's event thread and must not block. The function gets the current view of the
-    set: first after start(), then at each change, and after each reconnection even without a change. The views come in
-    order: a view never has an older state than an earlier view, unless ZooKeeper itself was set back. ZooKeeper counts
-    as set back if a new session shows an older state, because a new session is created by a majority of ZooKeeper's
-    servers. ZooKeeper also counts as set back if an existing session continues to show an older state for the length of
-    the session timeout.
+    set: first after start(), then at each change, and after each reconnection even without a change. The state in a
+    view is never older than the state in an earlier view, unless ZooKeeper itself was set back. The object concludes
+    that ZooKeeper was set back if a new session shows an older state: a majority of ZooKeeper's servers creates a new
+    session, so the older state does not come from a single server that lags behind. It concludes the same if an
+    existing session shows an older state for at least the length of the session timeout.
 
     Every change is made on the ZooKeeper session that created the node's own znode. A change is made only if the state
     still has the version on which the change is based. If a method raises CoordinationUnavailable or SessionLost, its
@@ -95,8 +97,8 @@ class BrokerSet:
 
     @property
     def session_id(self) -> int:
-        """Id of the ZooKeeper session on which this node makes its changes. A `master` znode belongs to this node if
-        its owner is this session.
+        """Id of the ZooKeeper session on which this node makes its changes. So the `master` znode of the set belongs to
+        this node if the znode's owner is this session.
 
         The id is 0 before start(). After the session has expired, the property keeps the id of the expired session
         until the node is registered on a new session.
@@ -114,10 +116,11 @@ class BrokerSet:
         """Register the node, and begin to watch the set.
 
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
-        process has a znode with the same name, start() waits as long as that process's session may live without a
-        connection. If the other process's znode still exists after the wait, start() raises ConfigError, which names
-        both processes. Raises CoordinationUnavailable or SessionLost if ZooKeeper cannot be used. After each of these
-        errors the node does not stay registered, and start() may be called again.
+        process has a znode with the same name, that process may be dead: start() waits until its session would have
+        expired without a connection. If the other process's znode still exists after the wait, start() raises
+        ConfigError, which names both processes. Raises CoordinationUnavailable or SessionLost if ZooKeeper cannot be
+        used. After each of these errors this object no longer keeps the node registered, and the caller can call
+        start() again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -136,7 +139,9 @@ class BrokerSet:
         self._presence.again()
 
     def close(self) -> None:
-        """Stop watching the set, and remove the node's own znode. The leader of the set must call release() before."""
+        """Stop watching the set, and remove the node's own znode. If this node leads the set, the caller must call
+        release() before close().
+        """
         for watcher in self._watchers:
             watcher.close()
         self._session.off_session(self._session_changed)
@@ -168,15 +173,16 @@ class BrokerSet:
     def take_over(self, state: SetState, version: int, replacing: SetMaster | None) -> int | None:
         """In one transaction: delete `replacing`, create this node's `master`, and write `state` as change() does.
 
-        replacing: the master in the SetView whose version is `version`. None if the view has no master, or if the
-        master must not be deleted. Return the new version of the state. Return None, and change nothing, if another
-        node has changed the state meanwhile, or if there is another master.
+        replacing: the `master` znode in the SetView whose version is `version`; None if the view has no such znode, or
+        if the znode must not be deleted. Return the new version of the state. Return None, and change nothing, if
+        another node has changed the state since this version, or if another `master` znode than `replacing` exists now.
 
-        A newer master than the master in the view is not deleted, because a node of the set writes a new version of the
-        state together with its `master` znode. A broker outside of a set does not change the state. Such a broker's
-        `master` znode has the data version 0, while the `master` znode of a set's node has the data version 1. One case
-        is not covered: between the view and this call, a broker outside of a set is replaced by another broker outside
-        of a set. The second broker's `master` znode then looks like the first broker's, and is deleted.
+        The transaction never deletes a `master` znode that a node of the set has created after the view was read: such
+        a node writes a new version of the state together with its `master` znode, so the transaction fails. A broker
+        outside of a set does not change the state. Such a broker's `master` znode has the data version 0, while the
+        `master` znode of a set's node has the data version 1. One case is not covered: between the view and this call,
+        a broker outside of a set is replaced by another broker outside of a set. The second broker's `master` znode
+        then looks like the first broker's, and is deleted.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -220,8 +226,8 @@ class BrokerSet:
 
     def _take_own_node(self, session_id: int) -> CoordinationError | ConfigError | None:
         """Create the node's own znode. Return None on success, otherwise the error. If the znode already exists with
-        this node's instance but belongs to another session, an earlier process of this node has left it behind; then it
-        is replaced.
+        this node's instance but belongs to another session, an earlier process of this node has left the znode behind,
+        and this method replaces it.
         """
         creation = create_ephemeral(self._own_path, self._payload)
         if self._nodes.write(session_id, [creation], NodeExistsError) == [None]:
@@ -268,7 +274,7 @@ class BrokerSet:
     # --- the task's thread ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Register the node if necessary, read the current set, and pass it to on_view."""
+        """Register the node if it is not registered, read the current view of the set, and pass the view to on_view."""
         session_id = self._session.session_id
         if session_id != self._looked_on:
             # This comes before others see this node, and before this node writes a state, which must not be taken for
@@ -306,9 +312,9 @@ class BrokerSet:
         of the older state. Return whether a revocation was tried.
 
         The older state may name the wrong in-sync nodes. A node that has not seen the newer state does not know that
-        this state is older, and would stand for election. So the state itself must show that it is revoked, because an
-        election is based on the state. If an election or an operator changes the state during this call, the state's
-        version changes, and the method writes nothing.
+        ZooKeeper now shows an older one, and would stand for election. It makes this decision by the state alone, so
+        the state in ZooKeeper must itself show that it is revoked. If an election or an operator changes the state
+        during this call, the state's version changes, and the method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

@@ -21,8 +21,8 @@ def write_state(session: ZkSession, broker_id: int, state: SetState, view: SetVi
     in `view`.
 
     If `view` has no state, the set must have no state now. The function blocks on ZooKeeper; any thread except kazoo's
-    may call it. Raises SessionLost or CoordinationUnavailable if it is unknown whether the state was written. A later
-    read_set() shows whether it was.
+    may call it. Raises SessionLost or CoordinationUnavailable if it is unknown whether the state was written. In this
+    case call read_set() later to find out.
     """
     path = session.paths.broker_set(broker_id)
     version = view.version

@@ -38,7 +38,7 @@ class SetView:
 
     state: the agreed state, None if no node has ever led the set. version: the version of the znode that holds the
     state, for compare-and-set; -1 if the znode is missing. nodes: the nodes that are present, by name. master: the
-    set's `master` znode, None if no process has the broker id.
+    set's `master` znode, None if no process is registered as the broker with this id.
     """
 
     state: SetState | None
@@ -46,23 +46,23 @@ class SetView:
     nodes: Mapping[str, SetNode] = field(default_factory=dict)
     master: SetMaster | None = None
     zxid: int = 0
-    """ZooKeeper's transaction number (zxid) of the last change of the state. The zxid increases even if the state's
-    znode is deleted and created again.
+    """The number (zxid) of the ZooKeeper transaction that changed the state last. The zxid increases even if the
+    state's znode is deleted and created again.
     """
     era: int = 0
-    """Number of times that ZooKeeper was set back before this view was read. Each time, ZooKeeper came back without the
-    newest state that the reader had seen.
+    """How often the process that reads the views has noticed that ZooKeeper was set back, that is, came back without
+    the newest state that this process had seen.
     """
     set_back: bool = False
     """Whether ZooKeeper was set back to this older state. True if the reader has seen a newer state before, and nobody
-    has written the state since ZooKeeper was set back. If true, the nodes that this older state calls in-sync may lack
-    messages that were acknowledged later.
+    has written the state since ZooKeeper was set back. If true, nodes that are in sync according to this older state
+    perhaps lack messages that were acknowledged later.
     """
 
     @property
     def order(self) -> tuple[int, int]:
-        """A sort key for the views of one reader. A later view has a higher key than an earlier view, or the same
-        key.
+        """A sort key for the views that one process has read: the key of a newer view is never lower than the key of an
+        older view.
         """
         return self.era, self.zxid
 
@@ -78,8 +78,8 @@ class SetView:
 
     @property
     def in_sync_present(self) -> list[str]:
-        """Names of the present nodes whose data is in sync. A present node with an in-sync name but other data is left
-        out.
+        """Names of the present nodes whose data is in sync. If a present node has the name of an in-sync node, but its
+        data has another identifier, the node is left out.
         """
         state = self.state
         return [] if state is None else [n for n, node in self.nodes.items() if state.has_in_sync(n, node.instance)]
@@ -141,9 +141,10 @@ def watch_set(session: ZkSession, broker_id: int, on_view: Callable[[int, SetVie
     """Call `on_view(broker_id, view)` on the event thread now, at each change of the set's state, and after each
     reconnection. Close the returned watcher to end these calls.
 
-    The function needs one ZooKeeper watch per set. When a node comes or goes, `on_view` is called only after the leader
-    has changed the list of in-sync nodes because of it. This delay does not matter for clients that read from in-sync
-    nodes. BrokerSet notices at once that a node has come or gone. A damaged state is logged, and read again every 2 s.
+    The function needs one ZooKeeper watch per set. When a node registers or disappears, `on_view` is not called at
+    once, but only after the leader has changed the list of in-sync nodes because of this. This delay does not matter
+    for clients that read from in-sync nodes. A BrokerSet, in contrast, notices at once that a node has registered or
+    disappeared. A damaged state is logged, and read again every 2 s.
     """
     watcher = DataWatcher(
         session,

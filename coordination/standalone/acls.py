@@ -39,8 +39,8 @@ OPEN = (Acl(31, "world", "anyone"),)
 READ_ONLY = (Acl(READ, "world", "anyone"),)
 
 Identity = tuple[str, str]
-"""An identity of a connection: a scheme, and a name that is proved for this scheme. A connection has the identity
-("ip", …) from its start, and gets the identity ("digest", "user:…") by an `auth` request.
+"""An identity of a connection: a scheme, and a name that the client has proved by this scheme. A connection has the
+identity ("ip", …) from its start, and gets the identity ("digest", "user:…") by an `auth` request.
 """
 
 _NUMBER = re.compile(r"[+-]?[0-9]+")
@@ -54,14 +54,16 @@ def digest(credentials: bytes) -> str:
 
 
 def user_of(identity: Identity) -> str:
-    """Return the name of an identity as the request whoAmI shows it: without the hash if it is a digest identity."""
+    """Return the name of an identity as the answer to the request whoAmI contains it: for a digest identity, only the
+    user without the hash of the password.
+    """
     scheme, name = identity
     return name.partition(":")[0] if scheme == "digest" else name
 
 
 def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tuple[Acl, ...]:
-    """Return the ACLs of a request without duplicates. ACLs with the scheme "auth" are replaced by ACLs for the
-    identities of the client.
+    """Return the ACLs that a request contains, without duplicates. Each ACL with the scheme "auth" is replaced by ACLs
+    for the identities of the client.
 
     Raises Refused (INVALID_ACL) for invalid ACLs, and Malformed for an ACL without a name, because Java cannot handle
     it.
@@ -119,8 +121,8 @@ def admits(acls: Collection[Acl], permission: int, identities: Collection[Identi
 
 
 def without_passwords(acls: Iterable[Acl]) -> tuple[Acl, ...]:
-    """Return the ACLs in the form for clients that may not change them. In this form, digest names have no password
-    hash.
+    """Return the ACLs in the form that is sent to clients without the permission to change them: digest names do not
+    show the password's hash.
     """
     return tuple(
         each._replace(identity=re.sub(":.*", ":x", each.identity or "")) if each.scheme == "digest" else each

@@ -11,7 +11,9 @@ PACKET_LIMIT = 0xFFFFF
 
 
 class OpCode(IntEnum):
-    """The type of a request. Types that no client may send are left out."""
+    """The type of a request. Types of ZooKeeper's protocol that the server accepts from no client have no member
+    here.
+    """
 
     CREATE = 1
     DELETE = 2

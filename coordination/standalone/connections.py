@@ -18,9 +18,11 @@ class PeerConnection:
     """A client's connection. The server makes a PeerConnection for each client (`StandaloneServer.connected`) and adds
     bytes to `out`. The code that has the socket sends these bytes.
 
-    ends: true if the server has decided to close the connection after all bytes that it has made for it so far. Some of
-    these bytes may not be in `out` yet, because they wait for the log. If true, bytes received later are ignored.
-    finished: true if all these bytes are in `out`, so that the connection must be closed as soon as `out` is sent.
+    ends: true if the server has decided to close the connection as soon as all bytes that it has made for this client
+    so far are sent. Some of these bytes may not be in `out` yet, because they are held back until a log record is on
+    the disk. If `ends` is true, bytes received later are ignored.
+    finished: true if `ends` is true and all these bytes are in `out`, so that the connection must be closed as soon as
+    `out` is sent.
     """
 
     __slots__ = (
@@ -40,13 +42,13 @@ class PeerConnection:
         self.closed = False
         self.in_line = False
         self.waits = False
-        """Whether the server processes no further request of this connection until enough of the bytes in `out` have
-        been taken for sending.
+        """True while the server processes no further request of this connection, because too many bytes wait to be sent
+        to the client.
         """
         self.out: list[bytes] = []
         self.unsent = 0
-        """Number of bytes that were made for this client, and that `StandaloneServer.take` has not handed out for
-        sending yet.
+        """Number of bytes that the server has made for this client, and that `StandaloneServer.take` has not yet
+        returned to the code that sends them.
         """
         self.established_ms = unix_ms
         self.received = self.sent = 0
@@ -99,7 +101,9 @@ class PeerConnection:
         return bytes(self._buffer[start:end])
 
     def take(self) -> list[bytes]:
-        """Return the bytes to send now, and remove them from `out`. No code except the server calls this method."""
+        """Return the bytes to send now, and remove them from `out`. Only the server itself may call this method; other
+        code calls `StandaloneServer.take`.
+        """
         out, self.out = self.out, []
         self.unsent -= sum(map(len, out))
         return out

@@ -1,5 +1,5 @@
-"""Hold the state of the server, which consists of znodes and watches. The class Database applies writes to the state,
-and makes the log entries of the writes.
+"""The state of the server: its znodes and watches. The class Database applies writes to this state, and makes the log
+entries of the writes.
 
 The class behaves like the class DataTree of Apache ZooKeeper 3.9.5.
 """
@@ -35,8 +35,8 @@ def event(kind: EventKind, path: str, zxid: int) -> bytes:
 
 
 class WatchEvent(NamedTuple):
-    """An event, and the connections of the clients that watch for it. acl: the znode's ACL. Clients that may not read
-    the znode do not get the event.
+    """An event, and the connections of the clients that watch for it. acl: the ACL of the event's znode. Clients
+    without the permission to read the znode do not get the event.
     """
 
     message: bytes
@@ -114,8 +114,8 @@ class Database:
         acl: Sequence[Acl],
         told: Collection[PeerConnection] = (),
     ) -> Collection[PeerConnection]:
-        """Queue an event for all connections that have a matching watch in `table`, except the connections in `told`.
-        Return all connections that have such a watch.
+        """Queue an event for all connections that have a matching watch in `table`, except the connections in `told`,
+        for which the event is queued already. Return all connections that have a matching watch.
         """
         watchers = table.triggered(path)
         if watchers:

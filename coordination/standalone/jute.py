@@ -13,8 +13,8 @@ from typing import NamedTuple
 __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
-"""Largest number of ACLs of a znode. Apache's server has no limit: a request to it may contain thirty thousand ACLs,
-and each access to the znode checks all of them.
+"""Largest number of ACLs of a znode. Apache's server has no such limit: there a client can give a znode thirty thousand
+ACLs by one request, and each access to the znode must check all of them.
 """
 
 _INT = struct.Struct("!i")
@@ -93,7 +93,9 @@ class JuteReader:
         return None if value is None else value.decode("utf-8", "replace")
 
     def texts(self) -> list[str | None] | None:
-        """Read a vector of texts. A negative count other than −1 is read as an empty vector, as in Java."""
+        """Read a vector of texts; the count −1 means null. Any other negative count is read as an empty vector, as in
+        Java.
+        """
         count = self.int32()
         return None if count == -1 else [self.text() for _ in range(count)]
 

@@ -1,6 +1,6 @@
 """Format and parse the entries of logs and snapshots. The entries contain the results of operations, not the operations
-themselves. So it does no harm to apply an entry twice, or to a state that already contains later changes, if the later
-entries are applied again.
+themselves. So it does no harm to apply an entry twice. It does no harm either to apply an entry to a state that already
+contains later changes, if the entries of these later changes are applied again afterwards.
 
 An entry contains the new state of one znode or one session. So a snapshot may be made while writes continue, if the log
 entries that are written meanwhile are applied after the snapshot.

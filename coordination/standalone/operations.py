@@ -1,10 +1,10 @@
 """The table of the operations that clients may request, and the functions that execute these operations.
 
 A function that executes an operation is called an action. An action handles its request in one of three ways. For a
-short request, the action does all the work at once. For a long request, the action returns the steps of the work. Or
-the action lets the server do the steps between the requests of other connections (aside, see server.py). The unit for
-the cost of a step is the cost of one simple request. The actions behave like the classes FinalRequestProcessor and
-MultiResponse of Apache ZooKeeper 3.9.5.
+short request, the action does all the work at once. For a long request, the action returns the steps of the work, and
+the server does them before any other request. Or the action passes the steps to `StandaloneServer.begin_aside`, and the
+server does them between the requests of other connections. Each step yields its cost; a cost of 1 is the cost of one
+simple request. The actions behave like the classes FinalRequestProcessor and MultiResponse of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "ClientOperation", "PeerRequest", "tell"]
 
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
-"""The characters that Java's String.trim removes."""
+"""The characters that Java's String.trim removes at both ends of a text."""
 
 BYTES_PER_UNIT = 16_384
 """Number of bytes that can be copied at the cost of one simple request."""
@@ -112,7 +112,8 @@ def _multi_read(server: StandaloneServer, request: PeerRequest) -> Steps:
 
 def _when_no_reads(reader: JuteReader) -> Generator[int, None, bytes]:
     """Return the bytes that Apache's server sends after the error code of a malformed multiRead request. If all
-    operations of the request are writes, these bytes are an empty list of results; otherwise there are no bytes.
+    operations in the request are writes, the server sends an empty list of results; otherwise it sends nothing after
+    the error code.
     """
     try:
         for _ in read_multi(reader):
@@ -171,8 +172,8 @@ def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest
 
 
 def _texts(reader: JuteReader) -> Iterator[str]:
-    """Yield the texts of a vector. Raises Malformed, also if the vector or a text is null, because Java cannot handle
-    this.
+    """Yield the texts of a vector. Raises Malformed if the bytes are invalid, and also if the vector or a text is null,
+    because Apache's server cannot handle a null here.
     """
     count = reader.int32()
     if count == -1:
@@ -225,7 +226,7 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """Send the events that the running write has caused to the connections that watch for them. Each step sends 8
+    """To the connections that watch for them, send the events that the running write has caused. Each step sends 8
     events.
     """
     notices, server.database.events = server.database.events, []
@@ -269,7 +270,7 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 class _Judged(NamedTuple):
     """The result of checking the writes of a multi request. outcomes: the changes of the writes before the first
     refused write. code: the error code of the refused write, 0 if no write was refused. malformed: whether a write
-    could not be checked because it is malformed. view: the state of the znodes that the check has used, see AheadView.
+    could not be checked because it is malformed. view: the AheadView through which the check has read the znodes.
     """
 
     view: AheadView
@@ -438,6 +439,6 @@ OPERATIONS: dict[int, ClientOperation] = {
 }
 """The operations that clients may request, by the number of the operation in ZooKeeper's protocol. Any other request is
 answered with UNIMPLEMENTED, and its connection is closed. The requests createSession and deleteContainer are refused in
-this way, although Apache's server up to 3.9.5 accepts them from clients. A check operation outside of a multi request
-is also refused.
+this way, although Apache's server up to 3.9.5 accepts them from clients. A check operation that is not part of a multi
+request is refused in the same way.
 """

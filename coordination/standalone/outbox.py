@@ -1,4 +1,4 @@
-"""Queue the outgoing packets and the log entries. A packet that was made after a log record is sent only when this
+"""Queue the packets to clients and the log entries. If a packet was made after a log record, it is sent only when this
 record is on the disk.
 """
 
@@ -13,8 +13,7 @@ from .connections import PeerConnection
 __all__ = ["LogBatch", "Outbox"]
 
 MOST_UNSENT_BYTES = 64 * 1024 * 1024
-"""Largest number of bytes that may wait to be sent to one client. If more bytes wait for a client, the client is
-disconnected.
+"""If more than this number of bytes wait to be sent to one client, the server closes the client's connection.
 """
 
 _RELEASED_IN_TURN = 128
@@ -34,8 +33,8 @@ class LogBatch(NamedTuple):
 class Outbox:
     """The outgoing packets of all connections. An Outbox must be used by one thread only.
 
-    A position in the log is the number of writes since the server's start. keeps: whether the server keeps a log; if it
-    keeps none, no packet waits for the disk. entries: the log entries of the running write that `pack` has not joined
+    A position in the log is the number of writes since the server's start. keeps: whether the server writes a log;
+    without a log no packet waits for the disk. entries: the log entries of the running write that `pack` has not joined
     yet.
     """
 
@@ -67,15 +66,17 @@ class Outbox:
         self._position += self._keeps
 
     def pack(self) -> None:
-        """Join the log entries that the running write has made so far, if there are at least 512 of them. Joining all
-        entries only at the end of a long write would take too long.
+        """Join the log entries that the running write has made so far, if there are at least 512 of them. If a long
+        write joined all its entries only at its end, this single step would delay other connections too long.
         """
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
             self.entries.clear()
 
     def commit(self, zxid: int) -> None:
-        """Complete the write, so that its entries may be written to the log."""
+        """Complete the running write. From now on `take_log` returns its entries, so that the caller can write them to
+        the log.
+        """
         if self._keeps:
             self._log += self._parts
             self._log += self.entries
@@ -93,8 +94,8 @@ class Outbox:
         return LogBatch(entries, zxid, position)
 
     def synced(self, position: int) -> None:
-        """Record that all log batches up to this position are on the disk. After this call `release` can send the
-        packets that waited for these batches.
+        """Record that all log batches up to this position are on the disk, so that `release` can send the packets that
+        waited for these batches.
         """
         self._synced = position
 
@@ -144,8 +145,8 @@ class Outbox:
         self._ready[connection] = None
 
     def ready(self, most: int) -> list[PeerConnection]:
-        """Return up to `most` connections that have something to send, or must be closed. Each connection is returned
-        only once, until it gets something new.
+        """Return up to `most` connections that have something to send, or must be closed. A connection that was
+        returned once is returned again only after more packets were queued for it.
         """
         found = list(islice(self._ready, most))
         for connection in found:

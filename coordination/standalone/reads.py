@@ -39,7 +39,7 @@ __all__ = [
 _INT = struct.Struct("!i")
 MULTI_HEADER = struct.Struct("!i?i")
 MULTI_END = MULTI_HEADER.pack(-1, True, -1)
-"""The bytes that follow the last result in the answer to a multi request."""
+"""The bytes at the end of the answer to a multi request, after the last result."""
 
 _ADDED_MODES = {0: WatchMode.PERSISTENT, 1: WatchMode.RECURSIVE}
 
@@ -186,8 +186,9 @@ def _watch(reader: JuteReader) -> tuple[str, WatcherKind]:
 
 
 def restore_watch(database: Database, connection: PeerConnection, group: int, path: str, seen: int) -> bytes | None:
-    """Restore a client's watch. group: the number of the watch's list in setWatches2. If the client has missed an event
-    of this watch since the zxid `seen`, return the event instead.
+    """Restore a client's watch after a reconnection. group: the number of the list, among the lists of a setWatches2
+    request, that contains the watch. If the client has missed an event of this watch since the zxid `seen`, return the
+    event and do not restore the watch.
     """
     watches, node = database.watches, database.tree.nodes.get(path)
     if group == 0:

@@ -13,8 +13,8 @@ Invariants:
 - Two kinds of work are done aside, that is, while requests of other connections are processed. The first kind is the
   work of a large request before it changes anything (reading the request, checking a multi). The second kind is work
   that affects only its own connection (setWatches). Meanwhile the next requests of the same connection wait.
-- A session that owns many ephemeral znodes ends in several writes. The first write records the session's end, so that a
-  restarted server deletes the remaining znodes.
+- If a session owns many ephemeral znodes, the server ends it by several writes. The first write records the session's
+  end, so that the server deletes the remaining znodes even if it is restarted before the last write.
 - An answer or event that is made after a log record is held back until the record is on the disk. Answers to reads are
   held back, too.
 - Each write takes the next zxid, even if it is refused. The beginning and the end of a session also take a zxid.
@@ -54,8 +54,8 @@ _FIRST_FRAME_MS = 10_000
 _CONTAINER_CHECK_MS = 60_000
 _MOST_IDENTITIES = 64
 _UNSENT_BYTES = 1024 * 1024
-"""A limit for the bytes that wait to be sent to one client. While more than this number of bytes (1 MiB) wait, no
-further requests of the client are processed.
+"""While more than this number of bytes (1 MiB) wait to be sent to a client, the server processes no further requests of
+this client.
 """
 
 
@@ -69,7 +69,7 @@ class Moment(NamedTuple):
 
 
 class ServerSettings(NamedTuple):
-    """The settings of one server. keeps: whether the server writes its changes to a log.
+    """The settings of one server. keeps: whether the server writes the changes of its state to a log.
 
     port, data_dir, environment: only for the answers to four-letter words.
     """
@@ -109,8 +109,8 @@ class StandaloneServer:
         self._containers_checked_ms = now.ms
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
-        """Continue with the znodes and sessions that were restored from a log. Each restored session expires only after
-        its full time-out from now on. Raises Malformed.
+        """Continue with the znodes and sessions that were restored from a log. The time-out of each restored session
+        begins anew now. Raises Malformed.
         """
         self.database.tree = restored.tree()
         self.database.zxid = zxid
@@ -132,7 +132,7 @@ class StandaloneServer:
         return connection
 
     def received(self, connection: PeerConnection, data: bytes) -> None:
-        """Add bytes that the client has sent. `work` processes them."""
+        """Add bytes that the client has sent to the connection's input. Later calls of `work` process them."""
         connection.append(data)
         self._line_up(connection)
 
@@ -142,7 +142,9 @@ class StandaloneServer:
             self._line.append(connection)
 
     def lost(self, connection: PeerConnection) -> None:
-        """Handle the end of a connection. Its session continues."""
+        """Handle the end of a connection. The client's session continues, so the client can connect again and use
+        it.
+        """
         if connection.closed:
             return
         connection.closed = True
@@ -181,7 +183,9 @@ class StandaloneServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Moment) -> None:
-        """Find expired sessions and connections. Call this once per tick time; `work` does the resulting work."""
+        """Find expired sessions and connections, and queue their end, which later calls of `work` carry out. The caller
+        must call this method once per tick time.
+        """
         self.now = now
         for session in self.sessions.expired(now.ms):
             if not session.closing:
@@ -198,8 +202,8 @@ class StandaloneServer:
             self._cleaning.append(self._find_unused())
 
     def _find_unused(self) -> Iterator[int]:
-        """Find container znodes that are empty again, and znodes whose time to live is over, and queue their paths for
-        deletion.
+        """Find container znodes whose last child was deleted, and znodes whose time to live is over, and queue their
+        paths for deletion.
         """
         tree = self.database.tree
         for number, path in enumerate([*tree.containers, *tree.ttls]):
@@ -216,7 +220,7 @@ class StandaloneServer:
         return node.cversion > 0 if ttl_ms is None else self.now.unix_ms - node.mtime > ttl_ms
 
     def _delete_unused(self, path: str) -> Iterator[int]:
-        """Delete a znode that was found to be unused, if it is still unused."""
+        """Delete a znode that `_find_unused` has found, unless it has been used again since."""
         node = self.database.tree.nodes.get(path)
         if node is not None and self._is_unused(node):
             self.database.delete(path, self.begin_write())
@@ -226,7 +230,9 @@ class StandaloneServer:
     # --- work ---------------------------------------------------------------------------------------------------------
 
     def work(self, units: int, now: Moment) -> bool:
-        """Do pending work that costs about as much as `units` simple requests. Return whether more work is left."""
+        """Do as much of the pending work as costs about `units` simple requests. Return whether work is left
+        afterwards.
+        """
         self.now = now
         while units > 0:
             if self.outbox.releasable:
@@ -242,8 +248,8 @@ class StandaloneServer:
         return True
 
     def _next(self, units: int) -> int:
-        """Do some pending work of one kind, such as requests or jobs; the kinds take turns. Return the cost of the
-        work, or 0 if there is no work.
+        """Do some pending work of one kind, for example requests or jobs. Successive calls choose the kinds in
+        rotation. Return the cost of the work, or 0 if there is no work.
         """
         for _ in range(len(self._kinds)):
             kind = self._kinds[0]
@@ -295,14 +301,14 @@ class StandaloneServer:
         self._aside.append((connection, steps))
 
     def begin_job(self, steps: Iterator[int]) -> None:
-        """Begin a job: its steps are done before any other work. A request that is processed in slices between other
-        requests collects its changes, and then makes all of them in one job.
+        """Begin a job: its steps are done before any other work. A request that is processed aside first only collects
+        its changes, and then makes all of them in one job.
         """
         self._job = steps
 
     @property
     def busy(self) -> bool:
-        """Whether a job is running. While it runs, the log entries do not contain all of its effects yet."""
+        """Whether a job has begun and not ended. During this time the log entries do not contain all of its effects."""
         return self._job is not None
 
     def _go_on(self, job: Iterator[int]) -> int:
@@ -331,8 +337,8 @@ class StandaloneServer:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def _serve(self, connection: PeerConnection, units: int) -> int:
-        """Process some requests of one connection, and return their cost. If the connection may have more requests, it
-        goes to the end of the queue afterwards.
+        """Process some requests of one connection, and return their cost. If the connection perhaps has more requests,
+        put it at the end of the queue of connections.
         """
         connection.in_line = False
         cost = 1
@@ -451,8 +457,8 @@ class StandaloneServer:
         return session
 
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
-        """Return the session with this id if it lives and the password matches; otherwise None. If the session has
-        another connection, this connection is closed.
+        """Return the session with this id if it lives and the password matches; otherwise None. If the session still
+        has its former connection, close the former connection.
         """
         session = self.sessions.by_id.get(id_)
         if session is None or session.closing or password != password_of(id_):
@@ -472,8 +478,8 @@ class StandaloneServer:
         self.send(connection, _CONNECT_REPLY.pack(length, 0, timeout_ms, id_) + body)
 
     def end_session(self, session: OpenSession, asked: PeerRequest | None) -> Iterator[int]:
-        """End a session and delete its ephemeral znodes, in steps. asked: the request to answer; None if the session
-        has expired.
+        """End a session and delete its ephemeral znodes, in steps. asked: the client's request to close the session,
+        which is answered at the end; None if the session has expired.
         """
         ephemerals, zxid = self.database.tree.ephemerals, self.begin_write()
         if session.id in self.sessions.by_id:
@@ -510,7 +516,7 @@ class StandaloneServer:
         yield b"".join(part)
 
     def snapshot_entries(self) -> Iterator[bytes]:
-        """Yield the entries of a snapshot one by one; `snapshot` joins them to larger parts."""
+        """Yield the entries of a snapshot one by one. The caller, `snapshot`, joins them to larger parts."""
         yield last_id_entry(self.sessions.last_id)
         for session in list(self.sessions.by_id.values()):
             if self.sessions.by_id.get(session.id) is session:

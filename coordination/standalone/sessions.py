@@ -1,8 +1,8 @@
 """The sessions of clients: ids, passwords, granted time-outs, and expiry times.
 
 The code behaves like SessionTrackerImpl, ExpiryQueue and ZooKeeperServer.generatePasswd in ZooKeeper 3.9.5. Passwords
-are computed as in Apache's server. Anybody who knows a session's id can compute its password, so passwords only
-distinguish sessions and do not authenticate people.
+are computed as in Apache's server. Anybody who knows a session's id can compute its password, so a password does not
+prove who the client is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ __all__ = ["PASSWORD_BYTES", "OpenSession", "Sessions", "password_of"]
 PASSWORD_BYTES = 16
 _PASSWORD_SEED = 0xB3415C00
 _SERVER = 1 << 56
-"""The value of the upper eight bits of all session ids. In ZooKeeper this value belongs to a server that has no number
-in an ensemble.
+"""A session id whose upper eight bits are 1 and whose other bits are 0. All session ids begin with these upper bits, as
+in Apache's server if the server has no number in an ensemble.
 """
 
 
@@ -35,7 +35,8 @@ def password_of(id_: int) -> bytes:
 
 class OpenSession:
     """A client's session. timeout_ms: the time-out that was granted last, which determines when the session expires.
-    The log contains only the time-out that was granted when the session began, not a later change.
+    If a client gets another time-out at a reconnection, the log does not record it: it contains only the time-out that
+    was granted when the session began.
     """
 
     __slots__ = ("closing", "connection", "expiry_ms", "id", "timeout_ms")
@@ -49,8 +50,8 @@ class OpenSession:
 
 
 class Sessions:
-    """All sessions of the server. The sessions are sorted into buckets by their expiry time. Each bucket covers one
-    tick. Times are in ms of a clock that never goes back.
+    """All sessions of the server. The sessions are sorted into buckets by their expiry time; all sessions that expire
+    in the same tick are in one bucket. Times are in ms of a clock that never goes back.
     """
 
     def __init__(self, tick_ms: int, longest_ms: int) -> None:

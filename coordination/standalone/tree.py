@@ -1,5 +1,5 @@
-"""The znodes in memory, with their statistics (Stat), which follow ZooKeeper's rules. The code uses no files, clocks or
-watches.
+"""The znodes in memory, with their metadata (Stat), which is computed by ZooKeeper's rules. The code uses no files,
+clocks or watches.
 
 The classes behave like DataTree and DataNode of ZooKeeper 3.9.5. Each znode takes about 500 bytes in addition to its
 data. Every operation except `children_number` takes constant time.
@@ -49,7 +49,7 @@ SPECIAL = ("/", "/zookeeper", "/zookeeper/quota", "/zookeeper/config")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
 _BAD_CHARACTER = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
-"""Matches the characters that a path must not contain. The last range contains the characters that Java represents by
+"""Matches a character that a path must not contain. The last range contains the characters that Java represents by
 surrogate pairs.
 """
 
@@ -66,14 +66,14 @@ def is_valid_path(path: str) -> bool:
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the parent. For a child of the root the result is ""; this is a second key of the root in
-    `ZnodeTree.nodes`.
+    """Return the path of the parent. For a child of the root the result is "" instead of "/"; the root is in
+    `ZnodeTree.nodes` under both keys.
     """
     return path[: path.rfind("/")]
 
 
 def wrapped(value: int) -> int:
-    """Return the value reduced to a signed 32-bit int, as Java does when an int overflows."""
+    """Return the value modulo 2³², as a signed 32-bit number, which is the result of an overflow in Java."""
     return (value + 2**31) % 2**32 - 2**31
 
 
@@ -107,8 +107,9 @@ class TreeNode:
         self.ctime = self.mtime = time_ms
         self.version = self.cversion = self.aversion = 0
         self.children: dict[bytes, None] | None = None
-        """The names of the children, each encoded as in an answer to a client; None before the first child is added. So
-        an answer is built by a single join, even for a hundred thousand children.
+        """The names of the children, each encoded as in an answer to a client; None before the first child is added.
+        Because the names are already encoded, the server builds the answer by a single join, even for a hundred
+        thousand children.
         """
 
     @property
@@ -117,7 +118,7 @@ class TreeNode:
 
 
 def stat_of(node: TreeNode) -> bytes:
-    """Return the znode's statistics (Stat), encoded as in an answer to a client. The cversion in the Stat also counts
+    """Return the znode's metadata (Stat), encoded as in an answer to a client. The cversion in the Stat also counts
     deletions of children, unlike `cversion` of the TreeNode.
     """
     children = node.child_count
@@ -168,7 +169,7 @@ class ZnodeTree:
                 self._link(path)
 
     def _put(self, path: str, node: TreeNode) -> None:
-        """Add a znode to the tables. Do not add it to the children of its parent; `_link` adds it there."""
+        """Add a znode to the tables of this tree, but not to the children of its parent; `_link` does that."""
         self.nodes[path] = node
         self.data_bytes += len(path) + len(node.data or b"")
         owned = self._owned_like(node.owner)

@@ -1,8 +1,8 @@
 """The watches that clients have set. There are two tables: one for watches of the data and the existence of znodes, the
 other for watches of their children.
 
-The classes behave like WatchManager and DataTree of ZooKeeper 3.9.5. A watcher is a connection. Watchers are notified
-of an event in the same order as they set their watches.
+The classes behave like WatchManager and DataTree of ZooKeeper 3.9.5. A watcher is a connection. When an event occurs,
+the watchers are notified in the order in which they set their watches.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WatchTable(Generic[WatcherT]):
 
     def triggered(self, path: str) -> dict[WatcherT, None]:
         """Return the watchers that must be notified of an event at `path`. The result contains each watcher only once.
-        Remove their watches of the mode ONCE at this path.
+        Also remove these watchers' watches of the mode ONCE at this path, because such a watch reports only one event.
         """
         watchers: dict[WatcherT, None] = {}
         if at_path := self.by_path.get(path):

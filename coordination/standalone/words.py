@@ -1,8 +1,8 @@
 """The server's answers to four-letter words. A client may send such a word instead of its first request. Each function
 yields the answer as parts of a text.
 
-Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5. Monitoring tools read some lines of the answers. These
-lines have the same form as in the answers of Apache's server.
+Source: org.apache.zookeeper.server.command, ZooKeeper 3.9.5. The lines that monitoring tools read have the same form as
+in the answers of Apache's server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Counters:
         self._shortest_ms: int | None = None
 
     def answered(self, waits_ms: Sequence[int]) -> None:
-        """Count sent packets. waits_ms: for each packet, how long it had to wait for the disk, in ms."""
+        """Count packets that were sent to clients. waits_ms: for each packet, how long it had to wait for the disk, in
+        ms.
+        """
         if waits_ms:
             self._answers += len(waits_ms)
             self._total_ms += sum(waits_ms)

@@ -112,8 +112,8 @@ def read_set_acl(reader: JuteReader) -> SetAcl:
 
 
 class NoAcl(Malformed):
-    """Raised if a create operation in a multi has no ACL. Apache's server fails already when it constructs such an
-    operation, so the multi takes no zxid.
+    """Raised if a create operation in a multi request has no ACL. Apache's server fails while it decodes such an
+    operation, before it assigns a zxid, so this server does not use a zxid for the request either.
     """
 
 
@@ -140,8 +140,9 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 
 def _multi_create(request: CreateNode) -> CreateNode:
-    """Return the create request that has the same effect as a create operation in a multi. In a multi, the mode of the
-    operation alone determines which kind of znode is created. Raises Malformed, NoAcl.
+    """Return the create request that has the same effect as a create operation in a multi. In a multi, only the mode in
+    the operation determines which kind of znode is created; the operation's number does not matter. Raises Malformed,
+    NoAcl.
     """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
@@ -178,7 +179,7 @@ class SeenNode(Protocol):
 
 
 class _Expected(NamedTuple):
-    """The state that a znode will have when the earlier writes of the same multi request are done."""
+    """The state that a znode will have after the checked, but not yet executed, writes of a multi request."""
 
     acl: Sequence[Acl]
     owner: int
@@ -196,8 +197,8 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """Shows the znodes as the next write of a multi request will find them. The view includes the changes of the
-    request's earlier writes, although the tree does not contain these changes yet.
+    """Shows the check of a multi request the znodes as the request's next write will find them. This view includes the
+    changes of the request's earlier writes, although the tree does not contain these changes yet.
     """
 
     def __init__(self, look: Look) -> None:
@@ -256,7 +257,9 @@ class AheadView:
 
 
 class Creation(NamedTuple):
-    """The outcome of a create request: a znode is to be added. cversion: the parent's new cversion."""
+    """The checked outcome of a create request: the znode that the server must add. cversion: the parent's new
+    cversion.
+    """
 
     operation: int
     path: str
@@ -267,13 +270,15 @@ class Creation(NamedTuple):
 
 
 class Deletion(NamedTuple):
-    """The outcome of a delete request: a znode is to be removed."""
+    """The checked outcome of a delete request: the znode that the server must remove."""
 
     path: str
 
 
 class NewData(NamedTuple):
-    """The outcome of a setData request: a znode's data is to be set. version: the new version of the data."""
+    """The checked outcome of a setData request: the data that the server must set in a znode. version: the new version
+    of the data.
+    """
 
     path: str
     data: bytes | None
@@ -281,7 +286,9 @@ class NewData(NamedTuple):
 
 
 class NewAcl(NamedTuple):
-    """The outcome of a setACL request: a znode's ACL is to be set. version: the new version of the ACL."""
+    """The checked outcome of a setACL request: the ACL that the server must set in a znode. version: the new version of
+    the ACL.
+    """
 
     path: str
     acl: tuple[Acl, ...]
@@ -289,7 +296,7 @@ class NewAcl(NamedTuple):
 
 
 class NoChange(NamedTuple):
-    """The outcome of a check: nothing changes."""
+    """The checked outcome of a check operation, which changes nothing."""
 
 
 WriteOutcome = Creation | Deletion | NewData | NewAcl | NoChange
@@ -351,8 +358,8 @@ def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
 
 
 def _has_good_ttl(request: CreateNode) -> bool:
-    """Return whether the time to live fits the operation and the mode. Apache's server accepts a createTTL whose mode
-    has no time to live, and then crashes.
+    """Return whether a create request's time to live is allowed together with its operation and its mode. Apache's
+    server accepts a createTTL whose mode has no time to live, and then crashes.
     """
     if request.operation == OpCode.CREATE_TTL or request.mode in _TTLS:
         return request.mode in _TTLS and 0 < request.ttl_ms <= TTL_LIMIT_MS

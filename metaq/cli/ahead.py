@@ -1,5 +1,5 @@
-"""Find groups that have read messages that their partition no longer has, and set the groups' committed offsets
-back.
+"""Find consumer groups that have read messages which an unclean election has removed from their partition, and set the
+committed offsets of these groups back.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Ahead", "ahead_of", "commanded", "diverged_groups", "readable_ends",
 
 class Ahead(NamedTuple):
     """A group's committed offset that must be set back. committed: the offset that the group has committed in the
-    partition. back: the offset at which the group must continue, so that it misses no message.
+    partition. back: the offset from which the group must read, so that it misses no message.
 
-    owner: the member of the group that reads the partition now, or None if no member reads it. A member that reads the
-    partition would overwrite an offset that another program commits.
+    owner: the member of the group that reads the partition now, or None if no member reads it. While a member reads the
+    partition, the offset cannot be set back, because the member would overwrite it by its next commit.
     """
 
     group: str
@@ -46,8 +46,8 @@ class Ahead(NamedTuple):
 
 
 def readable_ends(connection: Asked, broker_id: int) -> dict[TopicPartition, int]:
-    """For each partition, return the end offset of the bytes that can be read from the node at the other end of
-    `connection`. The node need not lead its broker set.
+    """Ask the node at the other end of `connection`, and return for each of its partitions the offset at which its
+    readable messages end. The node need not lead its broker set.
     """
     found = {}
     for line in read_stats(connection, "offsets"):
@@ -70,12 +70,11 @@ def ahead_of(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int
 
 def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartition, int]) -> list[Ahead]:
     """Find the committed offsets of all groups in this broker's partitions, and return the offsets that must be set
-    back. These are the offsets after the partition's end. An offset must also be set back if the partition does not
-    have the message that the group read directly before this offset.
+    back. An offset must be set back if it is after the partition's end, or if the partition does not have the message
+    that the group read directly before this offset.
 
     ends: for each partition, the end offset that it had before the first new message was appended in place of a lost
-    one. An offset that must be set back is set to this end offset at most; it may have to go back further. Raises the
-    errors of Cluster.ask.
+    one. The new offset is this end offset or an earlier offset. Raises the errors of Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):

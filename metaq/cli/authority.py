@@ -1,4 +1,4 @@
-"""A certificate authority in a directory: its files, and the certificates that it signs.
+"""Create a certificate authority (CA), which is a directory of files, and certificates that this CA signs.
 
 The library `cryptography` makes and signs the certificates, because Python's own module `ssl` cannot. All keys use the
 elliptic curve P-256.
@@ -24,7 +24,7 @@ __all__ = ["make_authority", "make_broker", "make_client"]
 
 _CA_DAYS = 3650
 _DAYS = 825
-"""A certificate is valid for this number of days. Common TLS clients accept no certificate that is valid for longer."""
+"""A certificate is valid for this number of days. Common TLS clients refuse a certificate with a longer validity."""
 _EARLY = datetime.timedelta(minutes=5)
 """A certificate's validity begins this long before its creation, because the clocks of other machines may show an
 earlier time.

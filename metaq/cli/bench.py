@@ -1,5 +1,5 @@
-"""The command `metaq bench`: measure an existing cluster: sending, reading, end-to-end latency, and sending to many
-partitions.
+"""The command `metaq bench`: measure how fast an existing cluster takes messages, delivers them, and takes messages for
+many partitions, and the latency from producer to consumer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _window_option = click.option(
 
 @click.group()
 def bench() -> None:
-    """Measure an existing cluster. A benchmark creates nothing but the messages that it sends; delete their topic
+    """Measure an existing cluster. A benchmark leaves the messages that it sends in their topic; delete this topic
     afterwards.
 
     Ctrl-C ends a run early; the results up to this moment are printed.
@@ -141,8 +141,8 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send messages to all partitions of --topic. Times are from the send call to the acknowledgement; with --mode
-    batch they are for a whole frame, which holds a batch of messages.
+    """Send messages to all partitions of --topic. Each time is measured from the send call to the acknowledgement, of
+    one message or, with --mode batch, of a whole batch of messages.
 
     The broker's settings decide whether a message is on the disk before it is acknowledged: set them by metaq up
     --flush, or by unflushThreshold in server.ini.
@@ -213,8 +213,8 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None,
 @click.option("--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages per second.")
 @click.option("--partition", "-p", "place", type=PARTITION, help="Partition to use; default: the first.")
 def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: int, place: PartitionName | None) -> int:
-    """Send to one partition at --rate, and read the partition from its end on. Times are from the send of a message to
-    the poll that returns the message.
+    """Send to one partition at --rate, and read the partition from its end on. Each latency is the time from the send
+    of a message to the poll that returns it.
 
     \b
     Example

@@ -37,10 +37,14 @@ __all__ = [
 
 Job = Callable[[Tally], None]
 Destination = dict[str, Any]
-"""The keyword arguments of a producer's send call that determine the destination: `key`, `partition`, or none."""
+"""Keyword arguments of a producer's send call: `key` or `partition`, which determines the message's partition, or no
+argument.
+"""
 
 TIMED_EVERY = 16
-"""One send out of this number of pipelined sends is timed. Timing every send would affect the measurement."""
+"""The benchmark measures the time of only one in this number of pipelined sends, because measuring every send would
+make the sends slower.
+"""
 
 _STAMP = struct.Struct(">QQ")  # random number of the run, time of the send call in ns
 STAMP_BYTES = _STAMP.size
@@ -48,21 +52,22 @@ STAMP_BYTES = _STAMP.size
 POLL_MESSAGES = 1000
 ARROW_MESSAGES = 65_536
 POLL_SECONDS = 0.1
-"""A reader waits at most this number of seconds for messages. Then it checks again whether the run is over."""
+"""A reader waits at most this number of seconds for messages before it checks whether the run is over."""
 IDLE_SECONDS = 2.0
-"""Seconds without a message after which the backlog of a group counts as completely read."""
+"""If a reader gets no message for this number of seconds, it assumes that the group's backlog is completely read."""
 JOIN_SECONDS = 30.0
-"""Maximum seconds to wait for the first message. In this time the reader connects, joins its group, and waits until
-another member of the group has given up its partitions.
+"""A reader waits at most this number of seconds for its first message. In this time the reader must connect, join its
+group, and wait until other members of the group have given up the partitions that it gets.
 """
 
 LATE_SECONDS = 10.0
-"""Maximum seconds that a message of a latency run may take to arrive after the last message was sent."""
+"""In a latency run, all messages must have arrived at most this number of seconds after the last message was sent."""
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Return a job that sends single messages and waits for each acknowledgement. The messages are sent to `places` in
-    turn; without `places` the producer chooses the partitions.
+    """Return a job that sends single messages and waits for each acknowledgement. Message 1 goes to the first
+    destination in `places`, message 2 to the second, and so on, round robin; without `places` the producer chooses the
+    partitions.
     """
 
     def job(tally: Tally) -> None:
@@ -85,8 +90,8 @@ def send_batches(
     run: Run,
     places: Sequence[Destination] = (),
 ) -> Job:
-    """Return a job that sends frames of up to `batch` messages each. At most `frames` frames are unanswered at any
-    time. The job measures for each frame the time until it is acknowledged.
+    """Return a job that sends frames of up to `batch` messages each. At any time at most `frames` frames are sent and
+    not yet acknowledged. The job measures for each frame the time until it is acknowledged.
 
     places: the destinations of the frames, used in turn, as in send_single. All messages of a frame have the same
         destination.
@@ -117,8 +122,9 @@ def send_batches(
 def send_pipelined(
     producer: Producer, topic: str, payload: bytes, window: int, run: Run, places: Sequence[Destination] = ()
 ) -> Job:
-    """Return a job that sends single messages without waiting for each acknowledgement; at most `window` sends are
-    unanswered at any time. places: the destinations of the messages, used in turn, as in send_single.
+    """Return a job that sends single messages without waiting for each acknowledgement; at any time at most `window`
+    messages are sent and not yet acknowledged. places: the destinations of the messages, used in turn, as in
+    send_single.
     """
 
     def job(tally: Tally) -> None:
@@ -147,7 +153,7 @@ def _timed(tally: Tally, sent: int, clock: Callable[[], int]) -> Callable[[Futur
 
 
 class Polled(Protocol):
-    """An object with messages to poll: a Consumer or a PartitionReader."""
+    """An object whose method `poll` returns messages: a Consumer or a PartitionReader."""
 
     def poll(self, max_messages: int = ..., timeout: float = ...) -> list[Message]: ...
 
@@ -165,8 +171,8 @@ class Stamps:
         self._all_sent_ns: int | None = None
 
     def send(self, producer: Producer, partition: TopicPartition, size: int) -> None:
-        """Send messages until the run is over. This method does not count the messages in a tally, because `receive`
-        counts them. Payloads are `size` bytes, at least STAMP_BYTES.
+        """Send messages until the run is over. This method does not count the messages, because `receive` counts each
+        message when it arrives. Payloads are `size` bytes, at least STAMP_BYTES.
         """
         padding = bytes(size - STAMP_BYTES)
         unanswered: deque[Future[SendResult]] = deque()
@@ -213,7 +219,9 @@ class Stamps:
 
 
 class Piece(NamedTuple):
-    """The result of one read. next_offset: the position after the last message; None if it is unknown."""
+    """The result of one call of Reader.read. next_offset: the offset after the last message of the result; None if it
+    is unknown.
+    """
 
     messages: int
     payload_bytes: int
@@ -229,7 +237,7 @@ class Reader(Protocol):
 
 
 class MessageReader:
-    """A Reader that reads single messages and accesses the payload of each."""
+    """A Reader that reads message objects one by one and accesses the payload of each, as a consumer program would."""
 
     def __init__(self, polled: Polled) -> None:
         self._polled = polled
@@ -262,8 +270,8 @@ class Backlog:
     reader with its end offset, where the reader stops. If the end offset is None, the reader stops when no more
     messages arrive.
 
-    The time is measured from the first message, which is polled alone, to the last message. So the time for connecting
-    and for joining a group is not included.
+    The time is measured from the arrival of the first message, which is polled alone, to the arrival of the last
+    message. So it does not include the time for connecting and for joining a group.
     """
 
     def __init__(self, readers: Generator[tuple[Reader, int | None], None, None], run: Run) -> None:
@@ -303,7 +311,6 @@ class Backlog:
 
     def measured(self, messages: int) -> tuple[int, float]:
         """Return two values. The first is the number of messages after the first message, which is `messages` minus 1.
-        The second is the number of seconds between the arrival of the first message and the arrival of the last
-        messages.
+        The second is the number of seconds from the arrival of the first message to the arrival of the last one.
         """
         return messages - 1, (self._last_ns - self._first_ns) / 1e9

@@ -22,9 +22,11 @@ __all__ = ["Durations", "Limit", "Run", "RunFigures", "Tally", "measure"]
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 
 _PENDING = 1 << 14
-"""Number of durations that are collected before one NumPy call sorts them into the buckets of the histogram."""
+"""When this number of durations is collected, one NumPy call adds them to the buckets of the histogram."""
 _SUB_BUCKETS = 256
-"""Number of buckets for each power of two, as in HdrHistogram. So a computed percentile is at most 1/256 too high."""
+"""The histogram has this number of buckets for the durations between a power of two and the next one, as HdrHistogram
+has. So a computed percentile is at most 1/256 too high.
+"""
 _BUCKETS = 64 * _SUB_BUCKETS
 
 _SHOW_SECONDS = 0.2
@@ -118,8 +120,8 @@ class Run:
         return self.stop.is_set() or (self._end_ns is not None and self.clock_ns() >= self._end_ns)
 
     def take(self, messages: int = 1) -> int:
-        """Return how many of the next `messages` messages a thread may still send or read in this run; 0 when the run
-        is over. Every call of a run's `take` must pass the same value of `messages`.
+        """Reserve up to `messages` messages of the run for the calling thread, and return how many it must send or read
+        now; 0 when the run is over. Every call of a run's `take` must pass the same value of `messages`.
         """
         if self.over:
             return 0
@@ -128,14 +130,16 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return how many messages are left in the run after `done` messages, but at most `most`."""
+        """Return the number of messages that the run still needs after `done` messages, or `most` if this number is
+        larger than `most`.
+        """
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The results of a run. message_bytes: the bytes of all payloads together. seconds: the time on which the rates are
-    based.
+    """The results of a run. message_bytes: the bytes of all payloads together. seconds: the time by which numbers are
+    divided to compute the rates.
     """
 
     scenario: str

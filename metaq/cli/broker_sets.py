@@ -32,7 +32,9 @@ from .tables import print_table
 __all__ = ["elect_node", "forget_broker_set", "hand_over_set", "list_sets", "prefer_node"]
 
 ELECTION_SECONDS = 15.0
-"""Maximum seconds to wait until a node leads its broker set after an operator has elected it or handed over to it."""
+"""After an operator has elected a node, or handed the leadership over to it, the command waits at most this number of
+seconds until the node leads.
+"""
 
 _TRIES = 5
 """Maximum number of attempts to change a broker set's state in ZooKeeper. An attempt fails if another program changes
@@ -64,11 +66,12 @@ def _view(session: ZkSession, broker_set: int) -> SetView:
 def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | None) -> None:
     """Show the nodes of each broker set, or of the set ID: their roles, their lag, and why they are not in sync.
 
-    LAG BYTES: data that the node has not acknowledged. LAG: seconds since the oldest of this data was sent. SINCE: when
-    the node got its present role. ERROR: why it is not in sync. A node that is not registered has the role `gone` and
-    no address. Such a node is shown as long as it counts as in sync in the set, or the set's leader remembers it. Exits
-    with 1 if a set has no leader that clients can find, or if a leader does not answer. Warns on stderr of topics that
-    accept no messages. Also warns of nodes with different server.ini files if clients can notice the difference.
+    LAG BYTES: data that the node has not acknowledged. LAG: seconds since the leader sent the oldest part of this data
+    to the node. SINCE: the time since when the node has had its present role. ERROR: why it is not in sync. A node that
+    is not registered has the role `gone` and no address. Such a node is shown as long as the set's state in ZooKeeper
+    lists it as in sync, or the set's leader remembers it. Exits with 1 if a set has no leader that clients can find, or
+    if a leader does not answer. Warns on stderr if topics accept no messages, and if the server.ini files of nodes
+    differ in a way that clients can notice.
 
     \b
     Example
@@ -160,11 +163,13 @@ def _row(look: SetLook, name: str) -> dict[str, object]:
 
 
 _FIGURES_OF_LEADERS = ("refusing", "under_replicated", "differences")
-"""Keys of a node's JSON row that have no column in the table. Only a leader's row has values for these keys."""
+"""Keys that the JSON object of a node has, but for which the table has no column. Only a leader's object has values for
+these keys.
+"""
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:
-    """Return the cells of the table for one JSON row."""
+    """Return the cells of one row of the table, for the JSON object `row` of a node."""
     shown = {**row, "set": str(row["set"]), "preferred": "yes" if row["preferred"] else "no"}
     shown["lag_seconds"] = None if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s"
     shown["since_ms"] = moment(row["since_ms"])
@@ -182,8 +187,8 @@ def _cells(row: Mapping[str, Any]) -> list[object]:
 def hand_over_set(broker_set: int, target: str | None, zk: str, as_json: bool) -> None:
     """Make another in-sync node lead the broker set ID. Clients notice a pause, but no error.
 
-    Prints which node leads now, and for how long no node led. Exits with 1 and the reason if the leader has not
-    changed. The leader accepts the request only from its own machine, unless it runs with --admin-from any.
+    Prints which node leads now, and for how long no node led. If the leader has not changed, prints the reason and
+    exits with 1. The leader accepts the request only from its own machine, unless it runs with --admin-from any.
 
     \b
     Example
@@ -283,11 +288,13 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
     The command shows which nodes were in sync, and how much data each of the nodes that answer has. Clients lose all
     messages that the chosen node does not have: when another node with such messages returns, it removes them from its
     partitions and keeps them in .damaged- files. The command refuses to work while a leader, or an in-sync node that
-    can lead, is running. It also restores a set whose state in ZooKeeper was deleted; the set's nodes may keep running.
+    can lead, is running. The command also restores a set whose state in ZooKeeper was deleted; for this the set's nodes
+    need not be stopped.
 
     New messages get the offsets of the lost messages. So a group that has read lost messages would skip the new
-    messages at the offsets that it has already read. The command lists these groups; --set-back sets them back to the
-    end of the chosen node's messages. Exits with 1 if a listed group is not set back.
+    messages at the offsets that it has already read. The command lists these groups; with --set-back it sets their
+    committed offsets back to the end of the chosen node's messages. Exits with 1 if the offsets of a listed group are
+    not set back.
 
     \b
     Example
@@ -372,9 +379,10 @@ def _refuse_needless(broker_set: int, view: SetView, told: Mapping[str, Told], n
     """Raise CoordinationError if an unclean election is not necessary, because the set has a leader, or an in-sync node
     that can lead is registered. Raise ConfigError if the chosen node is not registered in ZooKeeper.
 
-    epoch: the highest epoch that a node has seen. If the set's state in ZooKeeper has a lower epoch than this,
-    ZooKeeper was set back to older data, and its state does not tell which nodes are in sync. A node that led before
-    its set's state was lost may still be registered as `master` in ZooKeeper; the elected node replaces it.
+    epoch: the highest epoch that a node has seen. If the set's state in ZooKeeper has a lower epoch, ZooKeeper was set
+    back to older data, so the state in ZooKeeper does not show which nodes are in sync, and the election is necessary.
+    A node that led before its set's state was lost may still be registered as `master` in ZooKeeper; the elected node
+    replaces it.
     """
     if view.master is not None:
         holders = [name for name, each in view.nodes.items() if each.url == view.master.url]
@@ -446,7 +454,7 @@ def _show_loss(view: SetView, told: Mapping[str, Mapping[str, Any] | MetaqError]
 @zk_option
 @json_option
 def forget_broker_set(broker_set: int, node: str | None, yes: bool, zk: str, as_json: bool) -> int:
-    """Remove a broker set that is given up from ZooKeeper, or one node that has left its set.
+    """Remove from ZooKeeper a broker set that you have given up, or one node that has left its set.
 
     Stop all nodes of the set before you run the command. The command refuses to work while a node of the set, or any
     broker with the same id, is registered. Afterwards ZooKeeper does not know which nodes have all acknowledged

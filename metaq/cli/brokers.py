@@ -27,7 +27,7 @@ __all__ = ["brokers"]
 _FIELDS = ("broker", "role", "node", "address", "topics", "partitions", "config_checksum", "version")
 
 MAX_ASKED = 16
-"""Maximum number of brokers that are asked for their version at the same time."""
+"""The command asks at most this number of brokers for their version at the same time."""
 
 
 @click.group()
@@ -52,7 +52,8 @@ def list_brokers(zk: str, as_json: bool) -> None:
 
     A broker that was registered earlier and is not registered now has the role `gone`, and its other columns are empty.
     CONFIG is the checksum of the server.ini that a master has registered. VERSION is `-` if the broker does not answer.
-    NODE is the name of a broker set's leader; the leader is shown as the master. `metaq brokers sets` shows all nodes.
+    Of a broker set only the leader is listed, with the role master; NODE is its name. `metaq brokers sets` shows all
+    nodes.
 
     \b
     Example

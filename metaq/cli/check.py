@@ -63,7 +63,7 @@ def check(
     """Report the content of DIR, a broker's dataPath, and verify every checksum. The command changes nothing. Its exit
     code is 1 if it finds damage.
 
-    A running broker may use DIR; data that it writes while the command runs is not checked.
+    A broker that uses DIR need not be stopped; data that it writes while the command runs is not checked.
 
     \b
     Example
@@ -84,8 +84,8 @@ def check(
 
 
 def _require_data(directory: Path) -> None:
-    """Raise ConfigError if the directory has no data of a broker. The command would otherwise report that a directory
-    without data, named by mistake, is undamaged.
+    """Raise ConfigError if the directory has no data of a broker. Without this check, a user who names a wrong
+    directory by mistake would get the report that nothing is damaged.
     """
     if is_data_directory(directory):
         return

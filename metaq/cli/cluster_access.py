@@ -1,4 +1,5 @@
-"""Connect a command to the cluster that `--zk` names, or to one broker, and report absent brokers.
+"""Connect a command to the cluster that `--zk` names, or to one broker, and report brokers that are not registered or
+do not answer.
 
 A command waits for ZooKeeper for at most `--zk-timeout`.
 """
@@ -116,8 +117,8 @@ def naming_topics(zk: str, topic: str) -> Iterator[None]:
 
 
 def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
-    """Print on stderr which brokers are absent. how: words that tell what happens to the data that only these brokers
-    have.
+    """Print on stderr which brokers are absent, that is, were registered earlier and are not registered now. how: words
+    for this text that say what the command does with the data of these brokers, for example "not shown".
     """
     tell_empty(cluster)
     absent = ", ".join(map(str, cluster.view.absent_brokers(cluster.view.brokers())))
@@ -126,16 +127,16 @@ def tell_absent(cluster: Cluster, how: str = "not shown") -> None:
 
 
 def tell_empty(cluster: Cluster) -> None:
-    """Print a warning on stderr if no broker is or ever was registered, because --zk may name a wrong chroot. If the
-    command printed only an empty table, the user would not notice this mistake.
+    """Print a warning on stderr if no broker is or ever was registered, because --zk may name a wrong chroot. Without
+    the warning the user would see only an empty table, and would not notice this mistake.
     """
     if not cluster.view.broker_ids():
         echo(f"metaq: no broker is registered at {cluster.zookeeper}: start one, or name another --zk", err=True)
 
 
 def without(silent: Mapping[int, str], partitions: Iterable[TopicPartition]) -> str:
-    """Return a sentence about missing partitions for an error text. The sentence names the partitions whose brokers do
-    not answer. silent: by broker id, the reason why a broker did not answer.
+    """Return a sentence for an error text. The sentence names those of `partitions` whose brokers do not answer.
+    silent: by broker id, the reason why a broker did not answer.
     """
     missing = ", ".join(f"{each.topic} {each}" for each in partitions if each.broker in silent)
     reasons = "; ".join(f"broker {broker_id} {reason}" for broker_id, reason in silent.items())
@@ -168,8 +169,8 @@ def _endpoint(text: str) -> Endpoint:
 
 @dataclass(frozen=True)
 class Target:
-    """The broker that the user has named by options. `connected` finds its address. If `server` is given, `server` is
-    the broker's address, and ZooKeeper is not used.
+    """The broker that the user has named by options. If the user has given its address (`server`), ZooKeeper is not
+    used; otherwise `connected` finds the address in ZooKeeper.
     """
 
     zk: str
@@ -179,7 +180,8 @@ class Target:
 
     @contextmanager
     def connected(self, endpoint: Endpoint | None = None) -> Iterator[Connection]:
-        """Yield an open connection. endpoint: an address that `found` returned; None: find the address.
+        """Yield an open connection. endpoint: the address, if the caller has already got it from `found`; with None
+        this method finds the address itself.
 
         Raises BrokerUnavailable. Raises UsageError if the user must name a broker and has not named one.
         """

@@ -93,7 +93,7 @@ def consume(
     Ctrl-C.
 
     If a broker does not answer, its partitions are left out and named on stderr. The exit code is then 1 unless --count
-    is reached. With --follow, the command reads these partitions when the broker is back.
+    is reached. With --follow, the command reads these partitions later, when the broker answers again.
 
     \b
     Example
@@ -132,7 +132,7 @@ def _one_filter(filters: Sequence[Where]) -> Where | None:
 
 def _consume_directly(zk: str, wanted: Wanted, tags: tuple[str, ...], output: Output, timer: IdleTimer) -> list[str]:
     """Print messages of the chosen partitions without a consumer group. Return a sentence for each broker that could
-    not be read; each sentence was already printed on stderr.
+    not be read. This function has already printed these sentences on stderr.
     """
     left_out: list[str] = []
 
@@ -190,7 +190,7 @@ def _consume_in_group(
 
 
 def _warn(damage: CorruptRecord) -> None:
-    """Print a warning about damaged bytes. The rest of the partition can be read."""
+    """Print a warning that the command has skipped damaged bytes. It continues with the messages after these bytes."""
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 
@@ -206,8 +206,8 @@ def _check_group_options(wanted: Wanted) -> None:
 
 
 class Output:
-    """Prints messages on stdout. left: the number of messages still to print, which counts down from --count; None
-    without --count.
+    """Prints messages on stdout. left: number of messages that may still be printed; it begins with the value of
+    --count, and is None without --count.
     """
 
     def __init__(self, write: MessageFormat, count: int | None, stream: BinaryIO | None = None) -> None:
@@ -227,8 +227,8 @@ class Output:
 
 
 class IdleTimer:
-    """Decides whether to keep waiting for messages. If there is no timeout, the answer is always yes. If there is one,
-    the answer is yes for `timeout` seconds after the last message.
+    """Decides whether the command continues to wait for messages: without a timeout always, otherwise until `timeout`
+    seconds have passed since the last message.
     """
 
     def __init__(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -61,8 +61,8 @@ def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator for a command. The decorator adds options; the user chooses dead letters by these options. The
-    command receives the values of the options as one argument `chosen`, for DeadLetters.read.
+    """Return a decorator that adds options to a command, by which the user chooses dead letters. The command receives
+    the values of the options as one argument `chosen`, for DeadLetters.read.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,8 +248,8 @@ def _redriven(each: Redriven) -> dict[str, object]:
 
 
 def _would_go(letter: DeadLetter, topic: str) -> dict[str, object]:
-    """Return the JSON fields that tell where a dead letter would be sent. The partition is not among them, because it
-    is known only when the letter is sent.
+    """Return the JSON fields that tell where a dead letter would be sent. These fields do not include the partition,
+    because it is chosen only when the letter is sent.
     """
     return {"name": letter.name, "topic": topic, "partition": None, "offset": None}
 

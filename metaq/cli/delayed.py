@@ -63,8 +63,8 @@ def asked_brokers(cluster: Cluster, broker: int | None) -> list[int]:
 def count_delayed(zk: str, topic: str | None, broker: int | None, as_json: bool) -> None:
     """Count the waiting messages by topic.
 
-    LATE counts messages that are due but that their partition does not accept; WHY gives the reason. If a broker does
-    not answer, the exit code is 1, and only the messages of the other brokers are counted.
+    LATE: number of messages whose time has come, but which their partition does not accept; WHY: the reason for this.
+    If a broker does not answer, the exit code is 1, and only the messages of the other brokers are counted.
 
     \b
     Example
@@ -182,8 +182,8 @@ def cancel_delayed(
 
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
-    """Return the result that `cancel_at` would have, without cancelling the message. There is one difference: a message
-    that was already cancelled counts as not waiting.
+    """Return the result that `cancel_at` would have, without cancelling the message. There is one difference: for a
+    message that was cancelled earlier, the result is that it does not wait.
     """
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:

@@ -1,5 +1,6 @@
 """Read a topic without a consumer group. Nothing is written to ZooKeeper. Each partition is read from a given position
-to the end that it had when reading began, or further if the reader follows new messages.
+to the end that it had when reading began. With `follow`, the reader does not stop at this end, but waits for new
+messages.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ _T = TypeVar("_T")
 
 READ_BYTES = 1 << 20
 IDLE_SECONDS = 0.1
-"""Pause in seconds of a reader that follows new messages, after it has found none in any partition."""
+"""If a reader that waits for new messages (`follow`) has found none in any partition, it pauses for this number of
+seconds before it asks again.
+"""
 RETRY_SECONDS = 5.0
 """If a broker does not answer a reader that waits for new messages (`follow`), the reader asks the broker again after
 this number of seconds.
@@ -39,7 +42,8 @@ this number of seconds.
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which messages of `topic` to read. start: where to begin. only: the partitions to read, by default all. follow:
-    whether to wait for new messages at the end. where: read only messages that match this filter by content.
+    whether to wait for new messages at the end. where: a filter by content; only messages that match it are read; None
+    for all messages.
     """
 
     topic: str
@@ -78,11 +82,12 @@ def read_topic(
     idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error if
     bytes are damaged; reading continues after these bytes. on_silent: called with a sentence about the missing data if
     a broker does not answer or an operator has closed a partition; called again for the same broker or partition only
-    if it has answered in between. The other partitions are still read. If `follow` is set, a broker that has not
-    answered is asked again every RETRY_SECONDS.
+    if it has answered in between. In both cases the function continues to read the other partitions. If `follow` is
+    set, a broker that has not answered is asked again every RETRY_SECONDS.
 
     Raises NoPartition and OffsetOutOfRange. Raises CorruptRecord for damaged bytes if on_damaged is not given, or if
-    the end of the damage is unknown. Raises BrokerUnavailable if on_silent would be called but was not given.
+    the end of the damage is unknown. If on_silent is not given, the function raises BrokerUnavailable instead of
+    calling it.
     """
     reader = _Reader(cluster, wanted, on_silent or _refuse)
     retry_at = time.monotonic() + RETRY_SECONDS
@@ -109,7 +114,7 @@ def read_topic(
 
 
 class _Reader:
-    """The state of one call of read_topic: the reading positions, and which brokers and partitions were already
+    """The state of one call of read_topic: the reading positions, and the brokers and partitions that it has already
     reported as unavailable.
     """
 
@@ -128,8 +133,8 @@ class _Reader:
         self.leave_what_is_done()
 
     def next_block(self, cursor: _Cursor) -> Iterator[Message]:
-        """Yield the messages of the partition's next block. The cursor is moved past each message before the message is
-        yielded.
+        """Yield the messages of the partition's next block. Before a message is yielded, the cursor's offset is set to
+        the end of this message.
         """
         if cursor.offset is None and not self._ask(cursor, partial(self._open, cursor=cursor)):
             return
@@ -173,8 +178,8 @@ class _Reader:
         return answer
 
     def _tell(self, whom: int | TopicPartition, sentence: str) -> None:
-        """Report by on_silent that a broker or a partition cannot be read. A broker or partition that was reported is
-        not reported again until it has answered.
+        """Report by on_silent that a broker or a partition cannot be read, unless this was reported already and the
+        broker or partition has not answered since.
         """
         if whom not in self._told:
             self._told.add(whom)

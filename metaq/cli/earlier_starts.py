@@ -1,8 +1,8 @@
-"""Find out from the data directory which topics and how many brokers earlier starts of `metaq up` had. So a new start
-can serve all former data.
+"""Find out from the data directory which topics and how many brokers earlier starts of `metaq up` had. With this
+knowledge a new start can serve all data of earlier starts.
 
-Topics with messages are found in broker-*/data. Topics without messages, and settings, are found in the server.ini
-files of the last start.
+Topics with messages have partition directories in broker-*/data. Topics without messages, and settings, are read from
+the server.ini files that the last start has written.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
-    """Return for each broker id the topics that have partitions in the directory of one of its nodes. The value of a
-    topic is its highest partition number plus one.
+    """Return for each broker id a dict of the topics that have partitions in the directory of at least one of its
+    nodes. The dict's value for a topic is the topic's highest partition number plus one.
     """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):
@@ -126,7 +126,9 @@ def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
 
 
 def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
-    """Merge lists of topics. Each topic is returned once, with its largest number of partitions in any list."""
+    """Merge lists of topics. The result contains each topic once, with the largest number of partitions that any of the
+    lists has for it.
+    """
     counts: dict[str, int] = {}
     for name, partitions in (each for topics in lists for each in topics):
         counts[name] = max(partitions, counts.get(name, 0))
@@ -134,8 +136,8 @@ def all_topics(*lists: Iterable[TopicSpec]) -> list[TopicSpec]:
 
 
 def all_settings(*lists: Sequence[TopicSetting]) -> list[TopicSetting]:
-    """Merge lists of settings. Each setting is returned once; if several lists have it, the value in the last of them
-    counts.
+    """Merge lists of settings. The result contains each setting once; if several lists contain it, with the value from
+    the last of these lists.
     """
     found = {(topic, name): value for settings in lists for topic, name, value in settings}
     return [TopicSetting(topic, name, value) for (topic, name), value in found.items()]

@@ -50,8 +50,8 @@ def find(
 ) -> int:
     """Find a message by its id, or messages by one of their keys.
 
-    The exit code is 1 if no message is found, if a found message is damaged, or if a broker does not answer. Found
-    messages that are not damaged are shown in any case.
+    The exit code is 1 if no message is found, if a found message is damaged, or if a broker does not answer. Undamaged
+    messages that were found are shown even if the exit code is 1.
 
     \b
     Example

@@ -81,15 +81,15 @@ def list_groups(zk: str, as_json: bool) -> None:
 def describe_group(zk: str, as_json: bool, group: str) -> None:
     """Show owner, committed offset and lag of each partition that GROUP reads.
 
-    The lag is in bytes, in messages, and in seconds since the oldest waiting message was stored; before the first
-    commit all stored messages count. Values that a Java broker does not report are unknown. Exit code 1 if a broker
-    does not answer.
+    The lag is shown in bytes, in messages, and in seconds since the oldest message after the committed offset was
+    stored. If the group has not committed an offset yet, all stored messages count as lag. Values that a Java broker
+    does not report are unknown. Exit code 1 if a broker does not answer.
 
-    The topic %RETRY%GROUP has the failed messages that are ready for another attempt. Of failed messages that still
-    wait for this, and of dead letters, only the numbers are shown.
+    The topic %RETRY%GROUP has the failed messages that are ready for another attempt. The command shows only the number
+    of failed messages that still wait for their next attempt, and the number of dead letters.
 
     If the group's members assign partitions by zones, the zone of each partition's broker is shown, and the owner's
-    zone if it is another one.
+    zone if it differs from the broker's.
 
     \b
     Example
@@ -131,7 +131,8 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
     """Return the number of failed messages of a group that still wait for another attempt; None if a broker does not
-    report it. If a group does not read its topic of failed messages, it has no such messages.
+    report it. The result is 0 if `topics`, the topics that the group reads, do not contain the group's topic of failed
+    messages.
     """
     topic = RETRY_PREFIX + group
     if topic not in topics:
@@ -179,15 +180,15 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
 
 
 def left_out(cluster: Cluster, group: str, topic: str, chosen: Sequence[TopicPartition]) -> list[str]:
-    """Return the names of the partitions that are not in `chosen` although the group has committed offsets in them.
-    They are not in `chosen` because no registered broker serves them.
+    """Return the names of those partitions in which the group has committed offsets, but which are not in `chosen`,
+    because no registered broker serves them.
     """
     served = set(map(str, chosen))
     return [name for name in cluster.view.committed_partitions(group, topic) if name not in served]
 
 
 def tell_left_out(group: str, topic: str, left: Sequence[str]) -> None:
-    """Raise BrokerUnavailable if partitions were left out. left: the result of `left_out`."""
+    """Raise BrokerUnavailable if `left`, the result of `left_out`, contains any partition."""
     if left:
         brokers = ", ".join(sorted({name.partition("-")[0] for name in left}, key=int))
         raise BrokerUnavailable(
@@ -250,8 +251,8 @@ def seek_group(
     new: bool,
     group: str,
 ) -> None:
-    """Move the committed offsets of GROUP. The group must have no live members, because they would overwrite the
-    offsets.
+    """Move the committed offsets of GROUP. The command refuses this while the group has live members, because they
+    would overwrite the offsets.
 
     If you give a byte offset, a message must begin there, or the partition must end there.
 
@@ -293,9 +294,9 @@ def seek_group(
 def delete_group(zk: str, dry_run: bool, yes: bool, broker: int | None, group: str) -> None:
     """Remove GROUP, which must have no live members, with all its offsets.
 
-    A consumer that joins the group later begins as a new group does. With --broker, the group stays, and only its
-    offsets in the partitions of that broker are removed. Use --broker for a broker that has left permanently, because
-    clients ask for its partitions as long as ZooKeeper has offsets in them.
+    If a consumer joins the group later, the group begins anew, without offsets. With --broker, the group stays, and
+    only its offsets in the partitions of that broker are removed. Use --broker for a broker that was removed
+    permanently, because clients look for its partitions as long as ZooKeeper has offsets for them.
 
     \b
     Example
@@ -361,10 +362,11 @@ def _target(cluster: Cluster, partition: TopicPartition, offset_of: OffsetIn, is
 class GroupPartition(NamedTuple):
     """A group's position and lag in one partition. A field is None if its value is unknown.
 
-    committed: the committed offset; None before the first commit. bounds: the readable bytes; None if the broker does
-    not answer, or if the partition is closed. lag_bytes, lag_messages: the readable data after the committed offset;
-    before the first commit, all readable data. lag_seconds: how long ago the first message after the committed offset
-    was stored; a Java broker's messages have no store time. closed: whether an operator has closed the partition.
+    committed: the committed offset; None before the first commit. bounds: the first and the end offset of the readable
+    messages; None if the broker does not answer, or if the partition is closed. lag_bytes, lag_messages: the readable
+    data after the committed offset; before the first commit, all readable data. lag_seconds: how long ago the first
+    message after the committed offset was stored; None for a Java broker, which does not record the time. closed:
+    whether an operator has closed the partition.
     missed_from: the group may have missed messages from this offset on, because the message before its committed offset
     was replaced by other messages; None if no missed message is known.
     """

@@ -55,12 +55,13 @@ _broker_option = click.option("--broker", type=click.IntRange(0), help="Ask this
 @_broker_option
 @json_option
 def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
-    """Count the half messages by producer group. WAITING (all groups together): half messages about which no producer
-    is to be asked yet.
+    """Count the half messages by producer group. WAITING (all groups together): half messages whose check time has not
+    come, so that no producer is asked yet.
 
-    ASKED: half messages about which producers of the group are being asked. PARKED: producers were asked as often as
-    allowed, so an operator must decide. ASKERS: producers that are ready to be asked; with 0 nobody can be asked. If a
-    broker does not answer, the exit code is 1, and only the messages of the other brokers are counted.
+    ASKED: half messages whose check time has come, so that producers of the group are asked for their outcomes. PARKED:
+    producers were asked as often as allowed, so an operator must decide. ASKERS: producers that are connected and can
+    be asked; if the number is 0, the broker can ask nobody. If a broker does not answer, the exit code is 1, and only
+    the messages of the other brokers are counted.
 
     \b
     Example
@@ -102,7 +103,7 @@ def list_of_halves(
     zk: str, topic: str | None, group: str, state: str | None, broker: int | None, limit: int, as_json: bool
 ) -> None:
     """List half messages, ordered by the time of the first check, when a producer is first asked for the outcome. NEXT:
-    when a producer is asked again (UTC).
+    the time (UTC) at which a producer is asked the next time.
 
     If a broker does not answer, the exit code is 1, and only the messages of the other brokers are shown.
 
@@ -128,8 +129,9 @@ def list_of_halves(
 
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
-    """Return a sentence that tells the user why no half message is listed. A producer group is known only while brokers
-    have half messages of it, or while its producers wait for CHECK_HALVES answers.
+    """Return a sentence that tells the user why no half message is listed. The sentence cannot always tell a mistyped
+    group from a group without half messages: brokers know a producer group only while they have half messages of it, or
+    while its producers wait to be asked for outcomes (CHECK_HALVES).
     """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))
@@ -166,9 +168,10 @@ def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
 @click.option("--raw", is_flag=True, help="Write its payload to stdout, and nothing else.")
 @click.argument("half_id", type=click.IntRange(1), metavar="ID")
 def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: int) -> None:
-    """Show one half message with all known details. TAKEN, FIRST and NEXT (check) are in UTC.
+    """Show one half message with all known details. TAKEN (when the broker got it), FIRST and NEXT (check) are in UTC.
 
-    Exit code 1 if no half message with this ID waits for its outcome: its transaction may be decided already.
+    The exit code is 1 if no half message with this ID waits for its outcome, for example because its transaction is
+    decided already.
 
     \b
     Example
@@ -278,7 +281,8 @@ def commit_halves(
 def roll_back_halves(
     zk: str, dry_run: bool, yes: bool, as_json: bool, topic: str, partition: PartitionName, ids: Sequence[int]
 ) -> None:
-    """Roll half messages back: they are dropped. Exits with 1 unless all of them are dropped.
+    """Roll half messages back: the broker drops them, so that no consumer ever sees them. Exits with 1 unless all of
+    them are dropped.
 
     \b
     Example

@@ -1,5 +1,5 @@
-"""Check whether the topics and groups that a user names exist in the cluster. The check is needed because a command
-would otherwise show an empty table for a mistyped name, not an error.
+"""Check whether the topics and groups that a user names exist in the cluster. Without this check a command would show
+an empty table for a mistyped name, and no error.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _shared_status(connection: Connection, broker_id: int, group: str) -> list[S
 
 def own_topics_groups(cluster: Cluster, *prefixes: str) -> set[str]:
     """Return the groups that have a topic of failed messages or a topic of dead letters. prefixes: the prefixes of the
-    names of the topics to look for. A group's topic of failed messages, or of dead letters, exists from its first
-    message on.
+    names of the topics to look for. The first failed message or dead letter of a group creates the corresponding topic.
     """
     return {name.removeprefix(each) for name in cluster.view.topics() for each in prefixes if name.startswith(each)}
 
 
 def check_known_group(cluster: Cluster, group: str) -> None:
-    """Check that a group exists: that it is a consumer group or a shared group, or has failed messages or dead letters.
+    """Check that a group exists, that is, that a consumer group or a shared group has this name, or that failed
+    messages or dead letters of such a group exist.
 
     Raises ClientError for an unknown group; the error text names the most similar known group. Raises BrokerUnavailable
     if the brokers that answer do not know the group, but a broker that does not answer may know the group as a shared
@@ -67,8 +67,8 @@ def check_known_topic(cluster: Cluster, topic: str) -> None:
     """Check that a topic exists or has existed. Raises NoPartition for an unknown topic; the error text names the most
     similar known topic.
 
-    For the topics of a group's failed messages and dead letters, only the group must be known, because these topics do
-    not exist before a message first fails.
+    If `topic` is the topic of a group's failed messages or dead letters, the function only checks that the group is
+    known, because this topic does not exist before a message of the group fails for the first time.
     """
     if topic in cluster.view.topics():
         return

@@ -39,11 +39,13 @@ __all__ = [
 HOST = "127.0.0.1"
 MAX_REPLICAS = 8
 START_SECONDS = 30.0
-"""Maximum seconds to wait after the start of all brokers until they publish every topic."""
+"""After the start of all broker processes, start() waits at most this number of seconds until they publish every
+topic.
+"""
 
 GRACE_MS = 500
-"""Number of milliseconds that a stopping broker still serves clients, so that they can change to other brokers. The
-number is small because all brokers of this cluster stop together.
+"""When a broker is told to stop, it serves clients for this number of milliseconds more, so that they can change to
+other brokers. The number is small because all brokers of this cluster stop together, so that there is no other broker.
 """
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
@@ -69,9 +71,10 @@ class PlannedNode:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Describes the cluster to start. ports: one port for each broker process. The first processes have the broker ids
-    0, 1, …; if there are broker sets, the processes for the second node of each set follow with the same ids, and so
-    on. topics: the topics with their numbers of partitions on each broker id.
+    """Describes the cluster that a LocalCluster starts. ports: one port for each broker process. The first ports are
+    for the broker ids 0, 1, …; in a cluster of broker sets, the ports for the second node of each set follow in the
+    same order of ids, then those for the third nodes, and so on. topics: the topics with their numbers of partitions on
+    each broker id.
     """
 
     data_dir: Path
@@ -95,8 +98,8 @@ class ClusterPlan:
         return len(self.ports) // self.replicas
 
     def nodes(self) -> list[PlannedNode]:
-        """Return all broker processes: first the first process of each broker id, then the second process of each, and
-        so on.
+        """Return all broker processes: first one process for each broker id, then the second process for each broker
+        id, and so on.
         """
         return [
             PlannedNode(
@@ -137,13 +140,13 @@ def server_ini(plan: ClusterPlan, node: PlannedNode, connect_string: str) -> str
 
 
 class LocalCluster:
-    """Starts and stops the processes of a ClusterPlan. This object may be used only by the main thread, because the
-    processes end when the thread that started them ends.
+    """Starts and stops the processes of a ClusterPlan. Only the main thread may use this object, because the kernel
+    ends each process when the thread that started it ends.
     """
 
     def __init__(self, plan: ClusterPlan, on_restart: Callable[[str], None] = lambda text: None) -> None:
         """on_restart: called with a text for the user in two cases: a node of a broker set has ended and was started
-        again, or a node leads in place of another node whose data was removed.
+        again, or a node was made the leader because the data of the in-sync nodes was removed.
         """
         self.plan = plan
         self.brokers: list[Child] = []
@@ -157,7 +160,9 @@ class LocalCluster:
 
     @property
     def addresses(self) -> list[str]:
-        """A text with the address of each broker id. For a broker set it has the addresses and names of all nodes."""
+        """One text for each broker id, with the address of the broker, or with the addresses and names of all nodes of
+        the broker set.
+        """
         nodes = self.plan.nodes()
         return [
             ", ".join(
@@ -182,8 +187,8 @@ class LocalCluster:
     def start(self) -> None:
         """Start all processes. Wait until all brokers publish all topics and all nodes of broker sets are in sync.
 
-        Raises CoordinationUnavailable or BrokerUnavailable; the error text contains the last line in the log of the
-        failed process.
+        If a process does not become ready, raises CoordinationUnavailable or BrokerUnavailable; the error text contains
+        the last line in the log of this process.
         """
         plan = self.plan
         # Start the brokers while ZooKeeper starts, with two exceptions. A broker set needs its state in ZooKeeper
@@ -205,12 +210,14 @@ class LocalCluster:
             session.close()
 
     def _found_sets(self, session: ZkSession) -> None:
-        """Write the first state of each new broker set to ZooKeeper. If the broker id already has messages, the set's
-        first node becomes the leader. Otherwise the set's preferred node becomes the leader; consecutive broker ids
-        have different preferred nodes, so that the leaders are spread over the nodes.
+        """Write the first state of each new broker set to ZooKeeper. If there are already messages of this broker id
+        (from a start without broker sets), the set's first node, which has them, becomes the leader. Otherwise the
+        set's preferred node becomes the leader; consecutive broker ids have different preferred nodes, so that the
+        leaders are spread over the nodes.
 
-        An existing set keeps its state, unless no node has the in-sync data any more (`_choose_data`). If the nodes of
-        a set have data but its state in ZooKeeper is lost, nothing is written, and the set waits for an operator.
+        An existing set keeps its state, unless the directories of all in-sync nodes were removed (`_choose_data`). If
+        the nodes of a set have data but its state in ZooKeeper is lost, nothing is written, and the set waits for an
+        operator.
         """
         stored = stored_topics(self.plan.data_dir)
         for broker_id in range(self.plan.brokers):
@@ -224,8 +231,9 @@ class LocalCluster:
                 self._choose_data(session, broker_id, view.state, view)
 
     def _choose_data(self, session: ZkSession, broker_id: int, state: SetState, view: SetView) -> None:
-        """If somebody has removed the directories of all nodes that were in sync, let the remaining node with the
-        highest epoch lead. Data that only the removed directories contained is lost. Raises StoreError.
+        """If somebody has removed the directories of all nodes that were in sync, make the node with the highest epoch
+        among the remaining nodes the leader. Data that only the removed directories contained is lost. Raises
+        StoreError.
         """
         from metaq.broker import inspection  # loaded late, as in earlier_starts.py
 
@@ -289,8 +297,8 @@ class LocalCluster:
         """Check the processes until `wait(seconds)` returns true. Raise BrokerUnavailable as soon as a process has
         ended by itself.
 
-        If the ended process is a node of a broker set, and it ended with the exit code 0 or by a signal, the node is
-        started again instead.
+        There is one exception: if a node of a broker set has ended with the exit code 0 or by a signal, start this node
+        again and raise no error.
         """
         while not wait(0.5):
             if self.plan.replicas > 1:
@@ -306,9 +314,10 @@ class LocalCluster:
                 self._on_restart(f"{node.name} {how}: it is started again")
 
     def stop(self) -> None:
-        """Stop the brokers, which unregister in ZooKeeper, and then ZooKeeper. A second call has no effect.
+        """First stop the brokers, which remove their registrations in ZooKeeper, and then stop ZooKeeper. A second call
+        has no effect.
 
-        The nodes of a broker set are stopped in turn, and the first node is stopped last. So the first node is the
+        The nodes of a broker set are stopped one after the other, the first node last, so that the first node is the
         leader at the end.
         """
         while self.brokers:

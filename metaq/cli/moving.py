@@ -85,8 +85,8 @@ def move_partitions(
 
     A broker numbers its partitions from 0 without a gap. So only the last partitions of a broker can be moved, and they
     get the next free numbers at the target. Messages keep their offsets, and groups continue at their positions. If
-    this command is stopped, the brokers continue the move; if it is called again, it shows their progress. A move can
-    be cancelled until the source accepts no more messages and the target has all of them.
+    this command is stopped, the brokers continue the move; if you run the command again, it shows the progress of the
+    move. A move can be cancelled until the source accepts no more messages and the target has all of them.
 
     \b
     Example
@@ -120,7 +120,7 @@ def move_partitions(
 @zk_option
 @json_option
 def list_moves(zk: str, as_json: bool) -> None:
-    """List the moves of partitions that are in progress, and former ones with their outcomes.
+    """List the moves of partitions that are in progress, and the moves that have ended, with their outcomes.
 
     LEFT and RATE: the data still to be copied, and the speed, as the target reports them now.
 
@@ -189,8 +189,8 @@ def _least(counts: dict[int, int], broker: int, targets: Sequence[int] | None) -
 
 
 def _follow(moves: MovesOfCluster, move: Move, as_json: bool) -> Move:
-    """Show the progress of a move until it is done, and return its final state. Raises CoordinationError if it was
-    cancelled.
+    """Show the progress of a move until the move is done, and return the move in its final state. Raises
+    CoordinationError if the move was cancelled.
     """
     said, said_at = "", 0.0
     while True:

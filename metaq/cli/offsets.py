@@ -184,10 +184,10 @@ def copy(
     target_start: int,
     only: tuple[str, ...],
 ) -> None:
-    """Copy the offsets of all groups from one broker's partitions to another's, for example after `partitions
-    renumber`.
+    """Copy the offsets of all groups from one broker's partitions to another broker's partitions, for example after
+    `partitions renumber`.
 
-    An offset that the target partition already has is kept.
+    If a group already has an offset in the target partition, this offset is not changed.
 
     \b
     Example
@@ -214,8 +214,8 @@ def _copy_group(
     targets: Sequence[TopicPartition],
     dry_run: bool,
 ) -> list[Copied]:
-    """Copy the offsets of one group. If the group has never committed an offset in a partition, this partition is left
-    out.
+    """Copy the offsets of one group. The result does not contain partitions in which the group has never committed an
+    offset.
     """
     pairs = zip(sources, cluster.committed_many(group, sources), strict=True)
     there = zip(targets, cluster.committed_many(group, targets), strict=True)
@@ -244,8 +244,8 @@ def _copy_group(
 @_partitions
 @click.argument("group", type=GROUP)
 def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[PartitionName, ...], group: str) -> None:
-    """Skip all messages that GROUP has not read yet: move its offsets to the ends. Refused while a consumer owns the
-    partition.
+    """Skip all messages that GROUP has not read yet: move its committed offset in each partition to the partition's
+    end. The command refuses a partition that a consumer owns.
 
     \b
     Example
@@ -277,7 +277,7 @@ def skip(zk: str, as_json: bool, dry_run: bool, topic: str, only: tuple[Partitio
 # --- the SQL table in which 1.x's MysqlOffsetStorage keeps offsets ----------------------------------------------------
 
 _BACKTICKS = ("pymysql", "MySQLdb", "mysql.connector")
-"""Names of Python database modules whose databases quote names with backticks."""
+"""Names of Python database modules for databases in which column names are quoted with backticks."""
 
 
 def sql_store(option: str, url: str) -> SqlOffsetStore:

@@ -1,5 +1,5 @@
-"""Types of options, and options that several commands share. A wrong value is refused before a command opens any file
-or connection.
+"""Types for the values of options, and options that several commands have. These types check a value before the command
+opens any file or connection.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Parsed(click.ParamType[T]):
     """A type of options that converts the text of a value by `parse`. If `parse` raises a ValueError (InvalidName is
     one), the user sees the text of the ValueError.
 
-    A value that is not a text is left unchanged, because it is a default, or click has already converted it.
+    A value that is not a text is a default, or click has already converted it; so such a value is left unchanged.
     """
 
     def __init__(self, name: str, parse: Callable[[str], T]) -> None:
@@ -86,7 +86,7 @@ class Parsed(click.ParamType[T]):
 
 
 class TopicSpec(NamedTuple):
-    """A topic to configure, and its number of partitions on each broker."""
+    """A topic that a user wants to have in server.ini, and its number of partitions on each broker."""
 
     name: str
     partitions: int
@@ -139,9 +139,7 @@ def _is_digits(text: str) -> bool:
 
 
 def _moment(text: str) -> datetime | None:
-    """Parse a time in ISO 8601, which is a local time unless it contains a time zone. Return None if the text is not a
-    time.
-    """
+    """Parse a time in ISO 8601; a time without a time zone is a local time. Return None if the text is not a time."""
     try:
         return datetime.fromisoformat(text).astimezone(UTC)
     except (ValueError, OverflowError):
@@ -236,7 +234,7 @@ PORT = click.IntRange(0, 65535)
 
 class _ZkOption(click.Option):
     """The option --zk. A user may give its value after the command's name, before the command's name, or in an
-    environment variable. If several are given, the first in this order counts.
+    environment variable. If the user gives several values, the first in this order is used.
     """
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:

@@ -42,11 +42,11 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-"""The table cell for an unknown number, which must not be taken for 0."""
+"""The text in a table cell whose number is unknown; an empty cell could be mistaken for 0."""
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as indented JSON on stdout. Keys keep their order."""
+    """Print `value` as indented JSON on stdout. The keys of each object are printed in the order of the dict."""
     print(json_text(value, indent=2))
 
 
@@ -59,13 +59,15 @@ def json_text(value: Any, indent: int | None = None) -> str:
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
-    """Print a text for people on stdout, or on stderr if `err` is set. nl: whether to add a line end."""
+    """Print a text for people on stdout, or on stderr if `err` is set, with control characters escaped. nl: whether to
+    add a line end.
+    """
     click.echo(printable(text), err=err, nl=nl)
 
 
 def show_warnings() -> None:
-    """If logging is not set up, Python prints warnings on stderr. Make Python escape the control characters in these
-    warnings.
+    """Make Python escape control characters in the warnings that it prints on stderr as long as the program has not set
+    up logging.
     """
     import logging  # not needed for a help text
 
@@ -114,9 +116,7 @@ def counted(number: int | None, noun: str) -> str:
 
 
 def moment(ms: int | None) -> str | None:
-    """Return a time given in Unix milliseconds as text in ISO 8601. 0 and None stand for "never"; for them return
-    None.
-    """
+    """Convert a time in Unix milliseconds to a text in ISO 8601. Return None for 0 and None, which both mean "never"."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
@@ -159,8 +159,8 @@ _PIECE = re.compile(r"%(?P<field>.?)|\\(?P<escape>x[0-9A-Fa-f]{2}|.?)", re.DOTAL
 def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message], bytes]:
     """Return a function that formats a message according to `text`.
 
-    terminal: whether to escape control characters that a terminal would execute; default: whether stdout is a terminal.
-    Raises ValueError naming an unknown %letter or \\escape and the choices.
+    terminal: whether the function must escape control characters that a terminal would execute; by default it does so
+    if stdout is a terminal. Raises ValueError naming an unknown %letter or \\escape and the choices.
     """
     shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []
@@ -205,8 +205,8 @@ def preview_fields(preview: Preview) -> dict[str, object]:
 
 
 def field_text(value: object) -> object:
-    """Convert the value of a JSON field for a table of names and values, and return it. The digits of numbers are not
-    grouped, because users copy the numbers.
+    """Convert the value of a JSON field for a table of names and values, and return it. Numbers are written without
+    thousands separators, so that users can copy them.
     """
     if isinstance(value, list):
         return " ".join(map(str, value))

@@ -61,10 +61,10 @@ def partitions() -> None:
 @_start
 @_end
 def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, end: int) -> None:
-    """Refuse puts and gets on partitions --start to --end of a configured topic, until the partitions are opened or the
-    broker is restarted.
+    """Make a broker refuse puts and gets on partitions --start to --end of a topic in its server.ini, until you open
+    the partitions or restart the broker.
 
-    Every node of a broker set closes them, the leader last.
+    In a broker set every node closes these partitions, the leader last.
 
     \b
     Example
@@ -94,9 +94,9 @@ def close(target: Target, dry_run: bool, as_json: bool, topic: str, start: int, 
 
 def _at_target(target: Target, act: Callable[[Connection], list[int]], failed: str, command: str) -> list[int]:
     """Call `act` with a connection to the target broker and return its result. If the target is a broker set, call
-    `act` for all of its nodes, the leader last, and return the leader's result. All nodes must be changed, because
-    otherwise the next leader would serve requests that the present leader refuses. failed, command: as in
-    at_every_node.
+    `act` for all of its nodes, the leader last, and return the leader's result. The change must be made at all nodes,
+    because another node may become the leader, and would then serve requests that the present leader refuses. failed,
+    command: as in at_every_node.
     """
     endpoint, found = target.found()
     if found is None:
@@ -152,8 +152,8 @@ def open_(target: Target, dry_run: bool, as_json: bool, topic: str) -> None:
 @dry_run_option
 @json_option
 def delete(data_dir: Path, topic: str, start: int, end: int, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Delete the directories of partitions --start to --end with everything in them; asks before each. Deleted data
-    cannot be restored.
+    """Delete the directories of partitions --start to --end with everything in them. Unless --yes is given, the command
+    asks before it deletes each directory. Deleted data cannot be restored.
 
     \b
     Example

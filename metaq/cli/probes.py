@@ -43,8 +43,8 @@ from .stats import named_figures
 __all__ = ["Monitor", "ProbeLevel", "ProbeLimits", "Seen"]
 
 PROBE_SECONDS = 10.0
-"""Maximum seconds until a probe message that was sent must be readable. A Java broker with asynchronous flush makes the
-message readable only after unflushInterval.
+"""After a probe message was sent, it must be readable within this number of seconds; otherwise the check raises an
+alarm. A Java broker with asynchronous flush makes the message readable only after unflushInterval.
 """
 _PROBE_READ_BYTES = 4096
 
@@ -54,8 +54,8 @@ CERTIFICATE_SECONDS = 30 * 24 * 3600.0
 
 
 class ProbeLevel(StrEnum):
-    """The levels of a check's result, the worst first. UNKNOWN: the check was not possible, for a reason that another
-    result gives.
+    """The levels that the result of a check can have, the worst level first. UNKNOWN: the check was not possible;
+    another result of the same round gives the reason.
     """
 
     ALARM = "alarm"
@@ -88,8 +88,9 @@ class ProbeLimits:
 
 
 class Monitor:
-    """Runs the checks, and remembers the offsets of groups between two rounds of checks. So the second round of checks
-    is the first that can tell whether a group makes progress. This object may be used by one thread only.
+    """Runs the checks, and remembers the committed offsets of groups until the next round of checks. Two rounds must be
+    compared to see whether a group makes progress, so the first round cannot report this. This object may be used by
+    one thread only.
     """
 
     def __init__(
@@ -116,8 +117,8 @@ class Monitor:
         waiting messages then.
         """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """The last count of each group's dead letters, by group: the end offsets of the partitions of the group's
-        dead-letter topic when the dead letters were counted, and the number of dead letters.
+        """What the monitor remembers from the last time when it counted a group's dead letters, by group: the end
+        offsets that the partitions of the group's dead-letter topic had then, and the number of dead letters.
         """
 
     def look(self) -> list[Seen]:
@@ -187,8 +188,8 @@ class Monitor:
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
-        """Yield a result for each broker set. Add the ids of sets without a leader to `leaderless`; their result
-        already says why no broker with this id is registered.
+        """Yield a result for each broker set. Add the ids of sets without a leader to `leaderless`. So the caller does
+        not report a second time, as an absent broker, that no broker with this id is registered.
         """
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
@@ -289,8 +290,8 @@ class Monitor:
             yield Seen(ProbeLevel.WARNING, f"group {group}", text)
 
     def _cause(self, group: str, row: GroupPartition, members: int) -> _Cause:
-        """Return the first problem that a group has in a partition. If several partitions of a group have the same
-        problem, the caller reports them in one line.
+        """Return the first problem that a group has in a partition. The caller reports all partitions of a group that
+        have the same problem in one line.
         """
         key = (group, row.partition)
         before = self._waited.pop(key, None)
@@ -361,8 +362,8 @@ _NAMED = 8
 
 
 def _listed(rows: Sequence[GroupPartition]) -> str:
-    """Return a text with the amount of waiting data in these partitions together, and with their names, the partition
-    with the largest lag first.
+    """Return a text with the total amount of waiting data in these partitions, and with the partitions' names, in the
+    order of decreasing lag.
     """
     farthest = sorted(rows, key=lambda row: row.lag_bytes or 0, reverse=True)
     names = [_place(row) for row in farthest]
@@ -529,7 +530,7 @@ def _readable(cluster: Cluster, partition: TopicPartition, offset: int) -> bytes
 
 def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
     """Yield the results of the iterator `steps`. If it raises an error, yield an alarm with the error text.
-    Only CoordinationUnavailable does not become an alarm here: it is raised again, and the caller reports it.
+    There is one exception: a CoordinationUnavailable is passed on to the caller, which reports it.
     """
     try:
         yield from steps
@@ -541,7 +542,7 @@ def _guarded(what: str, steps: Iterator[Seen]) -> Iterator[Seen]:
 
 def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") -> Iterator[Seen]:
     """Yield a result for a counted value: an alarm if `value` is larger than `limit`. noun: what is counted, in the
-    singular. rest: words that follow the number in the result's text.
+    singular. rest: words that the result's text has after the number and the noun.
     """
     if value is None:
         yield Seen(ProbeLevel.UNKNOWN, what, f"does not tell its {noun}s")

@@ -107,14 +107,14 @@ many nodes have each message.
 
 @dataclass(slots=True)
 class Progressed:
-    """Figures about the messages that are acknowledged so far."""
+    """Counts of the messages that were acknowledged so far."""
 
     messages: int = 0
     payload_bytes: int = 0
     read_bytes: int = 0
     replicas: set[int | None] = field(default_factory=set)
-    """The different numbers of nodes that had a message when it was acknowledged. The set contains None if a broker did
-    not report the number.
+    """For each acknowledged message the broker reports how many nodes have it; the set contains all different numbers
+    that were reported, and None if a broker reported no number for a message.
     """
     started: float = field(default_factory=time.perf_counter)
 
@@ -160,10 +160,11 @@ def produce(
     as_json: bool,
     file: Path,
 ) -> None:
-    """Send each line of FILE (default: stdin) as one message, without its line feed. A carriage return is kept.
+    """Send each line of FILE (default: stdin) as one message, without its line feed. If the line ends with a carriage
+    return, it stays in the message.
 
-    Batches go round robin over the topic's partitions. The command ends when every message is acknowledged. If the
-    command fails or is ended by Ctrl-C, it prints how many messages were acknowledged.
+    Batches of messages go round robin over the topic's partitions. The command ends when every message is acknowledged.
+    If the command fails or is ended by Ctrl-C, it prints how many messages were acknowledged.
 
     \b
     Example
@@ -234,15 +235,15 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
 
 
 class _BadLine(ClientError):
-    """A line is not a valid message. No line of the same send call was sent."""
+    """Raised before a send if a line is not a valid message, so that no line of this send call was sent."""
 
 
 def _stored_nothing(error: MetaqError) -> bool:
     """Return whether it is certain that no line of a failed send call is stored.
 
-    The result is False if the request or its answer may have been lost, because lines may then be stored. It is also
-    False if a 1.x broker refuses a line, because each line is a separate request to a 1.x broker and other lines may be
-    stored.
+    The result is False if the request or its answer may have been lost, because the broker may have stored the lines
+    nevertheless. It is also False if a 1.x broker refuses a line, because each line is a separate request to a 1.x
+    broker and other lines may be stored.
     """
     if isinstance(error, RequestRefused):
         return error.code == ResponseCode.MESSAGE_ILLEGAL
@@ -250,7 +251,9 @@ def _stored_nothing(error: MetaqError) -> bool:
 
 
 def line_chunks(stream: IO[bytes]) -> Iterator[LineChunk]:
-    """Yield the lines of `stream` as they arrive. All lines that can be read without waiting are yielded at once."""
+    """Yield the lines of `stream` as they arrive. Each yielded chunk contains all lines that can be read at that moment
+    without waiting.
+    """
     read = getattr(stream, "read1", stream.read)
     rest = b""
     while data := read(READ_BYTES):
@@ -292,8 +295,9 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
-    """Return the error to raise after sending a line has raised `error`. If the line was sent alone, return `error`
-    itself. Otherwise return a ClientError with the same text; this type of error means that other lines may be stored.
+    """Return the error to raise if the send of a line has failed with `error`. If the line was sent alone, return
+    `error` itself. Otherwise return a ClientError with the same text, because other lines of the same send call may be
+    stored, and a ClientError does not deny this.
     """
     return error if is_alone else ClientError(str(error))
 

@@ -25,12 +25,12 @@ __all__ = ["reload"]
 @json_option
 @dry_run_option
 def reload(target: Target, as_json: bool, dry_run: bool) -> None:
-    """Make a broker read the topics of its server.ini again, as SIGHUP does. Changes of [system] keys wait for a
-    restart.
+    """Make a broker read the topics of its server.ini again, as SIGHUP does. Changes of keys in the section [system]
+    have no effect before a restart.
 
-    In a broker set every present node reads its own file, the leader last. If another node cannot be reached, the
-    leader keeps its settings, and the command names that node and exits with 1. The command also exits with 1 if the
-    nodes' files differ after that. With --server only that process reads its file.
+    In a broker set every present node reads its own file, the leader last. If a node cannot be reached, the leader does
+    not read its file, and the command names that node and exits with 1. The command also exits with 1 if the files of
+    the nodes differ after the reload. With --server only that process reads its file.
 
     \b
     Example

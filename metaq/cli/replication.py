@@ -19,9 +19,9 @@ from .tables import print_table
 __all__ = ["replication"]
 
 CONNECTED_ROLES = ("slave", "sync-master", "joining", "candidate", "waiting", "stopped")
-"""Roles of a broker that has to have a connection to another broker. If a broker in one of these roles has no
-connection, the connection is lost. The role is checked because the report of a slave may name no other broker: this is
-so when its master has left ZooKeeper.
+"""The roles in which a broker needs a connection to another broker. If a broker in one of these roles reports no
+connection, the command reports that the connection is lost. The command cannot see this from the other broker's address
+alone, because the report of a slave contains no address while its master is not registered in ZooKeeper.
 """
 TROUBLED = ("troubled", "stopped")
 
@@ -41,8 +41,8 @@ def replication() -> None:
 @target_options
 @json_option
 def status(target: Target, as_json: bool) -> int:
-    """Show a broker's role, the other broker with which it replicates, and the progress of each partition. The exit
-    code is 1 if the connection between the two brokers is lost or replication has an error.
+    """Show a broker's role, the other broker to or from which it copies messages, and the progress of each partition.
+    The exit code is 1 if the connection between the two brokers is lost or replication has an error.
 
     \b
     Example

@@ -1,4 +1,6 @@
-"""The command `metaq security`: a certificate authority in a directory, and certificates for brokers and clients."""
+"""The command `metaq security`: create a certificate authority in a directory, and certificates for brokers and
+clients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _DIRECTORY = click.argument("directory", type=click.Path(file_okay=False, path_t
 
 @click.group()
 def security() -> None:
-    """Make certificates for TLS: an authority, and certificates for brokers and clients.
+    """Make a certificate authority for TLS, and certificates for brokers and clients.
 
     \b
     Example
@@ -30,7 +32,7 @@ def security() -> None:
 def init(directory: Path) -> None:
     """Make a certificate authority in DIRECTORY: ca.pem for everybody, and ca.key, which signs certificates.
 
-    Keep ca.key off the brokers' machines.
+    Do not copy ca.key to the brokers' machines.
 
     \b
     Example

@@ -34,8 +34,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Stop(threading.Event):
-    """An event that is set when SIGTERM or SIGINT arrives. number: the number of the first signal; 0 before a signal
-    arrives.
+    """An event that is set when SIGTERM or SIGINT arrives. number: the number of the signal that arrived first; 0
+    before a signal arrives.
     """
 
     number = 0
@@ -88,7 +88,7 @@ def locked_directory(option: str, directory: Path) -> Iterator[Path]:
 
 def wait_until(condition: Callable[[], bool], deadline: float, interval: float = 0.02) -> bool:
     """Call `condition` every `interval` seconds until it returns true or time.monotonic() reaches `deadline`. Return
-    its last result.
+    whether it has returned true.
     """
     while not condition():
         if time.monotonic() >= deadline:
@@ -101,9 +101,9 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
     """Ask the kernel to send the signal `number` to this process when its parent ends, even if SIGKILL ends the parent.
     If the parent has already ended, send the signal at once.
 
-    The function has an effect only on Linux, where prctl(2) exists. On other systems a child outlives a killed parent.
-    The kernel sends the signal when the *thread* that started the child ends, so children must be started from the main
-    thread.
+    The function has an effect only on Linux, where prctl(2) exists. On other systems a child continues to run after its
+    parent was killed. The kernel sends the signal when the *thread* that started the child ends, so children must be
+    started from the main thread.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -121,8 +121,8 @@ def signal_name(number: int) -> str:
 
 
 class Child:
-    """A child process that runs `main(arguments)` of a module. The child process has a session of its own, so that
-    Ctrl-C reaches only the parent.
+    """A child process that runs `main(arguments)` of a module. The child process has its own session of the operating
+    system, so that Ctrl-C on the terminal signals only the parent.
 
     The kernel ends the child when this process ends. The child's stdout and stderr go to the file `log`. This object
     may be created only by the main thread (see die_with_parent).

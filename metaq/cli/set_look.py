@@ -29,7 +29,7 @@ __all__ = [
 T = TypeVar("T")
 
 MAX_ASKED = 16
-"""Maximum number of nodes from which reports are requested at the same time."""
+"""The code asks at most this number of nodes for their reports at the same time."""
 
 _NAMED = 8
 """Maximum number of differences between nodes that one line names."""
@@ -40,7 +40,7 @@ Told = Mapping[str, Any] | MetaqError
 
 @contextmanager
 def connected(node: SetNode) -> Iterator[Connection]:
-    """Yield a connection to a node. Raises BrokerUnavailable."""
+    """Yield a connection to a node. Raises BrokerUnavailable if the node cannot be reached."""
     connection = open_connection(Endpoint(*node.address), ConnectionConfig())
     try:
         yield connection
@@ -82,8 +82,8 @@ class SetLook(NamedTuple):
         """The name of the node that leads the set, if clients can find this node. "" if no node leads, or if the
         leading node reports that it has stopped.
 
-        A leader that has stopped stays the leader in ZooKeeper while no other node is in sync, so that its data is not
-        given up.
+        In ZooKeeper a stopped leader is the leader as long as no other node is in sync, because another leader would
+        not have all its data.
         """
         leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
@@ -112,8 +112,8 @@ class SetLook(NamedTuple):
 
     @property
     def set_back(self) -> bool:
-        """Whether ZooKeeper has an older state of the set than a node has already seen. The nodes that this older state
-        calls in sync may lack messages.
+        """Whether ZooKeeper has an older state of the set than a node has already seen. Nodes that are in sync
+        according to this older state perhaps lack messages.
         """
         revoked = self.view.state is not None and self.view.state.is_revoked
         return revoked or any(bool(self.says(name).get("setBack")) for name in self.told)
@@ -126,7 +126,7 @@ class SetLook(NamedTuple):
         return sorted(named.union(self.view.nodes))
 
     def says(self, name: str) -> Mapping[str, Any]:
-        """Return a node's own report; an empty one if the node was not asked or has not answered."""
+        """Return a node's own report; an empty mapping if the node was not asked or has not answered."""
         answer = self.told.get(name, {})
         return {} if isinstance(answer, MetaqError) else answer
 
@@ -139,7 +139,9 @@ class SetLook(NamedTuple):
         return self._others().get(name, {})
 
     def role(self, name: str) -> str:
-        """Return `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone` and its former role."""
+        """Return `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone` together with the role
+        that it has in the set's state.
+        """
         role = self.view.role(name)
         if name not in self.view.nodes:
             return "gone" if role == "out of sync" else f"gone, was {role}"
@@ -157,8 +159,8 @@ class SetLook(NamedTuple):
     @property
     def differences(self) -> list[str]:
         """Sentences about differences between the nodes' configurations; clients would notice these differences if
-        another node became the leader. Empty if no difference is known. If a node does not answer, or has a version
-        that does not report its configuration, the node is not compared.
+        another node became the leader. Empty if no difference is known. Nodes that do not answer, or whose version does
+        not report the configuration, are left out of the comparison.
         """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
@@ -182,8 +184,8 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 
 def leader_last(view: SetView) -> list[str]:
-    """Return the names of the present nodes; the leader's name is the last. If nodes are changed in this order, all
-    nodes have the change as soon as the leader has it.
+    """Return the names of the present nodes; the leader's name is the last. If a change is made at the nodes in this
+    order, the leader is the last node that gets it, so no other node lacks the change then.
     """
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
@@ -245,8 +247,8 @@ def told_differences(differences: Sequence[str]) -> str:
 
 def _differing(options: Mapping[str, Mapping[str, Any]], section: str) -> list[str]:
     """Return descriptions of the options in one section of server.ini whose values differ between nodes. options: the
-    options of this section, by node. If a node does not report an option, because its version is earlier, this node is
-    not compared.
+    options of this section, by node. A node of an earlier version that does not report an option is left out of the
+    comparison of this option.
     """
     nodes = list(options)
     keys = dict.fromkeys(key for each in options.values() for key in each)

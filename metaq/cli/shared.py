@@ -1,4 +1,6 @@
-"""The command `metaq shared`: list shared groups and their remaining messages, and make brokers forget them."""
+"""The command `metaq shared`: list shared groups and the messages that they have not acknowledged, and delete shared
+groups.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,9 @@ def list_shared(zk: str, as_json: bool) -> None:
 def describe_shared(zk: str, as_json: bool, group: str) -> None:
     """Show the state of GROUP in each partition, and its members.
 
-    LEFT: messages that are not acknowledged. LEASED: how many of these messages are leased by members. DELAYED: how
-    many of them were released and wait for their time. ATTEMPTS: the largest number of attempts of one of them. OLDEST
+    LEFT: number of messages that are not acknowledged. LEASED: how many of these messages are leased by members.
+    DELAYED: how many of them a member has released with a delay that is not over yet. ATTEMPTS: the largest number of
+    times that one of them was leased. OLDEST
     S: seconds since the oldest of them was stored. MEMBERS: the five members with the most leased messages, and the
     number of messages that each has leased (--json: all members).
 
@@ -104,7 +107,7 @@ def describe_shared(zk: str, as_json: bool, group: str) -> None:
 @yes_option
 @click.argument("group", type=STORED_GROUP)
 def delete_shared(zk: str, dry_run: bool, yes: bool, group: str) -> None:
-    """Delete GROUP on all brokers. The group must have no members. Members that come later begin as a new group.
+    """Delete GROUP on all brokers. The group must have no members. If members join later, the group begins anew.
 
     \b
     Example

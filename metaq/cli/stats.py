@@ -36,9 +36,9 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
-"""The beginning of the second line of a broker's answer if the requested item is the name of a topic, even of a topic
-that the broker does not know. An item that is not in _ITEMS may also be the name of another statistic that only the
-broker knows. The answer for such an item has no line with this beginning.
+"""If the requested item is taken as the name of a topic, even of a topic that the broker does not know, the second line
+of the broker's answer begins with this text. An item that is not in _ITEMS may instead be a statistic that only this
+broker's version has; the answer for such an item has no line with this beginning.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -80,8 +80,8 @@ def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
 
 
 def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) -> None:
-    """Raise NoPartition if the broker neither has nor configures the topic. The error text suggests the most similar
-    name among the broker's topics and `others`.
+    """Raise NoPartition if the broker has no partition of the topic and its server.ini does not contain the topic. The
+    error text suggests the most similar name among the broker's topics and `others`.
     """
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
@@ -108,8 +108,8 @@ def stats_rows(lines: Sequence[str]) -> list[_Row]:
 
 
 def _shown(name: str, value: object) -> object:
-    """Return the value as the table shows it. The digits of a number are not grouped if the number identifies something
-    and is not a quantity.
+    """Return the value as the table shows it. A number that identifies something, such as an id or a port, gets no
+    thousands separators; a quantity gets them.
     """
     return str(value) if name in _IDENTIFIERS and value is not None else value
 

@@ -1,5 +1,6 @@
-"""Print the tables of the command line. Tables for a pipe or a file are printed without the library rich, which only
-fits tables to the width of a terminal. Loading rich takes a third of the time of a short command.
+"""Print the tables of the command line. The library rich is used only on a terminal, where it fits tables to the
+terminal's width. Tables for a pipe or a file are printed without it, because loading rich takes a third of the time of
+a short command.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     """Print a table with the head `columns` on stdout. Integers are right-aligned and their digits are grouped by
     thousands; None is shown as `-`.
 
-    On a terminal the table fits the terminal's width: texts are folded, numbers are not. If this is not enough, each
-    row is printed as lines of name and value. In a pipe or a file each row is one line.
+    On a terminal the table fits the terminal's width: texts are folded, numbers are not. If the table is too wide even
+    with folded texts, each row is printed as several lines, each with a column's name and its value. In a pipe or a
+    file each row is one line.
     """
     cells = [list(row) for row in rows]
     numeric = [bool(cells) and all(_is_right(row[index]) for row in cells) for index in range(len(columns))]

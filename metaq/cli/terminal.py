@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["console", "print_fitting", "progress"]
 
 _GAP, _NARROW_GAP = 3, 1
-"""Number of blanks between two columns of a table: the normal number, and the number if the terminal is narrow."""
+"""Number of blanks between two columns of a table: normally, and on a terminal that is too narrow for the normal
+number.
+"""
 _FOLDED_WIDTH = 9
 """Minimum width in characters of a column whose text is folded."""
 

@@ -62,7 +62,7 @@ def _summary(topic: str, partitions: Sequence[TopicPartition]) -> dict[str, obje
 @json_option
 @click.argument("topic", type=TOPIC)
 def describe_topic(zk: str, as_json: bool, topic: str) -> None:
-    """Show each partition of TOPIC: its broker, its readable bytes and its messages.
+    """Show each partition of TOPIC: its broker, the offsets of its readable bytes, and its number of messages.
 
     If a broker does not answer, the exit code is 1, and only the partitions of the other brokers are shown.
 

@@ -24,8 +24,8 @@ __all__ = ["transactions"]
 
 @click.group()
 def transactions() -> None:
-    """List the open and the prepared XA transactions of a broker. Commit, roll back or end one if its coordinator does
-    not.
+    """List the open and the prepared XA transactions of a broker. If the coordinator of a transaction does not end it,
+    you can commit it or roll it back, and later make the broker forget this decision.
 
     \b
     Example
@@ -39,8 +39,8 @@ def transactions() -> None:
 @click.option("--active", is_flag=True, help="Also list open transactions that are not prepared, the largest first.")
 @json_option
 def list_transactions(target: Target, active: bool, as_json: bool) -> None:
-    """List transactions, the oldest first: prepared ones, and ones that an operator has decided, until the broker is
-    told to forget the decision.
+    """List transactions, the oldest first: those that are prepared, and those that an operator has decided and whose
+    decision the broker still remembers.
 
     \b
     Example

@@ -103,9 +103,9 @@ def up(
     clients.
 
     If --data-dir has the data of an earlier start, the cluster also serves all topics of that start, each with at least
-    as many partitions as before. The command refuses to start fewer brokers than have messages in --data-dir, or fewer
-    replicas than before. Additional replicas copy the messages. If a signal ends a node of a broker set, the node is
-    started again.
+    as many partitions as before. The command refuses to start if a broker with messages in --data-dir would not be
+    started, or if there would be fewer replicas than in the earlier start. Additional replicas get copies of the
+    messages. If a signal ends a node of a broker set, the node is started again.
 
     \b
     Example: two brokers with four partitions of `trades` each; two broker sets of two nodes
@@ -163,7 +163,7 @@ def _check_served(settings: Iterable[TopicSetting], served: Iterable[TopicSpec])
 
 
 def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int:
-    """Return the number of brokers to start. Raises ConfigError if `brokers` is too small: a broker with messages in
+    """Return the number of brokers to start. Raises ConfigError if `brokers` is so small that a broker with messages in
     its directory would not be started.
     """
     stored = earlier.stored
@@ -178,8 +178,8 @@ def _enough(brokers: int | None, earlier: EarlierStarts, directory: Path) -> int
 
 
 def _enough_replicas(replicas: int | None, stored: int, directory: Path) -> int:
-    """Return the number of nodes to start for each broker id. Raises ConfigError if this is less than in earlier
-    starts, because an omitted node may be the only one that has the last messages.
+    """Return the number of nodes to start for each broker id. Raises ConfigError if this number is lower than in
+    earlier starts, because a node that is not started may be the only one that has the last messages.
     """
     if replicas is None:
         return max(stored, 1)

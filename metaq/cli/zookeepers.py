@@ -1,4 +1,4 @@
-"""The ZooKeeper server that `metaq up` and `metaq zookeeper` start."""
+"""Choose the kind of ZooKeeper server that `metaq up` and `metaq zookeeper` start: Apache's or metaq's own."""
 
 from __future__ import annotations
 

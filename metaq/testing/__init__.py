@@ -1,4 +1,5 @@
-"""Test doubles for programs that use metaq: a broker in memory, and a cluster of such brokers without ZooKeeper.
+"""Replacements for real brokers in the tests of programs that use metaq: a broker in memory, and a cluster of such
+brokers without ZooKeeper.
 
 with FakeBroker({"trades": 1}) as broker, Producer(metadata=FakeCluster([broker])) as producer:
     producer.send("trades", b"hello")

@@ -1,5 +1,5 @@
-"""Answer the requests of clients like a broker, in both protocols. The data is kept in memory. Requests are decoded and
-answers are encoded by the code that real brokers use. The code in this module does no I/O.
+"""Answer the requests of clients like a broker, in both protocols. The data is kept in memory. To decode requests and
+encode answers, this module uses the same code as real brokers. It does no I/O.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class _Parked:
 
 @dataclass(slots=True, eq=False)
 class _ParkedCheck:
-    """A CHECK_HALVES request of a producer that waits until a half message is due for a check."""
+    """A producer's CHECK_HALVES request, which waits until the producer must be asked for the outcome of a half
+    message.
+    """
 
     caller: Connected
     opaque: int
@@ -131,8 +133,8 @@ class _ParkedCheck:
 
 
 class Answers:
-    """The partitions and the transactions of one fake broker, and its answers to requests. This object is used by one
-    thread only. The docstring of FakeBroker describes the attributes.
+    """The partitions and the transactions of one fake broker, and its answers to requests. Only one thread may use this
+    object. The docstring of FakeBroker describes the attributes.
     """
 
     def __init__(
@@ -210,7 +212,9 @@ class Answers:
         return self.topics.get(topic, own)
 
     def _open(self, topic: str, partition: int) -> MemoryLog:
-        """Return the log of a partition that the broker serves. Raises TopicNotAccepted, PartitionClosed."""
+        """Return the log of a partition that the broker serves. Raises TopicNotAccepted if the broker does not serve
+        the partition, and PartitionClosed if the partition is closed.
+        """
         if not 0 <= partition < self._count(topic):
             raise TopicNotAccepted(topic)
         log = self.log(topic, partition)
@@ -219,14 +223,15 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the broker accepts compressed messages for the topic, that is, whether the topic has
-        acceptCompressed=true. A broker of an earlier version accepts them for all topics.
+        """Whether the topic has acceptCompressed=true and the broker does not imitate a broker that does not know this
+        setting (a Java broker or an earlier version). Such a broker accepts compressed messages for every topic,
+        because it does not notice the compression.
         """
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
 
     def _check_packed(self, topic: str, records: Iterable[tuple[int, Buffer]]) -> None:
-        """Check the compressed records of a send. records: the flags and bodies of all records of the send. Raises
-        CompressionNotAccepted, PayloadUnreadable.
+        """Check whether the broker accepts the compressed records among the records of a send. records: the flags and
+        bodies of all records of the send. Raises CompressionNotAccepted, PayloadUnreadable.
         """
         if not (self.speaks_frames and self.knows_compressed):
             return
@@ -242,7 +247,7 @@ class Answers:
 
     def _store(self, caller: Connected, tx_key: str | None, append: Callable[[], int]) -> int:
         """Store a message by calling `append`, and return its result, the message's offset. If `tx_key` names a
-        transaction, return -1 instead; then the commit of the transaction calls `append`.
+        transaction, do not call `append` now but at the commit of the transaction, and return -1.
         """
         if tx_key is None:
             return append()
@@ -250,8 +255,8 @@ class Answers:
         return -1
 
     def _store_one(self, caller: Connected, sent: SendRequest | Put, body: Buffer) -> SendReply:
-        """Store one message, and return the answer. If the broker refuses the message, raises the error to report to
-        the client.
+        """Store one message, and return the answer. If the broker refuses the message, raise the error that the caller
+        reports to the client.
         """
         partition = self._choose(sent.topic, sent.partition)
         log = self._open(sent.topic, partition)
@@ -268,8 +273,9 @@ class Answers:
     def _wait(
         self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]], tx_key: str | None
     ) -> int | None:
-        """If these records (flag, body) are delayed messages or half messages, keep them and return the id of the
-        first. Return None if they need not wait. Raises RemoteProtocolError, DelayRefused.
+        """If these records (flag, body) are delayed messages or half messages, keep them out of the partition until
+        their time or outcome, and return the id of the first. Return None if they can be stored at once. Raises
+        RemoteProtocolError, DelayRefused.
         """
         if tx_key is not None and any(flag & DELAYED_FLAG for flag, _ in records):
             raise DelayRefused("a delayed message cannot be in a transaction: send it outside, or without a delay")
@@ -282,8 +288,8 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """Store each delayed message whose delivery time has come in its partition. everything: store all delayed
-        messages.
+        """Move each delayed message whose delivery time has come to its partition. everything: if true, move all
+        delayed messages, whatever their time.
         """
         for each in self.delays.take_due(everything=everything):
             self.log(each.topic, each.partition).append(each.body, self._new_id(), each.flag)
@@ -311,7 +317,9 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """Return the answer to a frame; None if the frame will be answered later."""
+        """Return the answer to a request of the framed protocol; None if the request must wait and is answered
+        later.
+        """
         match RequestCode(frame.code):
             case RequestCode.SEND:
                 return _Reply(self._store_one(caller, SendRequest.from_ext(frame.ext), frame.body).to_ext())
@@ -444,8 +452,8 @@ class Answers:
         return None
 
     def _answer_checks(self, now: float) -> list[Connected]:
-        """Answer each waiting CHECK_HALVES request if a half message is due for it, or if its waiting time is over.
-        Return the connections of the answered requests.
+        """Answer each waiting CHECK_HALVES request for which there is a half message to ask about, or whose waiting
+        time is over. Return the connections of the answered requests.
         """
         waiting, self._parked_checks = self._parked_checks, []
         answered: list[Connected] = []
@@ -460,7 +468,7 @@ class Answers:
         return answered
 
     def _patience(self) -> float | None:
-        """Return the seconds until `_answer_parked` must be called; None: never."""
+        """Return the number of seconds until `_answer_parked` must be called; None if nothing waits for a time."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
         patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
         asked = self.halves.patience([parked.request for parked in self._parked_checks])
@@ -468,7 +476,7 @@ class Answers:
         return max(0.0, min(patience)) if patience else None
 
     def _answer_parked(self) -> list[Connected]:
-        """Deliver the delayed messages that are due. Answer each waiting request if there is data for it, or if its
+        """Deliver the delayed messages that are due. Also answer each waiting request for which there is data, or whose
         waiting time is over. Return the connections of the answered requests.
         """
         self._deliver()

@@ -36,23 +36,23 @@ class _Session(Connected):
 
 
 class FakeBroker(Answers):
-    """A broker for tests, which runs in a thread of this process. Start it by using it as a context manager. Every
-    attribute below may be changed while it runs.
+    """A broker for tests, which runs in a thread of this process. The broker runs from the beginning to the end of a
+    `with` block: `with FakeBroker(…) as broker`. A test can change every attribute below while the broker runs.
 
-    speaks_frames: False = it answers like a Java broker. takes_many: False = it does not know SEND_MANY, like the first
-    versions. takes_delays: False = it does not know delayed messages. takes_halves: False = it does not know half
-    messages. takes_where: False = it cannot filter by content, like earlier versions. knows_compressed: False = it does
-    not know compressed messages, like earlier versions, and so it accepts them for any topic. accept_compressed: topics
-    with acceptCompressed=true in server.ini; other topics accept no compressed messages, and 1.x clients get no
-    messages of the listed topics.
+    speaks_frames: False = it answers like a Java broker, which knows only the text protocol. takes_many: False = it
+    does not know SEND_MANY, like the first versions. takes_delays: False = it does not know delayed messages.
+    takes_halves: False = it does not know half messages. takes_where: False = it cannot filter by content, like earlier
+    versions. knows_compressed: False = it does not know compressed messages, like earlier versions, and so it stores
+    them as any other message, for every topic. accept_compressed: topics with acceptCompressed=true in server.ini;
+    other topics accept no compressed messages, and 1.x clients get no messages of the listed topics.
     silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
     request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
     leader: if it is not None, the broker behaves like a follower in a broker set, and refuses every frame except
     SET_STATUS. The value is the leader's URL; "" if no leader is known. role: the role that the broker reports in
-    SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that have a message, as the broker
-    reports it to senders; 0: it reports no number.
+    SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the broker reports to a sender as
+    having its message; 0: it reports no number.
     max_transfer_bytes: maximum size of the broker's answer to a `get`, like maxTransferSize. sends, pulls, connections:
-    the number of sends, pulls and connections that the broker has received. transactions: the open transactions.
+    how many sends, pulls and connections the broker has received so far. transactions: the open transactions.
     delays.waiting: delayed messages that wait for their delivery time, which is compared with the given clock.
     halves.waiting: half messages that wait for their outcome. halves.decided: the outcomes of decided half messages by
     id.
@@ -101,10 +101,11 @@ class FakeBroker(Answers):
         self._reserved.close()
 
     def stop(self) -> None:
-        """Close every connection and refuse new ones, like a killed process. Further calls have no effect.
+        """Close every connection and refuse new ones, as if the broker's process had been killed. Further calls have no
+        effect.
 
-        The port stays reserved until the end of the broker's `with` block, so that no other process can use the port
-        and answer instead.
+        The port stays reserved until the end of the broker's `with` block, so that no other process can listen on it
+        and answer the clients.
         """
         self._stopped = True
         self._wake()
@@ -120,8 +121,8 @@ class FakeBroker(Answers):
         self.run_there(drop_all)
 
     def append(self, topic: str, partition: int, *payloads: Buffer, flag: int = 0) -> list[int]:
-        """Store messages in a partition without a request; return their offsets. Pulls that wait for data are
-        answered.
+        """Store messages in a partition directly, without a producer; return their offsets. Pulls that wait for these
+        messages are answered.
         """
         offsets: list[int] = []
         log = self.log(topic, partition)
@@ -131,8 +132,8 @@ class FakeBroker(Answers):
         return offsets
 
     def deliver_delayed(self) -> None:
-        """Deliver all delayed messages now, regardless of their delivery times. Pulls that wait for data are
-        answered.
+        """Store all delayed messages in their partitions now, regardless of their delivery times. Pulls that wait for
+        these messages are answered.
         """
         self.run_there(lambda: self._deliver(everything=True))
 
@@ -143,8 +144,8 @@ class FakeBroker(Answers):
         self.run_there(self.halves.make_due)
 
     def append_damaged(self, topic: str, partition: int, payload: Buffer) -> None:
-        """Store a message whose last byte is wrong, so that its checksum does not match. Pulls that wait for data are
-        answered.
+        """Store a message whose last byte is changed, so that its checksum does not match. Pulls that wait for messages
+        of the partition are answered.
         """
         log = self.log(topic, partition)
 
@@ -155,7 +156,7 @@ class FakeBroker(Answers):
         self.run_there(store)
 
     def bodies(self, topic: str, partition: int) -> list[bytes]:
-        """Return the bodies stored in a partition, in order."""
+        """Return the bodies of all messages stored in a partition, in the order of their offsets."""
         return self.log(topic, partition).bodies()
 
     @property
@@ -253,18 +254,18 @@ class FakeBroker(Answers):
 
 
 class FakeCluster:
-    """A cluster of FakeBrokers without ZooKeeper. This object knows which brokers are registered. Pass it to a producer
-    as `metadata`. Any thread may use it.
+    """A cluster of FakeBrokers without ZooKeeper. The object has the list of registered brokers, which clients
+    otherwise read from ZooKeeper. Pass it to a producer as `metadata`. Any thread may use it.
     """
 
     def __init__(self, brokers: Iterable[FakeBroker] = ()) -> None:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
         self.sets: set[int] = set()
-        """The broker ids that this cluster reports to clients as broker sets."""
+        """The broker ids of which this cluster reports to clients that they are broker sets, not single brokers."""
 
     def register(self, broker: FakeBroker) -> None:
-        """Register a broker, also when it was started again."""
+        """Add a broker to the registered brokers. Call this method again after the broker was started again."""
         self._brokers[broker.broker_id] = broker
         self._changed(broker)
 
@@ -295,4 +296,4 @@ class FakeCluster:
         self._listeners.append(listener)
 
     def close(self, timeout: float = 10.0) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing: a FakeCluster has no open connections or threads."""

@@ -13,8 +13,8 @@ __all__ = ["FakeDelays", "WaitingRecord"]
 
 
 class WaitingRecord(NamedTuple):
-    """A delayed message that waits. due: its delivery time, Unix ms. flag, body: as the message will be stored in its
-    partition.
+    """A delayed message that waits for its delivery time. due: the delivery time in Unix ms. flag, body: the flag and
+    the body that the message will have in its partition.
     """
 
     id: int
@@ -26,7 +26,7 @@ class WaitingRecord(NamedTuple):
 
 
 class FakeDelays:
-    """The delayed messages that wait. This object may be used by one thread only."""
+    """All delayed messages of a FakeBroker that wait for their delivery times. Only one thread may use this object."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: returns seconds since 1970."""
@@ -36,7 +36,8 @@ class FakeDelays:
 
     def take(self, topic: str, partition: int, records: Sequence[tuple[int, Buffer]]) -> int | None:
         """If these records (flag, body) are delayed messages, keep them and return the pending id of the first. Return
-        None if no record has to wait. Raises RemoteProtocolError for records that a real broker would refuse, too.
+        None if none of the records is a delayed message. Raises RemoteProtocolError for records that a real broker
+        would also refuse.
         """
         delayed = [bool(flag & DELAYED_FLAG) for flag, _ in records]
         if not any(delayed):
@@ -64,8 +65,8 @@ class FakeDelays:
         return Cancelled.UNKNOWN
 
     def take_due(self, *, everything: bool = False) -> list[WaitingRecord]:
-        """Remove the messages that are due, or all messages if `everything` is set. Return them in the order of their
-        delivery times.
+        """Remove the messages whose delivery time has come, or all messages if `everything` is true. Return the removed
+        messages in the order of their delivery times.
         """
         now_ms = int(self._clock() * 1000)
         due = sorted(each for each in self.waiting if everything or each.due <= now_ms)

@@ -21,16 +21,16 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""Milliseconds from the arrival of a half message to its first check, when a producer is first asked for the outcome. A
-half message may set another number for itself (`metaq.check-after`).
+"""A half message is checked for the first time this number of milliseconds after its arrival, that is, a producer is
+asked for the outcome. The property `metaq.check-after` of a half message replaces this number for this message.
 """
 
 
 @dataclass(slots=True)
 class FakeHalf:
-    """A half message that waits for its outcome. due: when a producer is asked for the outcome next, Unix ms. asked:
-    how often a producer was asked. flag, body: the flag and the body as they were sent. producer: the name of the
-    producer that sent it; "" if unknown.
+    """A half message that waits for its outcome. due: the next time at which a producer is asked for the outcome, in
+    Unix ms. asked: how often a producer was asked so far. flag, body: the flag and the body as they were sent.
+    producer: the name of the producer that sent it; "" if unknown.
     """
 
     id: int
@@ -45,8 +45,9 @@ class FakeHalf:
 
     def ready_at(self, request: CheckHalvesRequest, askers: Collection[str]) -> float:
         """Return the earliest time (Unix ms) at which the producer of `request` may get this half message. Return
-        infinity if the producer does not get this half message as long as the producers in `askers` wait for half
-        messages.
+        infinity if the producer is of another group or does not ask about this topic. Also return infinity if the
+        producer that has sent the half message is in `askers`, that is, waits for half messages itself, because then
+        only that producer is asked.
         """
         if request.group != self.group or not (request.topics is None or self.topic in request.topics):
             return math.inf
@@ -66,7 +67,9 @@ class FakeHalves:
         """
         self.waiting: list[FakeHalf] = []
         self.askers: dict[str, object] = {}
-        """For each producer that waits for half messages to check, the connection of its request."""
+        """For each producer that waits to be asked about half messages, the connection on which its CHECK_HALVES
+        request came.
+        """
         self.decided: dict[int, HalfOutcome] = {}
         """The outcome of each decided half message, by the id of the half message."""
         self._replies: dict[int, EndHalfReply] = {}
@@ -95,7 +98,7 @@ class FakeHalves:
         return found[0].id
 
     def end(self, request: EndHalfRequest) -> EndHalfReply:
-        """Decide a half message, and return the answer to END_HALF."""
+        """Commit a half message or roll it back, as an END_HALF request says, and return the answer to this request."""
         for each in self.waiting:
             if (each.id, each.topic, each.partition) == (request.message_id, request.topic, request.partition):
                 self.waiting.remove(each)
@@ -105,7 +108,7 @@ class FakeHalves:
         return self._replies.get(request.message_id, EndHalfReply(HalfOutcome.UNKNOWN))
 
     def checked(self, request: CheckHalvesRequest) -> list[CheckedHalf]:
-        """Return the half messages about which the producer of this request is asked now."""
+        """Return the half messages whose outcomes the producer of this request must be asked for now."""
         now_ms = self._now_ms
         found: list[CheckedHalf] = []
         for each in self.waiting:
@@ -117,17 +120,17 @@ class FakeHalves:
         return found
 
     def make_due(self) -> None:
-        """Make all waiting half messages due, so that producers are asked about them now."""
+        """Change the check time of all waiting half messages to now, so that producers are asked for their outcomes."""
         for each in self.waiting:
             each.due = 0
 
     def lost(self, caller: object) -> None:
-        """Handle the loss of a client's connection: its producers no longer wait for half messages."""
+        """Handle the loss of a client's connection: forget the producers whose requests came on this connection."""
         self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
 
     def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
         """Return the seconds until one of these requests can be answered with a half message; None if no waiting half
-        message is for these requests.
+        message can be given to one of these requests.
         """
         due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
         return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

@@ -1,4 +1,4 @@
-"""The log of a partition of a FakeBroker, in memory."""
+"""Hold the messages of one partition of a FakeBroker in memory, in a MemoryLog."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["MemoryLog", "checked"]
 
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
-    """Check the records of a batch and return their headers. Raises RemoteProtocolError, as a broker does, for records
-    that a client must not send.
+    """Check the records of a batch, whose sizes in bytes are given, and return their headers. Raises
+    RemoteProtocolError, as a broker does, for records that a client must not send.
     """
     found = list(iter_headers(records, stored=False))
     if [each.length + HEADER_BYTES for each in found] != sizes:
@@ -39,8 +39,8 @@ def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """The log of one partition. data: the records, without gaps. first: the offset of data[0]. starts: the offsets of
-    the records.
+    """The log of one partition. data: the bytes of all records, without gaps. first: the offset in the partition of the
+    first byte, data[0]. starts: the offsets of the records.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -72,7 +72,7 @@ class MemoryLog:
         return start
 
     def drop_before(self, offset: int) -> None:
-        """Drop the records before `offset`, as retention does. A record must begin at `offset`."""
+        """Drop the records before `offset`, as a real broker drops old records. A record must begin at `offset`."""
         count = int(np.searchsorted(self.starts, offset))
         del self.data[: offset - self.first]
         del self.starts[:count], self.ids[:count], self.tags[:count]
@@ -96,8 +96,8 @@ class MemoryLog:
         return max(0, int(np.searchsorted(self.starts, offset, side="right")) - 1)
 
     def sizes(self, offset: int, max_bytes: int) -> list[int]:
-        """Return the sizes (header and body) of the records from `offset` on that together fit into `max_bytes`. A real
-        broker has these sizes in its index, so they are right for damaged records, too.
+        """Return the sizes (header and body) of the records from `offset` on that together fit into `max_bytes`. As in
+        a real broker, which has the sizes in its index, the sizes are correct even for damaged records.
         """
         ends = [*self.starts[1:], self.end]
         known = zip(self.starts, ends, strict=False)  # without a record, ends still has one item
@@ -121,8 +121,8 @@ class MemoryLog:
         return bytes(self.data[start : start + max_bytes])
 
     def chosen(self, offset: int, tags: Iterable[str], where: Where | None) -> list[tuple[int, int]]:
-        """Return (offset, size) of each record from `offset` on that has one of the tags and matches the filter.
-        If `tags` is empty, tags are not checked; if `where` is None, no filter is evaluated.
+        """Return (offset, size) of each record from `offset` on that has one of the `tags` and matches the filter
+        `where`. If `tags` is empty, tags are not checked; if `where` is None, no filter is evaluated.
         """
         wanted = {tag_hash(tag) for tag in tags}
         ends = [*self.starts[1:], self.end]

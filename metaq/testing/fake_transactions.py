@@ -1,5 +1,5 @@
-"""The transactions of a FakeBroker. A client gets the same guarantees as from the transactions of a real broker, but
-these transactions have no log and no time-out.
+"""Keep the open transactions of a FakeBroker, and execute clients' requests about them. A client gets the same
+guarantees as from a real broker, but the FakeBroker writes no transaction log and ends no transaction by a time-out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["FakeTransactions"]
 
 @dataclass(slots=True)
 class _Open:
-    """A transaction that is neither committed nor rolled back. home: the connection that began it, if it is a local
-    transaction.
+    """A transaction that is neither committed nor rolled back. home: the connection that began the transaction; only
+    this connection may use a local transaction, but any connection may use an XA transaction.
     """
 
     home: Hashable
@@ -26,7 +26,7 @@ class _Open:
 
 
 class FakeTransactions:
-    """Transactions by key. Prepared transactions are kept until they are committed or rolled back."""
+    """The open transactions, by key. Prepared transactions are kept until they are committed or rolled back."""
 
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
@@ -41,7 +41,9 @@ class FakeTransactions:
         return [key for key, each in self._open.items() if each.prepared]
 
     def put(self, key: str, home: Hashable, action: Callable[[], object]) -> None:
-        """Add `action` to the transaction; the commit will run it. Raises TransactionRefused."""
+        """Add `action` to the transaction `key`, so that its commit runs `action`. Raises TransactionRefused if there
+        is no such transaction or it is already prepared.
+        """
         found = self._find(key, home)
         if found.prepared:
             raise XaRefused(XaCode.XAER_PROTO, "Cannot put now.")
@@ -52,11 +54,13 @@ class FakeTransactions:
         self._open = {key: each for key, each in self._open.items() if is_xa(key) or each.home is not home}
 
     def forget(self, key: str) -> None:
-        """Drop a transaction, as a real broker does after a time-out."""
+        """Drop an open transaction without a commit, as a real broker does when the transaction times out."""
         del self._open[key]
 
     def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
-        """Execute a verb of a transaction, and return the text of the answer. Raises TransactionRefused."""
+        """Execute a request about a transaction, such as begin or commit, and return the text of the broker's answer.
+        Raises TransactionRefused.
+        """
         if kind is TransactionType.RECOVER:
             return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)
         if key is None:

@@ -1,5 +1,5 @@
-"""Test a message handler without ZooKeeper: call the handler, and retry it after a failure, like Consumer.run(handler),
-but on the calling thread.
+"""Test a message handler without ZooKeeper: call the handler, and call it again after a failure, as
+Consumer.run(handler) does, but on the thread of the test.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def handle_all(
     """Call `handler` with each message of `topics` until no message is left. If this function was called for the same
     `group` before, begin where that call ended.
 
-    If the handler fails on a message, it is called with this message again. Return how often the handler was called.
-    Pauses between attempts are skipped: failed messages that wait for another attempt, and all other delayed messages,
-    are delivered when all other messages are handled. If the handler raises something that is not an Exception (such as
-    KeyboardInterrupt), this function raises it, too. Also raises ConfigError and InvalidName, and MetaqError if the
-    broker refuses a request.
+    If the handler raises an exception, call it again with the same message, as `retry` says. Return how often the
+    handler was called. Pauses between attempts are skipped: when no other message is left, this function delivers the
+    failed messages that wait for another attempt, and all other delayed messages, without waiting for their time. If
+    the handler raises something that is not an Exception (such as KeyboardInterrupt), this function raises it, too.
+    Raises ConfigError and InvalidName for wrong arguments, and MetaqError if the broker refuses a request.
     """
     calls = 0
     with Producer(metadata=FakeCluster([broker])) as producer:
@@ -57,7 +57,7 @@ def handle_all(
 
 def _handle(copy: Message, handler: Callable[[Message], object], failed: FailedMessages) -> int:
     """Call the handler with the message until it succeeds, or until the failed message is sent to the broker for a
-    later attempt. Return the number of calls.
+    later attempt. Return how often the handler was called.
     """
     tries = 0
     while True:

@@ -1,5 +1,5 @@
-"""Filters by content: expressions on message properties, and which records they match (docs/filters.md). The code in
-this package does no I/O.
+"""Parse filters by content (expressions on message properties), and find out which records match them
+(docs/filters.md). The code in this package does no I/O.
 
 | file | what is there |
 |---|---|

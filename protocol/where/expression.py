@@ -56,8 +56,8 @@ Expression = Constant | Condition | Not | And | Or
 
 
 def truth(expression: Expression, lookup: PropertyLookup) -> Truth:
-    """Return the truth value of the expression for the message whose properties `lookup` returns. Pure; raises
-    nothing.
+    """Return the truth value of the expression for the message whose properties `lookup` returns. The function has no
+    side effects and raises no errors.
     """
     if isinstance(expression, Condition):
         return expression.predicate.test(lookup(expression.name))

@@ -28,12 +28,14 @@ from .where import PropertyName, Where, value_of
 __all__ = ["matching"]
 
 _WIDTHS = np.array((64, 128, 256, 512, 1024))
-"""Widths of the matrices in bytes, if attributes differ too much in length for a single matrix. A longer attribute is
-decoded by itself.
+"""If the attributes differ too much in length for a single matrix, they are distributed to matrices of these widths in
+bytes. An attribute that is longer than the largest width goes into no matrix and is decoded by itself.
 """
 
 _WASTE = 2
-"""All attributes go into a single matrix if its width is at most this many times their average length."""
+"""If the width of a single matrix for all attributes would be at most this number times the attributes' average length,
+all attributes go into this single matrix.
+"""
 
 _BLOCK_BYTES = 256 << 10
 """Maximum size of one matrix in bytes. So the matrix and the results of searches in it stay in the cache of a processor
@@ -41,7 +43,9 @@ core.
 """
 
 _FEW = 24
-"""Minimum number of rows of a matrix. For fewer rows, a matrix costs more than decoding each row by itself."""
+"""Minimum number of rows of a matrix. For fewer attributes, making a matrix costs more than decoding each attribute by
+itself.
+"""
 
 _HEADER = header_dtype()
 _HEAD_DTYPE = np.dtype([*((name, _HEADER[name].str) for name in _HEADER.names or ()), ("attribute", ">i4")])
@@ -57,7 +61,9 @@ _DIGITS = 15
 _POWERS = 10.0 ** np.arange(_DIGITS + 1)
 
 _FEW_TEXTS = 8
-"""If an IN has at most this many texts, each text in turn is compared with all values."""
+"""If an IN has at most this many texts, the values of all rows are compared with one of the texts after the other; for
+an IN with more texts, the predicate's `test` is called once for each distinct value instead.
+"""
 
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
@@ -68,8 +74,8 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
     """Return for each record whether the filter matches it. A record is data[start : start + size], header included.
 
     starts: ascending. The checksum and the length in a record's header are not checked. most_steps: a bound for the
-    cost of LIKE. If the LIKE predicates could take more steps than this for a record (`Where.searched`), the result for
-    the record is True without evaluation. None: no bound.
+    cost of LIKE. If the LIKE predicates could need more search steps than this for a record (`Where.searched`), the
+    result for the record is True without evaluation. None: no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
@@ -99,8 +105,8 @@ def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_st
 def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _Ints]]:
     """Choose matrices for the attributes, and yield for each matrix its width and the indices of the attributes that
     become its rows. The indices of the attributes that go into no matrix are yielded with the width 0. begins, widths:
-    for each attribute, where its row begins in the data, and the minimum width of the row. end: the number of bytes of
-    the data.
+    for each attribute, the position in the data where its row would begin, and the minimum width of the row. end: the
+    number of bytes of the data; no row may extend beyond it.
     """
     if not len(widths):
         return
@@ -116,8 +122,8 @@ def _matrices(begins: _Ints, widths: _Ints, end: int) -> Iterator[tuple[int, _In
 
 def _attributes(data: Buffer, starts: _Ints, sizes: _Ints) -> tuple[_Ints, _Ints, npt.NDArray[np.int32]]:
     """Return for each record the position of its attribute, the length of the attribute, and the record's flag. The
-    length is -1 if the record has no attribute, or if the attribute does not fit the record or is too long for a
-    filter.
+    length is -1 if the record has no attribute, if the attribute's stated length does not fit into the record, or if it
+    exceeds MAX_WHERE_ATTRIBUTE.
     """
     room = len(data) - _HEAD_DTYPE.itemsize + 1
     inside = int(np.searchsorted(starts, room))
@@ -154,8 +160,8 @@ class _Column(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether its number
-    is certain. A value with an uncertain number must be evaluated by the predicate's `test`.
+    """The values of a column as numbers; NaN for a value that is not a number. sure: for each value, whether the array
+    operations could determine its number exactly. If not, the value must be evaluated by the predicate's `test`.
     """
 
     values: npt.NDArray[np.float64]
@@ -170,8 +176,8 @@ class _Block:
 
     def __init__(self, data: Buffer, begins: _Ints, lengths: _Ints, flags: npt.NDArray[np.int32], width: int) -> None:
         """begins, lengths: the position and the length of each attribute in `data`. width: the width of the matrix in
-        bytes. It is at least two more than the greatest length. For each attribute, `data` must have `width` bytes from
-        begin - 1 on.
+        bytes. The width is at least two more than the greatest length. For each attribute, `data` must have `width`
+        bytes from begin - 1 on.
         """
         count = self._count = len(begins)
         anywhere = np.ndarray(len(data) - width + 1, f"V{width}", data, 0, (1,))
@@ -320,8 +326,9 @@ class _Block:
         self, column: _Column, predicate: Predicate, truths: _Truths, compare: Callable[[Any, Any], Any], literal: Any
     ) -> None:
         """Compare the values with a literal, as doubles, and set the rows' results in `truths`. NumPy rounds the
-        literal if it is an integer that a double cannot hold exactly. Such an integer has more digits than each value
-        that is compared here, and so has the rounded integer. So rounding does not change the results.
+        literal if it is an integer that a double cannot hold exactly. Such a literal has more digits than every value
+        that is compared here (these have at most _DIGITS digits), before and after the rounding. So rounding does not
+        change the results.
         """
         numbers = self._as_numbers(column)
         found = compare(numbers.values, literal).astype(np.uint8) * np.uint8(TRUE)

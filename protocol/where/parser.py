@@ -1,4 +1,4 @@
-"""Parse a filter's text into its expression. The grammar (docs/filters.md):
+"""Parse the text of a filter by content, and make the expression that it means. The grammar (docs/filters.md):
 
     expression  = conjunction { OR conjunction }
     conjunction = negation { AND negation }
@@ -73,7 +73,7 @@ def parse_expression(text: str) -> Expression:
 
 
 class _Parser:
-    """Parses one filter. token: the next token, which is not consumed yet."""
+    """Parses one filter, token by token. token: the first token that the parser has not consumed yet."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -231,8 +231,9 @@ class _Parser:
         raise self._no_literal(expected)
 
     def _no_literal(self, expected: str) -> InvalidWhere:
-        """Return the error for a missing literal. If a quotation mark stands in its place, the error has a hint,
-        because many languages write texts in quotation marks.
+        """Return the error for a filter that has no literal where one is expected. If the filter has a quotation mark
+        there, the error text contains a hint that a text must be in apostrophes, because many languages write texts in
+        quotation marks.
         """
         if self._text.startswith('"', self.token.position):
             expected += "; texts stand in '…', names of properties in \"…\""

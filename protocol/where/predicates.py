@@ -1,5 +1,5 @@
-"""The predicates on one property of a message. `test(value)` evaluates a predicate. The result is UNKNOWN if the
-property is missing, or if its value cannot be compared with the literal.
+"""Define the predicates on one property of a message. `test(value)` evaluates a predicate for the property's value. The
+result is UNKNOWN if the property is missing, or if its value cannot be compared with the literal.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ COMPARISONS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
 
 
 _ANY: Final = "."
-"""The regular expression for the character `_` of a LIKE pattern. A literal dot in a pattern has another regular
-expression: a dot after a backslash.
+"""The regular expression for the character `_` of a LIKE pattern. A dot in a LIKE pattern stands for itself, so its
+regular expression is a dot after a backslash.
 """
 
 
@@ -48,8 +48,9 @@ class IsNull:
 
 
 class CompareText:
-    """The predicate `name < 'text'`, also with other comparisons. Texts are compared by their code points. A value that
-    is a number is compared only if the literal text is a number, too.
+    """The predicate `name < 'text'`, also with other comparisons. Texts are compared by their code points. If the
+    property's value is a number, it is compared only if the literal text is a number, too; otherwise the result is
+    UNKNOWN.
     """
 
     def __init__(self, comparison: str, text: str) -> None:
@@ -99,8 +100,8 @@ class CompareBool:
 
 
 class In:
-    """The predicate `name IN (…)`: the value is equal to one of the literals. The result is the same as for several `=`
-    joined by OR, but the cost is that of a single `=`.
+    """The predicate `name IN (…)`: the value is equal to one of the literals. The result is the same as for one `=` for
+    each literal, joined by OR, but the test costs only as much as one `=`.
     """
 
     def __init__(self, literals: Iterable[Literal]) -> None:
@@ -133,9 +134,10 @@ class Like:
     """The predicate `name LIKE 'pattern'`. In the pattern, `%` matches any text and `_` matches any single character.
     After the escape character, both match only themselves.
 
-    Each piece of the pattern between two % is searched for once, from the left. A piece without _ is searched for as
-    plain text, at a tenth of the cost of a regular expression. In the worst case a test takes `searched` steps for each
-    character of the value.
+    The test takes the pieces of the pattern between two % in their order, and searches for each piece once, from the
+    end of the previous match on. A piece without _ is searched for as plain text, which costs a tenth of the search by
+    a regular expression that a piece with _ needs. In the worst case a test takes `searched` steps for each character
+    of the value.
 
     searched: the number of characters of all pieces that are between two %.
     """

@@ -1,6 +1,4 @@
-"""The truth values of filters by content, and how a property's value is interpreted as a text, a number or a truth
-value.
-"""
+"""Define the truth values of filters by content, and interpret a property's value as a number or a truth value."""
 
 from __future__ import annotations
 
@@ -43,8 +41,8 @@ def negated(truth: Truth) -> Truth:
 
 def as_number(value: NullableValue) -> int | float | None:
     """Return the value as a number; None if it is not a number. A text counts as a number if it is a decimal number of
-    at most MAX_WHERE_NUMBER characters, without blanks, that a double can hold. Producers of Kafka and of Java 1.x
-    write numbers as such texts.
+    at most MAX_WHERE_NUMBER characters, without blanks, and small enough for a float. Producers of Kafka and of Java
+    1.x write numbers as such texts.
     """
     if isinstance(value, str):
         if len(value) > MAX_WHERE_NUMBER or not _is_decimal(value):

@@ -1,4 +1,4 @@
-"""A parsed filter by content, and whether it matches a single record."""
+"""Define Where, a parsed filter by content, which tells whether the filter matches a single record."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .values import TRUE, NullableValue
 __all__ = ["PropertyName", "Where", "parse_where", "value_of"]
 
 _WHOLE = frozenset(("TAGS", "ATTR"))
-"""If a record's attribute is not a property list, it is 1.x's attribute, which also counts as the tag. Filters then
-find the attribute as the value of these two properties.
+"""If a record's attribute is not a property list, it is 1.x's attribute, which also counts as the tag. So for such a
+record, filters use the whole attribute as the value of each of these two properties.
 """
 
 _NAME_END, _VALUE_END = b"\x01", b"\x02"
 
 
 class PropertyName:
-    """A property that a filter tests. is_typed: whether the property's value may have another type than text. is_whole:
-    whether the whole attribute is the property's value if the attribute is not a property list.
+    """A property that a filter tests. is_typed: whether the property's value may be a number, a bool or bytes; if not,
+    it is always a text. is_whole: whether the property is one of _WHOLE.
     """
 
     __slots__ = ("is_typed", "is_whole", "item", "name")
@@ -35,13 +35,14 @@ class PropertyName:
         self.is_typed = name not in RESERVED_PROPERTIES and not name.startswith(RESERVED_PREFIX)
         self.is_whole = name in _WHOLE
         self.item = b"".join((_VALUE_END, name.encode("utf-8"), _NAME_END))
-        """The bytes that precede the property's value in a property list, including the end mark of the property before
-        it.
+        """The bytes that precede the property's value in a property list, including the byte that ends the value of the
+        property before it.
         """
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
         """Return the property's value as it is written in the attribute of a record with this flag; None if the
-        property is missing. If the property is repeated, its last value counts, as in `decode_attribute`.
+        property is missing. If the property list has the property several times, the last value counts, as in
+        `decode_attribute`.
         """
         if not flag & PROPERTIES_FLAG:
             return attribute if self.is_whole else None
@@ -64,8 +65,8 @@ def value_of(raw: bytes, is_typed: bool) -> NullableValue:
 
 
 class Where:
-    """A filter by content. The object is immutable, so any thread may use it. Pickling stores only the filter's
-    text.
+    """A filter by content. The object is immutable, so any thread may use it. A pickled Where contains only the
+    filter's text, which is parsed again when the object is unpickled.
     """
 
     __slots__ = ("_names", "conditions", "expression", "holds_for_none", "names", "searched", "text")
@@ -83,8 +84,8 @@ class Where:
         the filter matches all messages, or none.
         """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
-        """An upper bound of the cost of the filter's LIKE predicates: how many search steps all LIKE predicates
-        together take for each character of a message's attribute (predicates.py).
+        """An upper bound of the cost of the filter's LIKE predicates: the sum of their numbers `searched`
+        (predicates.py), that is, the maximum number of search steps for each character of a message's attribute.
         """
         self.holds_for_none = truth(self.expression, lambda name: None) == TRUE
         """Whether the filter matches a message that has no properties."""
@@ -106,8 +107,8 @@ class Where:
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """Like `holds_for`, but take the record's attribute instead of its body. None: the record has no attribute, or
-        one that does not fit its body.
+        """Like `holds_for`, but take the record's attribute instead of its body. The attribute is None if the record
+        has none, or if the attribute's stated length does not fit into the body.
         """
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none
@@ -122,11 +123,11 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """Parse a filter. If an earlier call has parsed the same text, its result may be returned from a cache. Raises
-    InvalidWhere.
+    """Parse a filter. If an earlier call has parsed the same text, return the same object from a cache, if the cache
+    still has it. Raises InvalidWhere.
 
-    A request that waits at the broker keeps only the filter's text, because the parsed form takes up to 80 bytes for
-    each character.
+    A request that waits at the broker keeps only the filter's text, because a Where takes up to 80 bytes of memory for
+    each character of the text. The broker calls this function again when it evaluates the filter.
     """
     return (_parse_short if len(text) <= _SHORT else _parse_long)(text)
 

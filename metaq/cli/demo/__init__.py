@@ -78,7 +78,7 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Handle SIGTERM like Ctrl-C. So all `finally` blocks are executed, and all processes that the demo has started are
-    ended.
+    """Raise KeyboardInterrupt at SIGTERM, as Python does at Ctrl-C, so that all `finally` blocks are executed, which
+    end the processes that the demo has started.
     """
     raise KeyboardInterrupt

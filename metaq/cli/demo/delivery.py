@@ -2,7 +2,8 @@
 
 The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
 arrival, before it may commit the messages. So the history of a consumer that is killed at any moment contains every
-message that the consumer has committed. Another consumer must get the uncommitted messages.
+message that the consumer has committed. The messages that the killed consumer has not committed must be delivered to
+another consumer, and so appear in that consumer's history.
 
 Anomalies, after jepsen's `kafka` checker:
 
@@ -61,7 +62,7 @@ class Delivery:
 
 def read_history(path: Path) -> History:
     """Read a history from the file `path`. If the consumer crashed while it wrote the last row, the file has only a
-    part of this row. The row is then left out, and its message counts as not received.
+    part of this row. The function leaves this partial row out, so the row's message counts as not received.
     """
     data = path.read_bytes()
     whole = len(data) // ROW.itemsize * ROW.itemsize
@@ -69,7 +70,7 @@ def read_history(path: Path) -> History:
 
 
 def empty_history(rows: int = 0) -> History:
-    """Return a history of `rows` rows, which the caller fills in."""
+    """Return a history with `rows` rows that contain only zeros, and that the caller can overwrite."""
     return np.zeros(rows, dtype=ROW)
 
 
@@ -96,8 +97,8 @@ def check_delivery(sent: int, histories: Iterable[History]) -> Delivery:
 
 
 def _first_deliveries(rows: History) -> History:
-    """Return only the row of the first delivery of each record (partition and offset). The result is in order of time,
-    like `rows`.
+    """Return only the row of the first delivery of each record (partition and offset). The rows of the result are in
+    the order of time, as in `rows`.
     """
     order = _by_record(rows)
     ordered = rows[order]
@@ -112,8 +113,8 @@ def _first_deliveries(rows: History) -> History:
 
 
 def _by_record(rows: History) -> npt.NDArray[np.intp]:
-    """Return the indices that sort `rows` by partition and offset. If a record was delivered several times, its rows
-    stay in order of time.
+    """Return the indices that sort `rows` by partition and offset. The rows of a record that was delivered several
+    times stay in the order of time.
     """
     return np.lexsort((rows["offset"], rows["partition"], rows["broker"]))
 

@@ -57,8 +57,8 @@ def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
 
 
 class CarrierDelay(NamedTuple):
-    """Number of a carrier's flights, and their mean departure delay in minutes. Flights that did not leave do not count
-    in the mean; None: no flight of the carrier left.
+    """Number of a carrier's flights, and their mean departure delay in minutes. The mean is over the flights that left;
+    it is None if no flight of the carrier left.
     """
 
     flights: int
@@ -66,7 +66,9 @@ class CarrierDelay(NamedTuple):
 
 
 def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
-    """Compute the figures of each carrier with pandas. Return them by carrier code, sorted by carrier code."""
+    """Compute with pandas each carrier's number of flights and mean delay. Return the results in a dict by carrier
+    code, sorted by carrier code.
+    """
     by_carrier = table.groupby("carrier")["dep_delay"]
     figures = zip(by_carrier.size().items(), by_carrier.mean(), strict=True)
     return {
@@ -75,8 +77,8 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
-    """Return the figures of each carrier from the messages of the Spark job. Raises ValueError if a carrier appears
-    twice with different figures.
+    """Return each carrier's number of flights and mean delay, as the messages of the Spark job give them. Raises
+    ValueError if two messages give different numbers for one carrier.
     """
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:

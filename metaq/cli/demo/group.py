@@ -1,9 +1,9 @@
 """The consumer group of the demo: start and stop its member processes, and read the owners of partitions from
 ZooKeeper.
 
-A member process runs `main`. The member handles messages at a limited rate, as if each message needed real work. So
-messages still wait when other members join and crash. Each member writes the messages that it receives to a file, its
-history.
+Each member process runs the function `main` of this module. It handles messages at a limited rate, as if each message
+needed real work. So there are still unread messages when another member joins and when a member is killed. Each member
+writes the messages that it receives to a file, its history.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ POLL_MESSAGES = 500
 POLL_SECONDS = 0.25
 COMMIT_SECONDS = 1.0
 WATCH_SECONDS = 0.02
-"""Seconds between two reads of the partitions' owners from ZooKeeper while a rebalance is measured."""
+"""While the demo measures a rebalance, it reads the owners of the partitions from ZooKeeper at this interval, in
+seconds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class ConsumerGroup:
             )
 
     def rebalanced(self, cause: str, since: float, deadline: float, tick: Callable[[], None]) -> Rebalance:
-        """Wait until the live members together own all partitions. since: the time of the cause (monotonic seconds).
+        """Wait until the live members together own all partitions, and return this rebalance. since: the time of the
+        cause (monotonic seconds).
 
         tick: called repeatedly while waiting. Raises RequestTimedOut at `deadline` (monotonic seconds).
         """
@@ -178,8 +181,8 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limits the work of a member to `rate` messages per second. The rate is measured from the last moment when the
-    member had nothing to do.
+    """Limits the work of a member to `rate` messages per second. Time in which the member had no messages does not
+    count, so after such a time the member does not work faster to catch up.
     """
 
     def __init__(
@@ -194,8 +197,8 @@ class Throttle:
         self._free_at = clock()
 
     def worked(self, messages: int) -> None:
-        """Count `messages` more messages as done. Sleep until the time at which a member that handles `rate` messages
-        per second would have finished them.
+        """Record that the member has handled `messages` more messages. Then sleep until the time at which a member that
+        handles `rate` messages per second would have finished them.
         """
         now = self._clock()
         self._free_at = max(self._free_at, now - self._seconds_each) + messages * self._seconds_each

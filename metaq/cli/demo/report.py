@@ -30,14 +30,16 @@ class BySpark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """All figures of the table at the end. Rates are in messages per second."""
+    """All results that the table at the end of the demo shows. Rates are in messages per second."""
 
     delivery: Delivery
     rebalances: Sequence[Rebalance]
     send_rate: float
     receive_rate: float
     lag: Mapping[str, int | None]
-    """For each partition, the number of messages after the committed offset when all consumers had left."""
+    """For each partition, the number of messages after the group's committed offset at the time when all consumers had
+    left the group; None if it is unknown.
+    """
     by_spark: BySpark | None
     """The result of the Spark job; None if the step with Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
@@ -45,7 +47,7 @@ class DemoFigures:
 
     @property
     def failures(self) -> list[str]:
-        """Sentences about what went wrong; empty if the demo succeeded."""
+        """One sentence for each check of the demo that failed; empty if the demo succeeded."""
         found = []
         if not self.delivery.ok:
             found.append(f"delivery: {self.delivery}")
@@ -75,7 +77,7 @@ class Report:
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show a bar while the block runs; yield a function that sets how much of `total` is done."""
+        """Show a progress bar while the `with` block runs. Yield a function that sets how much of `total` is done."""
         columns = (
             TextColumn("  "),
             SpinnerColumn(),
@@ -97,7 +99,7 @@ class Report:
 
     @contextmanager
     def waiting(self, title: str) -> Iterator[None]:
-        """Show a spinner while the block runs."""
+        """Show a spinner with `title` while the `with` block runs."""
         if not self._console.is_terminal:
             yield
             return

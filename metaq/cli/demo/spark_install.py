@@ -1,4 +1,4 @@
-"""Install PySpark while the demo is already running. Its 500 MB are needed only for the last step."""
+"""Install PySpark (500 MB) while the demo is already running, because only the last step of the demo needs it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .report import Report
 __all__ = ["SparkInstallation", "is_missing", "main", "requirements"]
 
 INSTALL_SECONDS = 1800.0
-"""Maximum seconds from the start of the demo to the end of the installation. The time is long because the demo should
-not fail only because the network is slow.
+"""Maximum seconds from the start of the demo to the end of the installation. The limit is long, so that the demo does
+not fail on a slow network.
 """
 
 
@@ -43,7 +43,8 @@ class SparkInstallation:
         self._pip = Child("pip", requirements("spark"), directory / "pip.log", module=__name__)
 
     def finish(self, report: Report, ended: bool) -> None:
-        """Report the outcome of pip. Raises ClientError if pip failed, and RequestTimedOut if it has not ended yet.
+        """Print whether pip has installed PySpark. Raises ClientError if pip failed, and RequestTimedOut if it has not
+        ended yet.
         ended: whether pip has ended.
         """
         if not ended:

@@ -43,13 +43,13 @@ REBALANCE_SECONDS = 30.0
 DRAIN_SECONDS = 120.0
 SPARK_SECONDS = 400.0
 LAG_SECONDS = 0.25
-"""Seconds between two checks of the group's lag while the group works through its backlog."""
+"""While the group reads its backlog, the demo checks the group's lag at this interval, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The parameters of the demo. flights: the number of flights to send; None = all. join_at, kill_at: the fraction of
-    all messages that must have been received before a member joins, and before a member is killed.
+    """The parameters of the demo. flights: the number of flights to send; None = all. join_at: when this fraction of
+    all messages is received, a member joins. kill_at: when this fraction is received, a member is killed.
     """
 
     directory: Path
@@ -65,10 +65,11 @@ class Script:
 
 @contextmanager
 def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
-    """Run all steps of the demo, with all files below `script.directory`. Yield the figures, and the ZooKeeper connect
-    string of the cluster.
+    """Run all steps of the demo, with all files below `script.directory`. Yield the demo's results, and the ZooKeeper
+    connect string of the cluster.
 
-    The cluster runs until the `with` block ends. After the block, or if this function raises, all processes have ended.
+    The caller uses this function in a `with` statement: the cluster runs until the end of the block. After the block,
+    or if this function raises, all processes have ended.
     """
     began = time.monotonic()
     with_spark = _has_java(report)
@@ -108,7 +109,7 @@ def _play(
 
 
 def _has_java(report: Report) -> bool:
-    """Return whether Spark can run, that is, whether Java is installed. If it cannot run, report the reason."""
+    """Return whether Spark can run, that is, whether Java is installed. If Spark cannot run, print the reason."""
     try:
         find_java()
     except ConfigError as error:
@@ -154,7 +155,7 @@ def _cluster(script: Script, report: Report) -> Iterator[LocalCluster]:
 
 
 def _send(zookeeper: str, table: pd.DataFrame, report: Report) -> float:
-    """Send all flights in batches, round robin over the partitions; return messages per second."""
+    """Send all flights in batches, round robin over the partitions; return the rate in messages per second."""
     report.step(f"Send {len(table):,} flights of 2013 as JSON, round robin")
     sent = 0
     began = time.monotonic()
