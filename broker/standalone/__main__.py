@@ -1,4 +1,5 @@
-"""`python -m metaq.broker.standalone DIRECTORY HOST PORT TICK_MS MAX_SESSION_MS`: a ZooKeeper for development.
+"""`python -m metaq.broker.standalone DIRECTORY HOST PORT TICK_MS MAX_SESSION_MS`: run a ZooKeeper server for
+development.
 
 `metaq.coordination.standalone_process` starts this program. The program ends when it receives SIGTERM. If the program
 cannot continue, it ends with status 1, and its last log line says why.

@@ -1,5 +1,5 @@
 """Connect the standalone ZooKeeper (`metaq.coordination.standalone`) to sockets and to the clock, with Twisted.
-Everything here runs on one reactor thread.
+All code of this module runs on one reactor thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ so many file descriptors.
 """
 
 DESCRIPTORS_FOR_OTHERS = 64
-"""How many file descriptors are reserved for files and for the process's other work."""
+"""How many file descriptors of the process must not be used for connections, so that they are left for files and other
+work.
+"""
 
 _BACKLOG = 1000
 

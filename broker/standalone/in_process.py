@@ -58,7 +58,8 @@ class InProcessZooKeeper(LocalZooKeeper):
         """Start the server. timeout: ignored, because the start is immediate.
 
         Raises ConfigError if the port is in use, or if the data directory is not writable or belongs to Apache's
-        ZooKeeper. Raises DirectoryInUse, and StoreError if the files are damaged.
+        ZooKeeper. Raises DirectoryInUse if another server uses the data directory, StoreError if the files in it are
+        damaged.
         """
         directory = None
         if self._keeps:

@@ -100,7 +100,9 @@ class Keeper:
         self._snapshots -= 1
 
     def close(self) -> None:
-        """Write and sync all entries taken so far, and end the worker thread. Blocks until this is done."""
+        """Write and sync all log entries that `look_after` has taken, and end the worker thread. Blocks until this is
+        done.
+        """
         with self._wake:
             self._closing = True
             self._wake.notify()

@@ -15,8 +15,8 @@ the previous log file.
 Invariants:
 - A block is written only after the block before it is synced. So a crash can leave only the last block of the last file
   incomplete. If an intact block follows a bad block, the bad block was complete and was damaged later.
-- A snapshot file gets its final name only after two syncs: of the snapshot, and of all log entries that the snapshot
-  may include.
+- A snapshot file gets its final name only after two syncs: of the snapshot, and of all log entries whose changes the
+  snapshot can contain.
 - A log file is removed when no snapshot that is kept needs its entries.
 """
 
@@ -136,7 +136,8 @@ class LogFiles:
 
     def finish_snapshot(self) -> None:
         """Sync the complete snapshot, give it its final name, and remove the snapshots and log files that are no longer
-        needed. Before this call, the caller must have appended to the log all entries that the snapshot may include.
+        needed. Before this call, the caller must have appended to the log all entries whose changes the snapshot can
+        contain.
         """
         self._write_snapshot(_encode_block(b"", self._snapshot_zxid))
         path = self._path(_TEMPORARY)
@@ -298,7 +299,9 @@ def _is_header(data: bytes, magic: bytes, zxid: int) -> bool:
 
 
 def _check_header(path: str, data: bytes, magic: bytes, zxid: int) -> int:
-    """Check a file's header, and return the position where the first block begins. Raises CorruptRecord."""
+    """Check that a file begins with the header for this `magic` and `zxid`, and return the position where the first
+    block begins. Raises CorruptRecord if the file has another header.
+    """
     if not _is_header(data, magic, zxid):
         raise CorruptRecord(path, 0, "the header is not the one that belongs to its name")
     return _HEADER.size

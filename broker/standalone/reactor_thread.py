@@ -39,8 +39,8 @@ def _run(reactor: Any) -> None:
 
 
 def call(reactor: Any, function: Callable[[], Result]) -> Result:
-    """Run a function on the reactor's thread, and return or raise its result. Blocks. Must not be called on that
-    thread.
+    """Run a function on the reactor's thread, wait until it has ended, and return its result or raise its exception.
+    Must not be called on the reactor's thread.
     """
     results: list[Result] = []
     errors: list[BaseException] = []

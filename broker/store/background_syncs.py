@@ -1,6 +1,6 @@
-"""Start due syncs and checkpoints. A checkpoint is a sync of a log's data and index, after which a start of the broker
-need not check these data. If only a few such jobs are due, each job makes its own sync. If many are due, groups of jobs
-share one sync of the whole file systems.
+"""Start the syncs and checkpoints of partition logs when they are due. A checkpoint is a sync of a log's data and
+index, after which a start of the broker need not check these data. If only a few such jobs are due, each job makes its
+own sync. If many are due, groups of jobs share one sync of the whole file systems.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class BackgroundSyncs:
         heappush(self._schedule, (durability.next_due(now), self._number, log))
 
     def stop(self) -> None:
-        """Start no more jobs."""
+        """Start no more background jobs from now on."""
         self._closed = True
 
     def finish(self) -> None:

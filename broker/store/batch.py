@@ -110,8 +110,8 @@ def stamp_puts(
     bodies: Sequence[bytes],
     ids: npt.NDArray[np.int64],
 ) -> StampedRecords:
-    """Make records and index units from puts with verified checksums. The result has the same form as the result of
-    `stamp_in_slices`.
+    """Make records and index units from puts whose checksums the caller has verified. The result has the same form as
+    the result of `stamp_in_slices`.
     """
     widths = np.fromiter(map(len, bodies), np.int64, len(bodies)) + HEADER_BYTES
     ends = np.cumsum(widths)
@@ -152,8 +152,8 @@ def units_of(
 ) -> npt.NDArray[np.void]:
     """Return the index units of back-to-back records that begin at byte `offset`.
 
-    sizes: the size of each record in bytes, including its header. tags: one tag hash per record, or one hash for all
-    records. now_ms: the store time in Unix ms.
+    sizes: the size of each record in bytes, including its header. tags: the hash of each record's tag (0 for a record
+    without a tag), or one hash for all records. now_ms: the store time in Unix ms.
     """
     units = np.zeros(len(ids), UNIT_DTYPE)
     units["offset"][1:] = np.cumsum(sizes[:-1])
@@ -181,11 +181,12 @@ def stamp_in_slices(
 ) -> Generator[None, None, StampedRecords]:
     """Write message ids into whole records, verify their checksums, and make their index units.
 
-    Pauses (`yield`) every few milliseconds. body: the records back to back, with any ids. If body is writable, the ids
-    are written into body itself, else into a copy of body. sizes: the size of each record in bytes, including the
-    header. ids: the message ids that this broker has assigned, one per record. The function handles the records in
-    slices, each of them with one numpy operation per step. Records with an attribute are also read one by one, to get
-    their tag. Raises RemoteProtocolError if sizes, length fields and body do not agree or there is no record.
+    Pauses (`yield`) every few milliseconds. body: the records back to back; the ids that they contain are replaced. If
+    body is writable, the ids are written into body itself, else into a copy of body. sizes: the size of each record in
+    bytes, including the header. ids: the message ids that this broker has assigned, one per record. The function
+    handles the records in slices, each of them with one numpy operation per step. Records with an attribute are also
+    read one by one, to get their tag. Raises RemoteProtocolError if `sizes`, the length fields in the records and the
+    length of `body` do not agree, or if there is no record.
     """
     data = memoryview(body)
     if data.readonly:

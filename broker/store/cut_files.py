@@ -45,8 +45,8 @@ class Change(NamedTuple):
 
 
 def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> None:
-    """Copy bytes [start, end) of the file `source` into a new file and sync it, but not its directory. Raises
-    OSError.
+    """Copy bytes [start, end) of the file with the descriptor `source` into a new file at `path`. Sync the new file,
+    but not the directory that contains it. Raises OSError.
     """
     with opened(files, path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as target:
         for position in range(start, end, tuning.COPY_BYTES):

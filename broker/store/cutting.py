@@ -171,8 +171,8 @@ class Cutting:
         return made
 
     def _change(self, log: PartitionLog, change: Change) -> _Cut:
-        """Change one partition and open it again. On failure, raises StoreError if nothing was changed, else
-        CutUnfinished.
+        """Cut one partition on the disk as `change` describes, and open its files again. On failure, raises StoreError
+        if nothing was changed, else CutUnfinished.
         """
         kept = change_partition(self._open_files.files, log.directory, change)
         try:

@@ -1,5 +1,5 @@
-"""Damaged bytes of a partition: remember the damaged ranges that were found, and check whether a good record (whose
-checksum matches) is at an offset.
+"""Handle damaged bytes of a partition: remember the damaged ranges that were found, and check whether there is a good
+record, one whose checksum matches, at an offset.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class DamagedRanges:
         return Damaged(self._starts[number], self._ends[number])
 
     def in_front(self, units: UnitArray) -> UnitArray:
-        """Return those of these units that come before the first damaged range behind the first unit. The units must be
-        in the partition's order, and the first of them must not be in a damaged range.
+        """Return the units that come before the next damaged range, which is the first one that begins behind the first
+        unit. The units must be in the partition's order, and the first of them must not be in a damaged range.
         """
         number = bisect_right(self._starts, int(units[0]["offset"]))
         if number == len(self._starts):

@@ -23,7 +23,7 @@ LOCK_NAME = ".metaq.lock"
 
 
 class PartitionDirectory(NamedTuple):
-    """A directory `<topic>-<partition>`."""
+    """A directory `<topic>-<partition>`, which contains the files of one partition."""
 
     topic: str
     partition: int
@@ -91,7 +91,7 @@ def lock_empty_path(files: Files, path: str) -> int:
 
 def scan_data_paths(files: Files, data_paths: Sequence[str]) -> list[PartitionDirectory]:
     """Return all partition directories in these data directories, sorted by name. Log a warning for each other
-    directory and skip it (metaq 1.x would not start).
+    directory and skip it (metaq 1.x would refuse to start).
 
     Raises StoreError if two data directories contain the same partition.
     """

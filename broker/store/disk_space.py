@@ -81,7 +81,7 @@ class DiskSpace:
         """
 
     def rooms(self) -> list[Room]:
-        """Return the results of the last measurement."""
+        """Return the results of the last measurement: one `Room` for each data directory."""
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
@@ -98,7 +98,7 @@ class DiskSpace:
 
     def check(self, directory: str, *, journaled: bool) -> None:
         """Raise DiskFull if puts to a partition's directory are refused. journaled: whether the puts are also written
-        to the journal.
+        to the journal; if so, also raise DiskFull if puts to the data directory with the journal are refused.
         """
         error = self.full.get(os.path.dirname(directory))
         if error is None and journaled:
@@ -114,7 +114,9 @@ class DiskSpace:
             self._measured(error)
 
     def look(self) -> None:
-        """Measure the free space again in a worker thread. Call this about once a second."""
+        """Let a worker thread measure the free space again. Do nothing if the last measurement has not ended. Call this
+        about once a second.
+        """
         if not self._looking:
             self._looking = True
             self._run_in_thread(partial(self._measure, list(self._paths())), self._measured)

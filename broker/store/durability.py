@@ -2,8 +2,8 @@
 do for the partition. The code does no I/O, reads no clock and starts no thread.
 
 Data are safe when they are stored on this node as durably as the topic's settings demand. With asynchronous flush, data
-are safe when they are appended; with group commit, when they survive a power cut. Readers see safe data, unless the log
-has a lower limit (`PartitionLog.limit_visibility`).
+are safe when they are appended; with group commit, when they survive a power cut. Readers see all safe data, unless
+`PartitionLog.limit_visibility` has set a lower limit for them.
 
 Every method that is named after an event records the event and returns, as bits, the actions that the caller must
 execute. `Durability.take_answers` returns the callbacks that must be called after the event. The mode decides what an
@@ -57,7 +57,7 @@ units and records up to where data and units are on the disk.
 SHOW = 1
 """Let readers see all data up to `safe_end`, because more data are safe than before."""
 TELL = 2
-"""After SHOW, call the callbacks that `take_answers` returns."""
+"""Call the callbacks that `take_answers` returns. If SHOW is set, too, execute SHOW first."""
 JOURNAL = 4
 """Write the appended data to the journal."""
 SYNC = 8
@@ -323,11 +323,13 @@ class Durability:
         return actions
 
     def found_dirty(self) -> None:
-        """Record that the start of the broker found data that no checkpoint covers."""
+        """Record that the broker, when it started, found data that no checkpoint covers."""
         self.dirty = True
 
     def synced_at_start(self) -> None:
-        """Record that all data that the start of the broker found have been synced before the first use of the log."""
+        """Record that all data that the broker found when it started are synced. Called before the first use of the
+        log.
+        """
         self.synced_end = self.end
 
     def _next(self, event: DurabilityEvent) -> int:

@@ -14,11 +14,11 @@ __all__ = ["FileSystems"]
 
 
 class FileSystems:
-    """Syncs file systems. The descriptors stay open between the syncs, because Linux then reports with each sync every
-    write that has failed since the last sync of the same descriptor.
+    """Syncs whole file systems, each through one file descriptor. The descriptors stay open between the syncs, because
+    Linux then reports with each sync every write that has failed since the last sync of the same descriptor.
 
-    (With a descriptor that is opened for each call, an error is missed that was reported to another process's syncfs(2)
-    before.) Partition directories may be links to other disks. Any thread may use this object.
+    (If a descriptor were opened for each call, it would not report an error that another process's syncfs(2) had
+    reported before.) Partition directories may be links to other disks. Any thread may use this object.
     """
 
     def __init__(self, files: Files) -> None:

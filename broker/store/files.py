@@ -72,8 +72,8 @@ def _syncing(path: str | None = None) -> Iterator[None]:
 
 
 class NotCached(Exception):  # no error: a reason to come back
-    """The requested data are not in the page cache, and the owning thread must not wait for the disk
-    (`OpenFiles.cached_only`).
+    """Raised if the requested data are not in the page cache, and the thread that owns the store must not wait for the
+    disk (`OpenFiles.cached_only`).
 
     The caller calls `load()` in a thread that may wait, which reads the data into the cache, and then repeats what has
     raised this exception.
@@ -119,7 +119,7 @@ class Readable(Protocol):
 class Files:
     """The calls of the operating system that the store needs for files. Tests use subclasses that let calls fail.
 
-    Every method may raise OSError. All may be called on any thread.
+    Every method may raise OSError. Any thread may call the methods.
     """
 
     def open(self, path: str, flags: int) -> int:
@@ -190,8 +190,8 @@ class Files:
             os.close(fd)
 
     def sync_filesystem_of(self, fd: int) -> None:
-        """Sync all files of the file system of `fd` with one call. Raises FailedSync also if writes have failed since
-        the last call with this descriptor.
+        """Sync all files of the file system of `fd` with one call. Raises FailedSync if that fails, or if a write to
+        this file system has failed since the last call with this descriptor.
         """
         if _libc.syncfs(fd):
             number = ctypes.get_errno()
@@ -248,7 +248,9 @@ REAL_FILES = Files()
 
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
-    """Return `size` bytes from `position`; fewer only at the end of the file. (Linux limits one read to 2 GiB.)"""
+    """Return `size` bytes from `position`; fewer only at the end of the file. One call of the operating system may
+    return fewer bytes (at most 2 GiB on Linux), so this function repeats the call until it has all bytes.
+    """
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
         return data
@@ -308,8 +310,8 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
-    """Replace a file and sync it. At every moment, either the old or the new file exists. Blocks until the file is
-    synced. Raises OSError.
+    """Replace a file and sync it. At every moment, `path` has either the complete new content or, as before this call,
+    the old file or no file. Blocks until the file is synced. Raises OSError.
 
     data: the new content, or a function that makes it from the inode number of the new file.
     """
@@ -336,10 +338,10 @@ def unused_name(files: Files, path: str) -> str:
 
 
 def check_named(files: Files, path: str) -> None:
-    """Raise FailedSync if no file has this path any more. To be called after a sync of the file:
+    """Raise FailedSync if no file has this path any more. To be called after a sync of the file.
 
-    an open file can be written and synced even if its directory was deleted or moved away, but the next start of the
-    broker would not find the data.
+    Reason: an open file can be written and synced even if its directory was deleted or moved away, but the broker would
+    not find the data at its next start.
     """
     if not may_exist(files, path):
         raise FailedSync(errno.ENOENT, "the file was deleted or moved away while the broker ran", path)
@@ -383,7 +385,7 @@ class OpenFile:
         self.recent = False
 
     def use(self) -> int:
-        """Return the open descriptor. Raises OSError if the file cannot be opened."""
+        """Return the file's descriptor, and open the file first if it is not open. Raises OSError if that fails."""
         self.recent = True
         fd = self.fd
         return self._table.open(self) if fd is None else fd
@@ -400,8 +402,7 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """Return the open descriptor like `use`, but keep the descriptor open until `unpin` has been called as often as
-        `pin`.
+        """Return the file's descriptor like `use`, and keep it open until `unpin` has been called as often as `pin`.
         """
         fd = self.use()
         self.pins += 1
