@@ -513,7 +513,7 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A request about a transaction was refused. If metaq 1.x refuses the same request, both use the same error text."""
+    """A request about a transaction was refused. If metaq 1.x also refuses the request, the texts are equal."""
 
     xa_code: int | None = None
     """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None for an error that is not

@@ -41,7 +41,7 @@ buffer.
 
 
 def one_by_one(requests: Iterable[WireRequest]) -> Iterator[TextCommand | Frame]:
-    """Yield the given requests, for a caller that handles puts one by one: each PutRun is replaced by its single puts."""
+    """Yield the given requests, but replace each PutRun by its single puts, for a caller that handles single puts."""
     for request in requests:
         if isinstance(request, PutRun):
             yield from request.puts()

@@ -295,7 +295,7 @@ def _framed(
     nodes: Nodes = Nodes.LEADER,
     repeatable: bool = False,
 ) -> Verb:
-    """Return the verb for a type of frame whose whole request is in the frame's extFields. `act` may return a Deferred."""
+    """Return the verb for a frame whose whole request is in the frame's extFields. `act` may return a Deferred."""
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
         _body_bytes,

@@ -304,7 +304,7 @@ class ProducerGroups(Generic[T]):
         return half is not None and half.lane is lane and half.at == at
 
     def first(self, most: int) -> list[tuple[str, AskedGroup[T]]]:
-        """Return at most `most` groups, sorted by name. If there are more groups, return those that were added first."""
+        """Return at most `most` groups, sorted by name. If there are more, return those that were added first."""
         return sorted(islice(self._groups.items(), most))
 
     def slices(self, size: int) -> Iterator[list[tuple[str, AskedGroup[T]]]]:

@@ -611,7 +611,7 @@ class SetMember:
         self._withdrawn = self._registration.withdraw().addErrback(self._not_registered)
 
     def _disk_failed(self, failure: MetaqError) -> None:
-        """Stop leading because the disk has failed. This node's data cannot be trusted until the node is started again."""
+        """Stop leading because the disk has failed. This node's data cannot be trusted until its next start."""
         if self.leader is not None:
             self._distrust(failure)
 

@@ -169,7 +169,7 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return those settings that the status reports, from the present configuration, which can change by a reload."""
+        """Return the settings that the status reports. They are read anew because a reload can change them."""
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)

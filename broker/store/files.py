@@ -402,8 +402,7 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """Return the file's descriptor like `use`, and keep it open until `unpin` has been called as often as `pin`.
-        """
+        """Return the file's descriptor like `use`, and keep it open until `unpin` has been called as often as `pin`."""
         fd = self.use()
         self.pins += 1
         return fd

@@ -509,7 +509,7 @@ class UnitReader(Units):
             yield self.units(first, min(stop, first + tuning.UNITS_PER_READ))
 
     def chunks_backwards(self, start: int, stop: int) -> Iterator[UnitArray]:
-        """Yield units start … stop-1 in arrays of at most 2 MiB like `chunks`, but the array with the last units first."""
+        """Yield units start … stop-1 in arrays of at most 2 MiB like `chunks`, but the last array first."""
         for last in range(stop, start, -tuning.UNITS_PER_READ):
             yield self.units(max(start, last - tuning.UNITS_PER_READ), last)
 

@@ -58,7 +58,7 @@ class KeptPositions:
         self._given_up |= {each.partition: (each, until) for each in cursors}
 
     def given_up(self, owned: Collection[TopicPartition]) -> dict[TopicPartition, PartitionCursor]:
-        """Return the partitions that this member gave up a short time ago, with their cursors, except those in `owned`."""
+        """Return the partitions that this member gave up recently, with their cursors, except those in `owned`."""
         now = self._clock()
         return {each: cursor for each, (cursor, until) in self._given_up.items() if until > now and each not in owned}
 

@@ -116,7 +116,7 @@ def counted(number: int | None, noun: str) -> str:
 
 
 def moment(ms: int | None) -> str | None:
-    """Convert a time in Unix milliseconds to a text in ISO 8601. Return None for 0 and None, which both mean "never"."""
+    """Convert a time in Unix milliseconds to a text in ISO 8601. Return None for 0 and None, which mean "never"."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else None
 
 
