@@ -280,9 +280,9 @@ class CheckHalvesRequest(ExtFields):
     after the answer, the broker gives the half messages in it to no other producer. The request also tells the broker
     that this producer has finished its work on the half messages in the previous answer.
 
-    topics: return only half messages of these topics, at least one; on the wire the names are separated by blanks.
-    None, which older producers send: all topics. producer: the name of the asking producer, which its half messages
-    contain in `metaq.half-producer`; "" if it has no name.
+    topics: the names of one or more topics; only half messages of these topics are returned. On the wire the names are
+    separated by blanks. None, which older producers send: all topics. producer: the name of the asking producer, which
+    its half messages contain in `metaq.half-producer`; "" if it has no name.
     """
 
     group: GroupField

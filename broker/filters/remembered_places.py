@@ -124,7 +124,7 @@ class FoundOffset(NamedTuple):
 
     @property
     def gap(self) -> int:
-        """How many bytes the client's offset is behind the stored offset."""
+        """The number of bytes by which the client's offset is lower than the true offset in the log."""
         return self.stored - self.offset
 
     @property

@@ -127,8 +127,8 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""The classes of requests that do not pass the gate when they are served: Pull and Acquire, which are requests under
-way that have passed the gate before, and `quit`, which only ends its own connection.
+"""The classes of requests that do not pass the gate when they are served: Pull and Acquire, which have passed the gate
+when they arrived, and `quit`, which only ends its own connection.
 """
 
 P = ParamSpec("P")

@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 MAX_DEFAULT_RESERVE_BYTES = 1 << 30
 DEFAULT_RESERVE_PART = 0.05
-"""The default reserve as a fraction of the file system's size. If this is more than MAX_DEFAULT_RESERVE_BYTES, the
-default reserve is MAX_DEFAULT_RESERVE_BYTES.
+"""The default reserve as a fraction of the file system's size. The default reserve is at most
+MAX_DEFAULT_RESERVE_BYTES.
 """
 
 _RETURN_FACTOR = 1.05  # puts return at this multiple of the reserve, so that they do not go on and off each second

@@ -243,9 +243,8 @@ _growing = threading.Lock()
 
 def _crc_before(block: int) -> int:
     """Return the CRC-32 that all blocks before number `block` have together if they are good. The result is the same
-    for every index file. So `read_units` can check many blocks with one CRC-32 of all their bytes: it begins the
-    computation with the value for the first of these blocks, and the result must be the value for the block behind the
-    last.
+    for every index file. So `read_units` can check the blocks `a` to `b` with one CRC-32 of all their bytes: it begins
+    the computation with `_crc_before(a)`. If the blocks are good, the result is `_crc_before(b + 1)`.
 
     A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation for
     block `i` begins with the CRC-32 of the blocks before it and not with i, the result differs from _RIGHT by a value

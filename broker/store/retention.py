@@ -118,7 +118,7 @@ class Retention:
         """
         self.enabled = True
         """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
-        then segments are removed only by `drop_before`, after the other node has removed them.
+        meanwhile only `drop_before` removes segments, after the other node has removed them.
         """
         self._on_restored = on_restored
         self._files = files

@@ -140,8 +140,8 @@ class Suspects:
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
         """Remove the marks of partitions that this member has given up after their offsets were committed. Raises the
-        same errors as BegunMarks. If a mark cannot be removed, the next owner handles messages with special care
-        although this is not necessary.
+        same errors as BegunMarks. If a mark cannot be removed, the next owner of the partition treats the marked
+        message as one that may kill its process, although this is not necessary.
         """
         with self._lock:
             given = [each for each in cursors if each in self._known]

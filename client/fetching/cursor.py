@@ -420,8 +420,8 @@ class PartitionCursor:
 
     @property
     def stood_at_0(self) -> bool:
-        """Whether the committed offset is 0, and this consumer found it in the store or the user has moved to 0 by a
-        seek; not if the group only begins there now.
+        """Whether the committed offset is 0 for one of two reasons: this consumer has read it as 0 in the offset store,
+        or the user has moved to 0 by a seek. False if the group had no committed offset and therefore begins at 0.
         """
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 

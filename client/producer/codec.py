@@ -2,10 +2,10 @@
 
 A flight is a group of messages that are sent to a broker together. A driver (client/producer/sending.py) builds the
 requests of a flight and sends them. Each request has one opaque (the number that links an answer to its request) for
-each answer that the broker will send to it (`answers`). The driver passes every answer to `read`. A turn is the
-messages of one partition in a request. When it is known which turns of the request the broker has stored, `read`
-returns a Landing. The driver first reports this outcome to the core; then it calls the Landing's `give`, which gives
-the messages their results.
+each answer that the broker will send to it (`answers`). The driver passes every answer to `read`. A turn consists of a
+request's messages for one partition. When it is known which turns of the request the broker has stored, `read` returns
+a Landing. The driver first reports this outcome to the core; then it calls the Landing's `give`, which gives the
+messages their results.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ __all__ = [
 
 
 class Landing(NamedTuple):
-    """The outcome of a request's turns. A turn is the messages of one partition in a request. stored, failed: the turns
-    that the broker has stored, and the turns that have failed. give: a function that gives the messages of stored turns
-    their results. The function returns the messages for which a thread is blocked, so that the caller can wake these
-    threads together.
+    """The outcome of a request's turns. A turn consists of a request's messages for one partition. stored, failed: the
+    turns that the broker has stored, and the turns that have failed. give: a function that gives the messages of stored
+    turns their results. The function returns the messages for which a thread is blocked, so that the caller can wake
+    these threads together.
     """
 
     stored: Sequence[Turn]
@@ -72,7 +72,9 @@ class Landing(NamedTuple):
 
 
 class FlightRequest(Protocol):
-    """A request that contains one or more turns of a flight. A turn is the messages of one partition in a request."""
+    """A request that contains one or more turns of a flight. A turn consists of a request's messages for one
+    partition.
+    """
 
     turns: Sequence[Turn]
     counted: bool
