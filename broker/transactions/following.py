@@ -78,8 +78,8 @@ class Logged:
 
 @dataclass(slots=True)
 class LoggedBlock:
-    """The messages of one commit for one partition. proven: whether the records of the log prove that these are all
-    committed messages, undamaged.
+    """The messages of one commit for one partition. proven: whether the log's records prove that no message of the
+    commit is missing here and that none is damaged.
     """
 
     topic: str

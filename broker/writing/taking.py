@@ -6,10 +6,10 @@ The decoder gets back `Write` objects with the results, or the errors of refused
 answer to the client.
 
     plain               stored in its partition
-    delayed, half       DELAYED_FLAG: it waits in an internal log; `metaq.half` makes it a half message
-    compressed          COMPRESSED_FLAG: its payload has to be a frame, and its topic has to take such messages
+    delayed, half       DELAYED_FLAG: the message waits in an internal log; `metaq.half` makes it a half message
+    compressed          COMPRESSED_FLAG: its payload must be in the compression's format, its topic must accept this
     numbered            stored once (sequences.py)
-    repeated            numbered, and stored before: it has the first one's place, also if it would be refused now
+    repeated            numbered and already stored: the answer names the stored message's place
     in a transaction    plain or compressed; a commit stores it (transactions/)
 
 `Puts` processes single puts. `TakenRun` processes the columns of a run: many puts that came together and that are all

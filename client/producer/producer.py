@@ -620,9 +620,9 @@ class Producer(Closing):
     def close(self, timeout: Duration = 10.0) -> None:
         """Wait as `flush` does, but at most `timeout` seconds, and then close the producer. The messages that are not
         delivered by then fail with ClientError, or are saved in the store for undelivered messages. Closing takes at
-        most END_SECONDS longer than `timeout`, unless a callback hangs. After the producer is closed, this method
-        raises DeliveryFailed in the same cases as `flush`. close() itself ends the futures of the messages that are not
-        delivered, and runs their callbacks one after another, so it takes longer if a callback blocks.
+        most END_SECONDS longer than `timeout`, unless a callback hangs. When close() has closed the producer, it raises
+        DeliveryFailed as its last step, in the same cases as `flush`. close() itself ends the futures of the messages
+        that are not delivered, and runs their callbacks one after another, so it takes longer if a callback blocks.
 
         When close() returns, every other future has ended, or the thread that has read its answer is just ending it.
         Idempotent. In a callback of a send, or in a signal handler that has interrupted a call of this producer,
