@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .topic_partition import TopicPartition
 
 __all__ = [
+    "AccessRefused",
     "BrokerCertificateRequired",
     "BrokerStarting",
     "BrokerUnavailable",
@@ -674,6 +675,14 @@ class BrokerCertificateRequired(MetaqError):
             "only a broker may send this request: its connection must show a certificate that names its host and is "
             "signed by the CA of this broker's security.ini (brokers=required there)"
         )
+
+
+class AccessRefused(ClientError):
+    """The sender of a request may not do what it asks for, or could not log in. The error text names the grant that is
+    missing, or says how to log in. Repeating the request does not help.
+    """
+
+    status = Status.FORBIDDEN
 
 
 class BrokerUnavailable(ClientError):

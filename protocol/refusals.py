@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from .errors import (
+    AccessRefused,
     AccountSpent,
     BrokerCertificateRequired,
     BrokerStarting,
@@ -67,8 +68,9 @@ _CODES: Mapping[type[MetaqError], ResponseCode] = {
     WrongPartition: ResponseCode.TOPIC_NOT_EXIST,
     PartitionNotFound: ResponseCode.TOPIC_NOT_EXIST,
     PartitionClosed: ResponseCode.NO_PERMISSION,
-    TlsRequired: ResponseCode.NO_PERMISSION,
-    BrokerCertificateRequired: ResponseCode.NO_PERMISSION,
+    AccessRefused: ResponseCode.ACCESS_REFUSED,
+    TlsRequired: ResponseCode.ACCESS_REFUSED,
+    BrokerCertificateRequired: ResponseCode.ACCESS_REFUSED,
     DiskFull: ResponseCode.DISK_FULL,
     LogReadOnly: ResponseCode.SERVICE_NOT_AVAILABLE,
     NotSafe: ResponseCode.NOT_SAFE,
@@ -113,6 +115,8 @@ def frame_error(frame: Frame, partition: TopicPartition, broker: object) -> Meta
     code, remark = frame.code, frame.remark
     if code == ResponseCode.NO_PERMISSION:
         return PartitionClosed(partition.broker, partition.partition)
+    if code == ResponseCode.ACCESS_REFUSED:
+        return AccessRefused(f"{broker}: {remark}")
     if code == ResponseCode.TOPIC_NOT_EXIST:
         return TopicNotAccepted(partition.topic)
     if code == ResponseCode.SERVICE_NOT_AVAILABLE:

@@ -70,6 +70,8 @@ class RequestCode(IntEnum):
     CHECK_HALVES = 1061
     LIST_HALVES = 1062
     END_HALVES = 1063
+    # from every client: log in (login.py)
+    AUTHENTICATE = 1070
 
 
 class ResponseCode(IntEnum):
@@ -93,4 +95,5 @@ class ResponseCode(IntEnum):
     NOT_SAFE = 1014
     STALE_SEQUENCE = 1015
     SEND_IN_DOUBT = 1016
+    ACCESS_REFUSED = 1017
     SHARED_REFUSED = 1050

@@ -1,0 +1,285 @@
+"""Who may do what. Users, their grants, and the decision whether a request is permitted; without I/O.
+
+A *grant* is one line of a user's permissions, as users write it in commands and as ZooKeeper stores it:
+
+    send:orders                 send messages to the topic orders
+    consume:orders@billing      consume the topic orders in the group billing, with the group's failed messages
+    consume:orders              read the topic orders without a group, as Spark and `metaq messages` do
+    see:orders                  see what the topic has (its partitions, offsets and counts), but no messages
+    transact                    list, commit and roll back prepared XA transactions
+    admin                       everything, also the requests of operators
+    deny send:secret-*          never send to such a topic, whatever other grants say
+
+A name that ends with `*` stands for all names that begin with the characters before the `*`. `send` and `consume` of a
+topic include `see` of this topic. docs/security.md describes grants for users.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from .errors import InvalidName
+from .limits import check_group, check_topic
+from .own_topics import DEAD_PREFIX, REPLY_TOPIC, RETRY_PREFIX
+
+__all__ = [
+    "ANYBODY",
+    "MAX_GRANTS",
+    "OPEN",
+    "Access",
+    "Grant",
+    "Mode",
+    "Need",
+    "Operation",
+    "Permissions",
+    "Principal",
+    "User",
+    "check_user",
+]
+
+MAX_GRANTS = 256
+"""Largest number of grants of one user. Deciding about a request takes time in proportion to this number."""
+_MAX_KNOWN = 4096
+"""An Access remembers at most this number of decisions."""
+_USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ALL = "*"
+
+
+class Operation(StrEnum):
+    """What a request does, as far as permissions are concerned. The values are the first words of grants."""
+
+    SEND = "send"
+    CONSUME = "consume"
+    SEE = "see"
+    TRANSACT = "transact"
+    ADMIN = "admin"
+    REPLICATE = "replicate"
+    """What only brokers do among themselves. No grant contains this operation."""
+    NOTHING = "nothing"
+    """What everybody may do, also without a user: log in, keep a connection open, ask which protocol is spoken."""
+
+
+_WITH_TOPIC = (Operation.SEND, Operation.CONSUME, Operation.SEE)
+_WITHOUT = (Operation.TRANSACT, Operation.ADMIN)
+
+
+class Need(NamedTuple):
+    """What a request needs: an operation, and the topic and the group that the request names.
+
+    topic: None if the request names none, because it concerns the whole broker or a group in all topics. group: "" if
+    the request names no group.
+    """
+
+    operation: Operation
+    topic: str | None = None
+    group: str = ""
+
+    def __str__(self) -> str:
+        """The smallest grant that permits what needs this, as users write it."""
+        operation, topic, group = self
+        if operation not in _WITH_TOPIC or (topic is None and operation is not Operation.SEE):
+            return str(operation)
+        if topic is None:
+            return f"{Operation.CONSUME}:{_ALL}@{group}" if group else f"{operation}:{_ALL}"
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+            if topic.startswith(prefix):
+                return f"{Operation.CONSUME}:TOPIC@{topic.removeprefix(prefix)}"
+        return f"{operation}:{topic}" + (f"@{group}" if group else "")
+
+
+class Principal(NamedTuple):
+    """Who has opened a connection."""
+
+    kind: Literal["anonymous", "user", "broker"]
+    name: str = ""
+    """The user's name; for a broker one of the hosts that its certificate names."""
+
+    def __str__(self) -> str:
+        return self.kind if self.kind == "anonymous" else f"{self.kind} {self.name}"
+
+
+ANYBODY = Principal("anonymous")
+"""The principal of a connection that has neither logged in nor shown a certificate."""
+
+
+def check_user(name: str) -> str:
+    """Return the name of a user if it is valid. Raises InvalidName."""
+    if not _USER.fullmatch(name):
+        raise InvalidName(
+            f"user {name[:80]!r}: use 1 to 64 of the characters A-Z a-z 0-9 . _ -, and begin with a letter or a digit"
+        )
+    return name
+
+
+class Grant(NamedTuple):
+    """One permission, or with `deny` one prohibition."""
+
+    operation: Operation
+    topic: str = ""
+    """The name of a topic, or with `*` at its end the beginning of names; "" if the grant names no topic."""
+    group: str | None = None
+    """The same for a group; None if the grant names no group."""
+    deny: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Grant:
+        """Return the grant that a text describes. Raises InvalidName; its text says what to write instead."""
+        words = text.split()
+        deny = words[:1] == ["deny"]
+        if len(words) != 1 + deny:
+            raise _wrong(text, "write for example send:orders, consume:orders@billing or 'deny send:secret-*'")
+        word, colon, rest = words[-1].partition(":")
+        if word not in (*_WITH_TOPIC, *_WITHOUT):
+            raise _wrong(text, f"begin it with one of: {', '.join((*_WITH_TOPIC, *_WITHOUT))}")
+        operation = Operation(word)
+        if operation in _WITHOUT:
+            if colon:
+                raise _wrong(text, f"{operation} names no topic: write only {operation}")
+            return cls(operation, deny=deny)
+        topic, at, group = rest.partition("@")
+        if not topic:
+            raise _wrong(text, f"name the topic: {operation}:TOPIC, or {operation}:* for all topics")
+        if at and operation is not Operation.CONSUME:
+            raise _wrong(text, "only consume names a group")
+        _check_pattern(topic, check_topic)
+        if at:
+            _check_pattern(group, check_group)
+        return cls(operation, topic, group if at else None, deny)
+
+    def __str__(self) -> str:
+        text = f"{self.operation}:{self.topic}" if self.topic else str(self.operation)
+        return ("deny " if self.deny else "") + text + ("" if self.group is None else f"@{self.group}")
+
+    def covers(self, need: Need) -> bool:
+        """Return whether this grant permits `need`, or with `deny` forbids it."""
+        return self._forbids(need) if self.deny else self._permits(need)
+
+    def _permits(self, need: Need) -> bool:
+        operation, topic, group = need
+        if self.operation is Operation.ADMIN:
+            return operation is not Operation.REPLICATE
+        if topic is None and group:
+            return self._names_group(group) or (self.operation is Operation.SEE and self.topic == _ALL)
+        if topic is None:
+            return self.operation is operation and self.topic in ("", _ALL)
+        if self._keeps(topic):
+            return True
+        if not _matches(self.topic, topic):
+            # whoever asks reads the replies, and whoever answers sends them
+            return topic == REPLY_TOPIC and self.operation in (Operation.SEND, Operation.CONSUME)
+        if operation is Operation.SEE:
+            return self.operation in _WITH_TOPIC
+        return self.operation is operation and (not group or self._names_group(group))
+
+    def _names_group(self, group: str) -> bool:
+        return self.group is not None and _matches(self.group, group)
+
+    def _keeps(self, topic: str) -> bool:
+        """Whether the topic holds the failed messages or the dead letters of a group that this grant names."""
+        for prefix in (RETRY_PREFIX, DEAD_PREFIX):
+            if topic.startswith(prefix):
+                return self._names_group(topic.removeprefix(prefix))
+        return False
+
+    def _forbids(self, need: Need) -> bool:
+        operation, topic, group = need
+        if self.operation is not operation:
+            return False
+        if topic is None:
+            return self.topic in ("", _ALL)
+        return _matches(self.topic, topic) and (self.group is None or self._names_group(group))
+
+
+def _wrong(text: str, remedy: str) -> InvalidName:
+    return InvalidName(f"grant {text[:80]!r}: {remedy}")
+
+
+def _check_pattern(pattern: str, check: Callable[[str], str]) -> None:
+    if pattern != _ALL:
+        check(pattern.removesuffix(_ALL))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith(_ALL) else pattern == name
+
+
+class Access:
+    """What the grants of one user permit. A prohibition counts more than any permission; what no grant permits is
+    forbidden. Used by one thread at a time.
+    """
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self.grants = tuple(grants)
+        self._known: dict[Need, bool] = {}  # decisions; the benchmark of `make bench` for grants needs it
+
+    def permits(self, need: Need) -> bool:
+        """Return whether the user may do what needs `need`."""
+        known = self._known.get(need)
+        if known is None:
+            covering = [grant.deny for grant in self.grants if grant.covers(need)]
+            known = bool(covering) and not any(covering)
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[need] = known
+        return known
+
+
+class User(NamedTuple):
+    """A user of a cluster."""
+
+    name: str
+    access: Access
+    expires_ms: int | None = None
+    """When the user stops to exist, milliseconds of the Unix epoch; None: never."""
+    verifiers: Mapping[str, str] = MappingProxyType({})
+    """For each SCRAM mechanism the text with which a broker verifies the password; empty for a user who has no
+    password, because his certificate names him."""
+
+
+class Mode(StrEnum):
+    """What a cluster does with the grants of its users."""
+
+    OPEN = "open"
+    """Everybody may do everything."""
+    OBSERVE = "observe"
+    """Everybody may do everything, but the brokers count what they would refuse."""
+    ENFORCE = "enforce"
+    """The brokers refuse what no grant permits."""
+
+
+class Permissions(NamedTuple):
+    """All that a cluster knows about permissions at one time."""
+
+    mode: Mode = Mode.OPEN
+    users: Mapping[str, User] = MappingProxyType({})
+
+    def refusal(self, principal: Principal, need: Need, now_ms: float) -> str | None:
+        """Return why a principal may not do what needs `need`; None if it may. now_ms: the time in milliseconds of the
+        Unix epoch. `mode` does not matter here.
+        """
+        if need.operation is Operation.NOTHING:
+            return None
+        if principal.kind == "broker":
+            if need.operation is Operation.ADMIN:
+                return f"{principal} is no operator: log in as a user with the grant admin"
+            return None
+        if need.operation is Operation.REPLICATE:
+            return f"only a broker may send this request, with a broker's certificate, and {principal} is none"
+        if principal.kind == "anonymous":
+            return f"log in as a user with the grant {need}: nobody has logged in on this connection"
+        user = self.users.get(principal.name)
+        if user is None:
+            return f"the user {principal.name} does not exist, or not any more"
+        if user.expires_ms is not None and now_ms >= user.expires_ms:
+            return f"the user {principal.name} has expired: metaq users add makes a new one"
+        if not user.access.permits(need):
+            return f"user {principal.name} lacks the grant: metaq acl grant {principal.name} {need}"
+        return None
+
+
+OPEN = Permissions()
+"""The permissions of a cluster that has never had any users."""
