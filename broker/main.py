@@ -68,8 +68,8 @@ _CERTIFICATE_SECONDS = 2.0
 _WORKER_THREADS = 20  # syncs of several partitions at the same time
 FILTER_THREADS = 4
 _CLOSE_SECONDS = 2.0
-"""When the broker stops, it waits at most this many seconds for clients to receive their last answers; then it ends
-although connections are open.
+"""When the broker stops, it waits at most this many seconds until the clients have received their last answers; then
+the process ends even if connections are still open.
 """
 _DESCRIPTORS_FOR_OTHERS = 64
 
@@ -423,8 +423,8 @@ class BrokerProcess:
         ensureDeferred(self._leave()).addErrback(self._log_failed_stop).addBoth(lambda _: self._reactor.stop())
 
     async def _leave(self) -> None:
-        """Stop serving: unregister the broker from ZooKeeper, serve clients for zkSyncTimeMs more, then close the port
-        and the connections.
+        """Stop serving: unregister the broker from ZooKeeper, serve clients for zkSyncTimeMs milliseconds after that,
+        then close the port and the connections.
         """
         await self._roles.stop()
         if self.broker.moves is not None:
@@ -500,7 +500,7 @@ def _log_failed_reload(failure: Failure) -> None:
 
 def _raise_descriptor_limit() -> int:
     """Raise this process's limit of descriptors to the system's maximum. Return how many descriptors connections may
-    use; half of all descriptors is reserved for the files of the store.
+    use: half of the limit is reserved for the files of the store, and a few more descriptors for other uses.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:

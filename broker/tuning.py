@@ -27,8 +27,8 @@ Shorter work is not counted, because counting needs an additional iteration of t
 KEEPALIVE_SECONDS = 15
 """After this many seconds without data from a client, the kernel asks (TCP keepalive) whether the client still exists,
 and then asks again after each third of this time. After three questions without an answer, the kernel ends the
-connection. While a connection waits for memory, the broker does not read from it, so without the kernel's questions it
-would not notice that the client is gone.
+connection. While a connection waits for memory, the broker does not read from it, so without the kernel's questions the
+broker would not notice that the client is gone.
 """
 
 MOST_EVENTS = 512
@@ -42,8 +42,7 @@ Otherwise it must wait for a turn, too. A connection is busy if it has lately ha
 """
 
 BUSY_READS = 8
-"""After a connection had more work than one turn allows, it counts as busy for its next reads, as many as this
-number.
+"""After a connection had more work than one turn allows, it counts as busy for this many of its next reads.
 """
 
 LARGE_WORK_BYTES = 128 << 10
@@ -209,12 +208,12 @@ forgets the least recently used pairs of all addresses together.
 
 REPEAT_LATE_SECONDS = 15 * 60.0
 """A repeated send states how long ago its producer first sent it. The broker assumes that at most this many seconds
-passed on the network in addition, because TCP gives up a transmission before.
+passed on the network in addition, because TCP gives up a transmission that takes longer.
 """
 
 SEQUENCES_SWEPT = 1 << 9
-"""A search for old pairs of producer and partition reads the clock after each group of this many pairs, to see whether
-its time is over.
+"""A search for old pairs of producer and partition reads the clock after each group of this many pairs; if it has
+worked for long enough, it lets other requests be served before it goes on.
 """
 
 SEQUENCES_SWEEP_SECONDS = 60.0
@@ -293,7 +292,7 @@ most this many bytes are written again in one step, before other requests are se
 """
 
 DELAYED_CLEANING_PAUSE_SECONDS = 0.005
-"""Pause in seconds between two such steps (DELAYED_CLEANED_BYTES)."""
+"""Pause in seconds between two steps in which waiting delayed messages are written again (DELAYED_CLEANED_BYTES)."""
 
 DELAYED_CANCELLED = 1 << 14
 """Number of cancelled messages that the broker remembers, so that a repeated cancellation gets the same answer as the
@@ -338,9 +337,9 @@ that moment for all producers, as if all had just asked. A producer that lives a
 
 HALVES_STEP_SECONDS = 2.0
 """If more than this many seconds have passed between two readings of the clock, the broker's process was suspended. The
-time between these readings does not count towards HALVES_SILENT_SECONDS, because no producer could ask in it. The value
-is less than HALF_GRACE_SECONDS (protocol/limits.py), so that a pause of the broker does not make a producer count as
-gone.
+time between these readings does not count towards HALVES_SILENT_SECONDS, because no producer could ask the broker
+during this time. The value is less than HALF_GRACE_SECONDS (protocol/limits.py), so that a pause of the broker does not
+make a producer count as gone.
 """
 
 HALVES_TURN_RECORDS = 256
@@ -386,8 +385,8 @@ than a millisecond.
 
 PULL_MAX_LOADS = 64
 """Maximum number of pieces of an index that are loaded into the page cache in the background for one pull. A search in
-an index needs only a dozen pieces. So if a pull needs more loads than this, loaded pieces must have left the page cache
-before the pull could use them, and the pull reads directly from the disk from then on.
+an index needs only a dozen pieces. If a pull needs more loads than this, loaded pieces have obviously left the page
+cache before the pull could use them. From then on, the pull reads pieces directly from the disk.
 """
 
 PULL_MAX_RUNS = 4096
@@ -507,7 +506,9 @@ PACE_MAX_LATENESS_SECONDS, or the reactor thread waited for a processor longer t
 """
 
 PACE_FASTER = 1.05
-"""The rate of cold reads is multiplied by this factor if neither of the two limits was exceeded."""
+"""The rate of cold reads is multiplied by this factor if neither PACE_MAX_LATENESS_SECONDS nor PACE_MAX_WAITING_PART
+was exceeded.
+"""
 
 PACE_BURST_SECONDS = 0.01
 """Cold readers may read at once as many bytes as the rate allows in this many seconds."""
@@ -613,4 +614,6 @@ SHARED_MEMBERS = 4096
 """Maximum number of members that are remembered for one group and partition."""
 
 SHARED_MEMBER_SECONDS = 60.0
-"""A member of a shared group that has not sent a request for this many seconds is no longer listed."""
+"""A member of a shared group that has not asked for messages for this many seconds is left out of the list of the
+group's members.
+"""

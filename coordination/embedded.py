@@ -70,8 +70,8 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
     must not use an object of this class at the same time.
 
     data_dir: the directory for zoo.cfg (written at each start), zookeeper.log and ZooKeeper's data. jars: a directory
-    with the server's jars, of version MIN_VERSION or later. If jars is None, the jars in the installed PySpark are
-    used, whatever their version, as metaq's tests do.
+    with the server's jars, of version MIN_VERSION or later. If jars is None, the server runs with the jars in the
+    installed PySpark, whatever their version; metaq's tests use these jars.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class EmbeddedZooKeeper(ZooKeeperProcess):
 
     def _write_logback(self) -> Path:
         """Write a configuration file for logback, the logging library in Apache's distribution, and return its path.
-        Without this file logback would write even the server's debug messages to the log.
+        Without this file logback would write all messages of the server to the log, down to its debug messages.
         """
         config = self.data_dir.resolve() / "logback.xml"
         config.write_text(_LOGBACK, "utf-8")

@@ -19,7 +19,7 @@ class StandaloneZooKeeper(ZooKeeperProcess):
 
     def launch(self) -> None:
         """Start the server process. Raises ConfigError if the port is in use, or if the data directory is not writable
-        or belongs to Apache's ZooKeeper. Raises DirectoryInUse.
+        or belongs to Apache's ZooKeeper. Raises DirectoryInUse if another server has locked the data directory.
         """
         self._take_directory()
         try:

@@ -1,5 +1,5 @@
-"""Define `np`, which imports NumPy only when one of its attributes is first used. Importing NumPy at once would take a
-third of the time that importing metaq's client takes.
+"""Define `np`, which imports NumPy only when one of its attributes is first used. Without this delay, the import of
+metaq's client would spend a third of its time on importing NumPy.
 """
 
 from __future__ import annotations

@@ -53,8 +53,9 @@ class Timed(Protocol):
 R = TypeVar("R", bound=Timed)
 
 EndedRequest = tuple[R, Reply | None, MetaqError | None]
-"""A request that has ended, with its answer and None, or with None and the error that tells why no answer has arrived.
-If the broker's answer reports an error, the answer is there, and the error is None.
+"""A request that has ended, its answer, and an error. If an answer has arrived, the error is None, even if the answer
+itself reports that the broker refused the request. If no answer has arrived, the answer is None, and the error tells
+why.
 """
 
 _opaque_of = attrgetter("opaque")
@@ -110,10 +111,11 @@ class ClientStream(Generic[R]):
     may add requests. outcomes: ended requests, in the order in which they ended, each once; the driver removes them
     from the left. `receive`, `expire` and `outcomes` may be used by one thread at a time; any thread may call `end`.
     half_check_seconds: seconds from the arrival of a half message to its first check, when the broker first asks a
-    producer for the outcome; a half message may set another time. None for an older broker, which does not report this
-    number and asks any producer of the group. torn: whether an exception has interrupted `receive`. After such an
-    exception it is unknown where the next answer begins, so the driver must close the connection. The answers that were
-    complete before the exception are in `outcomes`; their requests may be in `pending`, too.
+    producer for the outcome. The number applies to half messages that do not set a time of their own.
+    half_check_seconds is None if the broker is an older one that does not report the number; such a broker asks any
+    producer of the group. torn: whether an exception has interrupted `receive`. After such an exception it is unknown
+    where the next answer begins, so the driver must close the connection. The answers that were complete before the
+    exception are in `outcomes`; their requests may be in `pending`, too.
     """
 
     def __init__(self, peer: str, peer_version: str = "", *, text: bool = False) -> None:
@@ -150,15 +152,15 @@ class ClientStream(Generic[R]):
     @property
     def wanted_bytes(self) -> int | None:
         """The number of bytes that the driver should receive next. If the driver receives exactly this many bytes each
-        time, no received pieces must be copied together, and `begun` can be used. None if the connection uses the text
-        protocol; then the driver may receive any number of bytes.
+        time, this class never has to join received pieces by copying them, and `begun` can be used. None if the
+        connection uses the text protocol; then the driver may receive any number of bytes.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
     def begun(self) -> tuple[R, Frame] | None:
-        """The request whose answer has arrived except for its body, with this answer, whose body is empty here. None if
-        there is no such request, or if the driver has not received exactly `wanted_bytes` each time.
+        """The request whose answer has arrived except for the answer's body, and this answer as a frame with an empty
+        body. None if there is no such request, or if the driver has not received exactly `wanted_bytes` each time.
         """
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
@@ -199,8 +201,8 @@ class ClientStream(Generic[R]):
 
 
 def _half_check_seconds(marks: list[str]) -> float | None:
-    """Return the seconds from the arrival of a half message to its first check, as the broker states them in a word of
-    its answer to `version`; None if the answer has no such word.
+    """Return the seconds from the arrival of a half message to its first check. The broker states them in one of the
+    words of its answer to `version`. Return None if none of the words states them. marks: the words of the answer.
     """
     for mark in marks:
         digits = mark.removeprefix(HALF_CHECK_MARK)

@@ -54,8 +54,8 @@ def compress(payload: Buffer, level: int) -> bytes:
 
 
 def begins_frame(payload: Buffer) -> bool:
-    """Return whether `payload` begins like a Zstandard frame, as a compressed payload does; other payloads can begin
-    with the same bytes by chance.
+    """Return whether `payload` begins with the first four bytes of a Zstandard frame. Every compressed payload does,
+    but an uncompressed payload can begin with the same bytes by chance.
     """
     return bytes(payload[: len(_ZSTANDARD)]) == _ZSTANDARD
 

@@ -150,10 +150,10 @@ class Cancelled(StrEnum):
     CANCELLED = "cancelled"
     """The message was cancelled: it has not been delivered and will never be delivered."""
     LATE = "late"
-    """The message could not be cancelled, because its due time has come and the broker is already delivering it."""
+    """The message could not be cancelled: its due time has come, so the broker is delivering it or has delivered it."""
     UNKNOWN = "unknown"
-    """No delayed message with this id waits for delivery to the partition. Perhaps the message was cancelled long
-    ago.
+    """No delayed message with this id waits for delivery to the partition. Perhaps the message was cancelled so long
+    ago that the broker has forgotten the cancellation.
     """
 
 
@@ -184,8 +184,10 @@ class ListDelayedRequest(ExtFields):
 
     topic: count and list only messages of this topic; "": all topics. limit: maximum number of messages in the list; 0:
     return only the number. The answer's body is JSON. `count`: the number of waiting messages of the topic, or of all
-    topics. `topics`: name → count. `messages`: the list; each message has id, due, topic, partition, bytes, taken, and
-    the preview of previews.py; times are in Unix ms. `next`: the `after` for the next request, 0 at the end.
+    topics. `topics`: for the name of each topic, the number of its waiting messages. `messages`: the list. Each message
+    in it has id, due (delivery time), topic, partition, bytes (size), taken (arrival time), and the preview that
+    previews.py describes; due and taken are in Unix ms. `next`: the value of `after` with which the next request
+    continues the list; 0 if the list is complete.
     """
 
     topic: AnyTopicField = ""

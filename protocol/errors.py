@@ -251,9 +251,9 @@ class TopicNotAccepted(StoreError):
 
 
 class CompressionNotAccepted(StoreError):
-    """A topic's setting for compressed messages does not fit the request. Either a producer has sent a compressed
-    message to a topic that does not accept compressed messages, or a client that cannot read compressed messages has
-    requested messages of a topic that accepts them.
+    """A topic's setting for compressed messages does not fit the request. Either the topic does not accept compressed
+    messages, and a producer has sent one; or the topic accepts them, and a client that cannot read them has requested
+    messages of the topic.
     """
 
     def __init__(self, topic: str, reading: str = "") -> None:
@@ -351,9 +351,9 @@ class NotEnoughReplicas(StoreError):
 class CorruptRecord(StoreError):
     """The stored bytes at `position` of `file` (a path, or the name of a partition) are not a valid record.
 
-    partition: the partition that contains the bytes, for `consumer.seek(error.partition, error.end)`; None if a file
-    was read instead of a partition. end: the offset after the damaged bytes, where reading can continue; None if no
-    search for this offset was made or the search failed.
+    partition: the partition that contains the bytes; None if a file was read instead of a partition. end: the offset
+    after the damaged bytes, where reading can continue; None if no search for this offset was made or the search
+    failed. A caller can skip the damaged bytes by `consumer.seek(error.partition, error.end)`.
     """
 
     partition: TopicPartition | None = None
@@ -408,8 +408,8 @@ class LogReadOnly(StoreError):
 
 class NotSafe(LogReadOnly):
     """A write with a producer's sequence number was appended, but the fsync failed or too few nodes have stored the
-    write. After a restart of the broker, or under a new leader, the write may turn out to be stored. So the broker
-    accepts no repetition of the write until then.
+    write. Whether the write is stored becomes clear only after a restart of the broker, or under a new leader. Until
+    then the broker accepts no repetition of the write, because the repetition could be stored as a second copy.
     """
 
 
@@ -514,7 +514,9 @@ class SearchesBusy(MetaqError):
 
 
 class TransactionRefused(MetaqError):
-    """A request about a transaction was refused. If metaq 1.x also refuses the request, the texts are equal."""
+    """A request about a transaction was refused. If metaq 1.x also refuses such a request, the error text is the same
+    as the text that 1.x sends.
+    """
 
     xa_code: int | None = None
     """The value of XAException.errorCode (JTA) for the coordinator of an XA transaction; None for an error that is not
@@ -594,8 +596,8 @@ class CoordinationUnavailable(CoordinationError):
 
 
 class SessionLost(CoordinationError):
-    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes. So this process no longer
-    owns the partitions, for example, that these znodes recorded as its own.
+    """The ZooKeeper session has ended. ZooKeeper has removed the session's ephemeral znodes. For example, if the
+    removed znodes recorded this process as the owner of partitions, the process no longer owns them.
     """
 
     retriable = True
@@ -603,8 +605,8 @@ class SessionLost(CoordinationError):
 
 
 class NotOwner(CoordinationError):
-    """The owner node of a partition in ZooKeeper belongs to another consumer; so the consumer that raises this error no
-    longer owns the partition and must not write its offset.
+    """The owner znode of a partition names another consumer. So the consumer that raises this error no longer owns the
+    partition, and must not store an offset for it.
     """
 
     refresh_view = True
@@ -630,8 +632,9 @@ class TransactionTooLate(ClientError):
     """The local work of a transaction with check-back was not begun, because its half message is too old.
 
     The broker may already be asking another producer for the outcome of this transaction. Nothing is committed: the
-    half message is rolled back, at the latest when its broker asks for the outcome. So the message can safely be sent
-    again. seconds: the age of the half message. limit: the age in seconds from which on a half message is too old.
+    half message is rolled back, at the latest when its broker asks for the outcome. So the caller can begin the
+    transaction again without a danger that the message is delivered twice. seconds: the age of the half message. limit:
+    the age in seconds from which on a half message is too old.
     """
 
     def __init__(self, what: str, seconds: float, limit: float) -> None:
@@ -815,7 +818,9 @@ class CommitUnknown(ClientError):
 
 
 class XaError(ClientError):
-    """An XA verb failed; `code` is one of protocol.transactions.XaCode, or another code that the broker sent."""
+    """The broker has refused a request about an XA transaction. `code` is the error code in its answer: usually a
+    member of protocol.transactions.XaCode.
+    """
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

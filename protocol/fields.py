@@ -106,8 +106,8 @@ GroupField = Annotated[str, Field("group", check_group)]
 AnyGroupField = Annotated[str, Field("group", _read_any_group, missing="", left_out=True)]
 """The group to which the request refers; "": all groups."""
 LabelField = Annotated[str, Field("group", lru_cache(1024)(check_label))]
-"""The name of a group in a request that creates nothing for the group, so that 1.x's rules for group names do not
-apply; "": no group.
+"""The name of a group in a request for which the broker creates nothing under this name. So the name need not follow
+1.x's rules for group names. "": no group.
 """
 PartitionField = Annotated[int, number("partition", 0, INT32_MAX)]
 

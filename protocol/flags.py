@@ -1,5 +1,5 @@
 """Interpret the flag of a put in the text protocol. metaq 1.x reads only bit 0, so senders of 1.x may have set the
-other bits for purposes of their own. So a bit that metaq defines (such as "delayed") is taken seriously only if the
+other bits for purposes of their own. So a bit that metaq defines (such as "delayed") has metaq's meaning only if the
 record's content fits it.
 """
 

@@ -2,8 +2,9 @@
 
     total length u32 | 0x00 | header length u24 | JSON header | body         big-endian, total = 4 + header + body
 
-`total length` counts all bytes after itself. A frame is shorter than 16 MiB, so its first byte is zero. As no text
-command begins with a zero byte, a receiver can tell frames and text commands apart by this byte. JSON header:
+The eight bytes before the JSON header are called the prefix. `total length` counts all bytes after itself. A frame is
+shorter than 16 MiB, so its first byte is zero. As no text command begins with a zero byte, a receiver can tell frames
+and text commands apart by this byte. JSON header:
 `{"code":int,"language":"PYTHON","version":int,"opaque":int,"flag":bits, "remark":str,"extFields":{str:str}}`; bit 0 of
 `flag` means a response, bit 1 means a one-way request, which gets no answer.
 """
@@ -149,8 +150,8 @@ def parse_frame(data: Buffer, position: int, length: int) -> Frame:
 
 
 def parse_frame_parts(prefix: bytes, header: bytes, body: bytes) -> Frame:
-    """Like `parse_frame`, for a frame whose prefix, header and body were received separately. This saves the caller
-    from joining them.
+    """Like `parse_frame`, for a frame whose prefix, header and body were received separately, so that the caller need
+    not join them.
     """
     return _decode(header, memoryview(body))
 

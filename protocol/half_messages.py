@@ -208,7 +208,9 @@ class HalfState(StrEnum):
     """The state of a waiting half message."""
 
     WAITING = "waiting"
-    """The half message waits until its producer reports the outcome; the broker has not asked any producer yet."""
+    """The half message waits for the outcome, and its first check is not due yet: so far the broker has asked no
+    producer.
+    """
     ASKED = "asked"
     """The time of the half message's first check has come; from this time on the broker asks producers until one
     reports the outcome.
@@ -301,9 +303,10 @@ class ListHalvesRequest(ExtFields):
     number of half messages in the list; 0: return only the number. The answer's body is JSON. `count`: the number of
     all half messages. `states`: for each state, the number of half messages. `groups`: for each producer group with
     half messages whose first check is due: the number of half messages in the states asked and parked, and `askers`,
-    the number of producers whose CHECK_HALVES waits at the broker. `halves`: the list; each half message has id, state,
-    group, topic, partition, bytes, taken, first (check) and next (check), in Unix ms, and asked. `next`: the `after`
-    for the next request, 0 at the end.
+    the number of producers whose CHECK_HALVES waits at the broker. `halves`: the list. Each half message in it has id,
+    state, group, topic, partition, bytes (size), and asked (how often a producer was asked for the outcome). It also
+    has three times in Unix ms: taken (arrival), first (first check) and next (next check). `next`: the value of `after`
+    with which the next request continues the list; 0 if the list is complete.
 
     whole: return at most one half message, and add its `flag` and its `body` (in base64), as they were sent.
     """

@@ -99,10 +99,10 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker, when it needs the
-outcome of a half message, first asks the producer that sent it, and other producers only after that (half_messages.py).
-After the prefix, the word has a decimal number: the milliseconds from the arrival of a half message to its first check,
-which applies to half messages that set no number of their own.
+"""Prefix of a word in the `version` answer. A broker whose answer contains such a word asks for the outcome of a half
+message first the producer that sent it, and other producers only after that (half_messages.py). After the prefix, the
+word has a decimal number: the milliseconds from the arrival of a half message to its first check. The number applies to
+half messages that set no number of their own.
 """
 
 HALF_GRACE_SECONDS = 3.0
@@ -227,8 +227,8 @@ MAX_KEY_CHARACTERS = 64 * 1024
 """Maximum length in characters of a key that a client can search for."""
 
 MAX_TX_KEY_CHARACTERS = 1024
-"""Maximum length of a transaction key in characters. The parts of a key that XA defines have at most 64 bytes each, so
-the limit is ample; Java brokers have no limit.
+"""Maximum length of a transaction key in characters. The key of an XA transaction consists of a few parts of at most 64
+bytes each, so its length is far below this limit. Java brokers have no limit.
 """
 
 MAX_WHERE_ATTRIBUTE = 64 * 1024
@@ -248,21 +248,21 @@ MAX_WHERE_DEPTH = 32
 """Maximum nesting depth of parentheses in one filter."""
 
 MAX_WHERE_NUMBER = 64
-"""Maximum length in characters of a number in a filter. A property's value that is a text counts as a number only if it
-is not longer than this.
+"""Maximum length in characters of a number in a filter. If a property's value is a text with more characters than this,
+a filter does not treat it as a number.
 """
 
 MAX_NODE_NAME = 64
 """Maximum length in characters of the name of a node of a broker set."""
 
 MAX_LEASE_MS = 12 * 3600 * 1000
-"""Maximum duration of a lease in milliseconds. A member may extend a lease, but then the lease must end at most this
-long after the time of the extension.
+"""Maximum duration of a lease in milliseconds. If a member extends a lease, the new end of the lease can be at most
+this long after the moment of the extension.
 """
 
 MAX_RELEASE_MS = 7 * 24 * 3600 * 1000
-"""When a member releases a message, it may tell the broker to lease the message to nobody for some time; this is the
-maximum of that time in milliseconds.
+"""Maximum time in milliseconds for which a member that releases a message can forbid the broker to lease the message
+again.
 """
 
 MAX_ACQUIRED = 1 << 12

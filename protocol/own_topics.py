@@ -39,7 +39,8 @@ OWN_PARTITIONS = 1
 
 def retry_topic(group: str) -> str:
     """Return the name of the topic for failed messages of `group`, which wait there for another attempt. Raises
-    TypeError. Raises InvalidName, also if the topic's name would be too long.
+    TypeError if `group` is not a text. Raises InvalidName if it is not a valid name of a group, or if the topic's name
+    would be too long.
     """
     return check_topic(RETRY_PREFIX + check_group(group))
 

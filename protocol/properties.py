@@ -9,7 +9,8 @@
 | bytes | 0x03 `x` and their base64 | 0x03 `x/wA=` |
 
 Texts are written as earlier versions of metaq wrote them, and these versions can read them. A reader that does not know
-the prefixes with 0x03 takes every value as a text, and shows a number, for example, in a form that people can read.
+the prefixes with 0x03 takes every value as a text. People can still read the value in this text, for example the 7 in
+0x03 `i7`.
 """
 
 from __future__ import annotations

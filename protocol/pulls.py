@@ -73,13 +73,13 @@ class PullRequest(ExtFields):
     tags: return only records with one of these tags, empty = all records; the broker compares only hashes, so the
     client checks the tags again. wait_ms: how long the broker may park the request while there is no record to return,
     0 … MAX_WAIT_MS. sequence: a number that the client chooses; the answer contains the same number. sizes: whether the
-    answer may begin with a table of record sizes (PullReply.records). verify: whether the broker must verify the
-    checksum of the record at `offset` before it returns the record; a client sets this after it has received a record
-    with a wrong checksum.
+    client accepts an answer that begins with a table of record sizes (PullReply.records). verify: whether the broker
+    must verify the checksum of the record at `offset` before it returns the record; a client sets this after it has
+    received a record with a wrong checksum.
     where: return only records that match this filter by content (docs/filters.md), "" = all records; the client checks
     the filter again. follower: whether an in-sync follower of a broker set may answer. If a follower does not have the
-    data before `offset` yet, the pull waits at the follower until it has them: the client has read these data from
-    another node, so `offset` is not wrong.
+    data before `offset` yet, the client has read these data from another node. So the follower does not report `offset`
+    as wrong, but lets the pull wait until the data have arrived.
     last_id: the id of the message that the client has read right before `offset`. The broker compares this id with the
     id of the message that it has right before `offset`; UNKNOWN_ID: do not compare.
     """
@@ -129,9 +129,9 @@ class PullReply(ExtFields):
     def records_in(
         self, body: memoryview, offset: int
     ) -> tuple[list[tuple[int, memoryview]], npt.NDArray[np.int64] | None]:
-        """Return the runs of adjacent records in the answer to a pull from `offset`, each with its offset, and an array
-        with the sizes of all records, headers included. Instead of the array, the result has None if there is more than
-        one run, or if the broker has not sent sizes. Raises RemoteProtocolError.
+        """Split the body of the answer to a pull from `offset`. Return two items. The first is a list of the runs of
+        adjacent records, each with its offset. The second is an array with the sizes of all records, headers included;
+        it is None if there is more than one run, or if the broker has not sent sizes. Raises RemoteProtocolError.
         """
         if self.records:
             sizes, records = split_batch(body, self.records)
@@ -161,8 +161,8 @@ def encode_runs(runs: list[tuple[int, int]]) -> bytes:
 
 def decode_runs(body: memoryview, count: int) -> list[tuple[int, memoryview]]:
     """Decode the body of a filtered answer: return (offset in the partition, records) for each run. Raises
-    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record; this check prevents that a body
-    contains a million empty runs.
+    RemoteProtocolError if the body is incomplete, or if a run is shorter than a record. Without the check of the runs,
+    a body could contain a million empty ones.
     """
     position = count * RUN_BYTES
     if len(body) < position:

@@ -21,8 +21,9 @@ connection returns more puts than this only if they are tiny.
 """
 
 _MAX_PUT_BYTES = 4096
-"""Maximum size in bytes of the first put of a run. Parsing a run searches all bytes for headers; for larger puts it
-costs less to parse them one by one, because the length in each header then tells where the next header begins.
+"""Maximum size in bytes of the first put of a run. To parse a run, `parse_put_run` searches all bytes for headers, also
+the bytes of the bodies. To parse puts one by one costs less for larger puts, because the body length in each header
+tells where the next header begins, so that no body must be searched.
 """
 
 _PIECES = 7  # of each put: the tokens of its header, and its body
@@ -62,8 +63,8 @@ class PutRun(NamedTuple):
 
 
 def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
-    """Parse the puts at the beginning of `data` that are complete, valid and in the usual form. Return them with the
-    position after the last one.
+    """Parse the puts at the beginning of `data` that are complete, valid, and in the form that COMMON_PUT (text.py)
+    matches. Return them with the position after the last one.
 
     most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if the
     first put is larger than _MAX_PUT_BYTES. A single regular-expression search finds all headers in `data`, but it also
@@ -94,8 +95,8 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
 
 
 def _run(pieces: list[bytes]) -> PutRun | None:
-    """Make a PutRun of `pieces`, which has for each put the fields of its header, and its body, as the search of
-    `parse_put_run` has separated them. Return None if a number in a header is outside the range of Java's int.
+    """Make a PutRun. pieces: for each put, the fields of its header and then its body, as the search of `parse_put_run`
+    has separated them. Return None if a number in a header is outside the range of Java's int.
     """
     topics, partitions, _, flags, checksums, opaques, bodies = (pieces[column::_PIECES] for column in range(_PIECES))
     crcs, numbers = list(map(int, checksums)), list(map(int, opaques))

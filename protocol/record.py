@@ -154,8 +154,8 @@ first asks a producer for the outcome, as milliseconds in decimal.
 
 HALF_PRODUCER_PROPERTY = "metaq.half-producer"
 """metaq's own property of a half message: the name of the producer that sent it. Each producer chooses such a name for
-itself. As long as this producer polls the broker for such questions, the broker asks no other producer for the outcome
-of the transaction.
+itself. As long as this producer sends CHECK_HALVES requests to the broker, the broker asks no other producer for the
+outcome of the transaction.
 """
 
 MAX_OWN_PROPERTIES = 64
@@ -310,7 +310,7 @@ def encode_key(key: bytes) -> tuple[int, bytes] | None:
 
 def payload_bytes(payload: Buffer) -> bytes:
     """Return the current content of a payload as bytes; a mutable buffer is copied, so that later changes of it do not
-    change the message; a view is copied, too. Raises TypeError if `payload` is not a buffer.
+    change the message; a view of a buffer is copied, too. Raises TypeError if `payload` is not a buffer.
     """
     if isinstance(payload, bytes):
         return payload
@@ -583,9 +583,7 @@ def long_key_hashes(data: bytes, start: int, end: int) -> Iterator[npt.NDArray[n
 
 
 def key_hash(key: str) -> int:
-    """Return the number that an index stores for this key in order to find messages: the CRC-32 of the key's UTF-8
-    bytes.
-    """
+    """Return the number by which an index finds the messages with this key: the CRC-32 of the key's UTF-8 bytes."""
     return crc32(key.encode("utf-8"))
 
 
@@ -613,9 +611,9 @@ def tag_hash_of_body(body: Buffer, flag: int) -> int:
 
 
 _LEAST_ID = 1 << 56
-"""A lower bound of stored message ids that are positive. The ids of metaq's own brokers contain the current time, and
-the id of every time after November 2011 is larger than this number. Ids of a Java broker are negative, or practically
-random.
+"""A lower bound of stored message ids that are positive. The ids of metaq's own brokers contain the time when the id
+was chosen; every id chosen after November 2011 is larger than this number. Ids of a Java broker are negative, or
+practically random.
 """
 
 
@@ -651,7 +649,8 @@ def iter_headers(data: Buffer, start: int = 0, *, stored: bool = True) -> Iterat
     out.
 
     stored: whether the records have ids; False for the records in a client's request. The cost is O(records), because
-    bodies are not read. Raises RemoteProtocolError for a negative length, and for a blank header among stored records.
+    bodies are not read. Raises RemoteProtocolError for a negative length, and, among stored records, for a header for
+    which `is_blank` is true.
     """
     end = len(data)
     unpack = HEADER.unpack_from

@@ -57,8 +57,8 @@ LEADER = "leader"
 """Name of the extField that has the URL of a broker set's leader, or "" if the leader is unknown."""
 
 _XA_REFUSAL = re.compile(r"XAException:code=(-?\d{1,9}),msg=(.*)", re.DOTALL)
-"""Matches the text of an answer with an XA error code for 1.x's clients (wire.md §4). errors.XaRefused writes such
-texts.
+"""Matches the error text by which a broker reports an XA error code in the form that 1.x's clients parse (wire.md §4).
+errors.XaRefused writes such texts.
 """
 
 _CODES: Mapping[type[MetaqError], ResponseCode] = {

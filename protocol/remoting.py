@@ -64,8 +64,9 @@ class SearchByTimeRequest(ExtFields):
 
 @dataclass(slots=True)
 class SearchByCountRequest(ExtFields):
-    """SEARCH_OFFSET_BY_COUNT: ask for the offset after as many whole messages, counted from `offset` on, as fit into
-    both limits: at most `messages` messages and at most `max_bytes` bytes.
+    """SEARCH_OFFSET_BY_COUNT: ask for an offset up to which a client can read from `offset` on within two limits: at
+    most `messages` messages and at most `max_bytes` bytes. The answer is the offset after the last whole message that
+    is within both limits.
 
     messages and max_bytes are 0 … 2**63-1. A message must begin at `offset`.
     """
@@ -114,8 +115,8 @@ class MessageCountsReply(ExtFields):
 
 
 def _check_item(item: str) -> str:
-    """Check the length of a STATS item and return the item. Whether such an item exists is not checked here, but when
-    the broker answers the request. Raises RemoteProtocolError.
+    """Check the length of the name of an item (a group of statistics) in a STATS request, and return the name. Whether
+    such an item exists is not checked here, but when the broker answers the request. Raises RemoteProtocolError.
     """
     if len(item) > MAX_NAME_BYTES:
         raise RemoteProtocolError(f"extFields.item has {len(item)} characters: no item and no topic has so many")
@@ -176,9 +177,9 @@ class HandOverRequest(ExtFields):
 
 @dataclass(slots=True)
 class MoveRequest(ExtFields):
-    """MOVE: tell a broker that ZooKeeper may have a new state of a move of partitions. The broker then reads this state
-    from ZooKeeper and does its own work for the move. broker, partition: the broker id and the number of the first of
-    the moved partitions, which identify the move.
+    """MOVE: tell a broker that the state of a move of partitions has perhaps changed in ZooKeeper. The broker then
+    reads this state from ZooKeeper and does the work that the state demands of it. broker, partition: the broker id and
+    the number of the first of the moved partitions, which identify the move.
     """
 
     topic: TopicField

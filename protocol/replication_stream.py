@@ -77,8 +77,8 @@ event loop.
 """
 
 MAX_FOLLOWER_MESSAGE_BYTES = 32 << 20
-"""Maximum size in bytes of a message from a follower. The largest such message is READY, because it names each
-partition.
+"""Maximum size in bytes of a message from a follower. The largest such message is READY, because it contains the name
+of each partition.
 """
 
 MAX_HELLO_BYTES = 256 << 10
@@ -115,7 +115,7 @@ class Kind(IntEnum):
     which the leader may lead.
     """
     PING = 3
-    """Sent by the leader several times a second."""
+    """Sent by the leader several times a second, so that followers answer with an ACK."""
     READY = 4
     """Sent by a follower after WELCOME, when it has removed those of its data that the leader does not have. The
     message contains the begin and end offsets of the follower's partitions, and the size and the digest of its
@@ -130,8 +130,9 @@ class Kind(IntEnum):
     partitions.
     """
     BEGIN = 7
-    """Sent by the leader: the partitions whose data the follower must drop, with the offset at which it begins each of
-    them anew; this offset is after all data that the follower has of the partition.
+    """Sent by the leader: the names of partitions whose data the follower must drop, and for each of them the offset at
+    which the follower then begins to store new data. This offset is after all data that the follower has of the
+    partition.
     """
     HAND_OVER = 8
     """Sent by the leader to a follower that has all data: the follower is to apply for the leadership of the set
@@ -141,8 +142,8 @@ class Kind(IntEnum):
     """Sent by a follower that will stop, or whose disk has failed, so that the leader no longer counts it as in sync.
     """
     WELCOME = 10
-    """The first message of the leader: its epoch, the history of its epochs, and the offset at which each of its
-    partitions ended in the last epoch that both nodes know.
+    """The first message of the leader: its epoch, the list of all epochs that it knows, and for each of its partitions
+    the offset at which the partition ended in the last epoch that both the leader and the follower know.
     """
     REFUSED = 11
     """Sent by the leader instead of WELCOME if it does not accept the follower. The message contains the reason."""
@@ -283,7 +284,7 @@ def encode_ack(ack: Ack) -> bytes:
 
 
 def parse_ack(payload: memoryview) -> Ack:
-    """Raises RemoteProtocolError."""
+    """Decode the payload of an ACK message, by which a follower acknowledges blocks. Raises RemoteProtocolError."""
     return Ack(*_unpack(_ACK, payload, "acknowledgement"))
 
 
@@ -292,7 +293,7 @@ def encode_ping(ping: Ping) -> bytes:
 
 
 def parse_ping(payload: memoryview) -> Ping:
-    """Raises RemoteProtocolError."""
+    """Decode the payload of a PING message. Raises RemoteProtocolError."""
     number, memory, disk = _unpack(_PING, payload, "ping")
     return Ping(number, (memory, disk))
 
@@ -302,7 +303,9 @@ def encode_committed(committed: tuple[int, int]) -> bytes:
 
 
 def parse_committed(payload: memoryview) -> tuple[int, int]:
-    """Raises RemoteProtocolError."""
+    """Decode the payload of a COMMITTED message. Return the numbers of the last blocks that are committed in memory and
+    on the disk. Raises RemoteProtocolError.
+    """
     memory, disk = _unpack(_COMMITTED, payload, "message of what is committed")
     return memory, disk
 
@@ -313,7 +316,7 @@ def encode_json(kind: Kind, value: Mapping[str, Any]) -> bytes:
 
 
 def parse_json(payload: memoryview) -> dict[str, Any]:
-    """Raises RemoteProtocolError."""
+    """Decode the payload of a message that consists of a JSON object. Raises RemoteProtocolError."""
     try:
         value = simplejson.loads(bytes(payload))
     except (ValueError, RecursionError) as error:
@@ -328,7 +331,7 @@ def encode_hello(hello: Hello) -> bytes:
 
 
 def parse_hello(body: memoryview) -> Hello:
-    """Raises RemoteProtocolError."""
+    """Decode the body of a FOLLOW request. Raises RemoteProtocolError."""
     if len(body) > MAX_HELLO_BYTES:
         raise RemoteProtocolError(f"FOLLOW with {len(body)} bytes, and not with {MAX_HELLO_BYTES} at most")
     words = parse_json(body)

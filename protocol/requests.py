@@ -25,13 +25,14 @@ such an object takes in addition to its content.
 """
 
 FRAME_COST = 4
-"""The cost of decoding a frame that is not a usual SEND, as a multiple of the cost of decoding a usual SEND or a text
-command. Decoding such a frame takes 20 µs, because its JSON must be parsed.
+"""How many times as much it costs to decode a frame that is not a usual SEND as to decode a usual SEND or a text
+command. A usual SEND is one for which sends.parse_common_send suffices; for all other frames, JSON must be parsed,
+which takes 20 µs.
 """
 
 _SPACE_BYTES = 1 << 20
-"""Number of bytes by which a large frame's buffer grows when it is full; if more bytes of the frame were already
-received, the buffer grows by their number.
+"""Number of bytes by which a large frame's buffer grows when it is full. If it already contains more bytes than this,
+its size is doubled instead.
 """
 
 _LARGE_FRAME_BYTES = 64 << 10
@@ -57,8 +58,8 @@ class RequestReader:
     a frame by MAX_FRAME_BYTES. If a put announces a larger body than MAX_BODY_BYTES, its bytes are dropped when they
     arrive.
 
-    The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, receive into
-    it and call `received`. The body of such a frame is a writable buffer.
+    The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, the caller
+    receives bytes into `space` and then calls `received`. The body of such a frame is a writable buffer.
 
     Bytes that are not a valid request set `failure` and end the stream. `receive` still returns the requests that come
     before the invalid bytes, because 1.x answers them before it closes the connection.

@@ -2,7 +2,8 @@
 
 A record does not begin with bytes by which one could recognize it. So the search accepts a position as the beginning of
 a record only if the bytes there, read as a header, are followed by a body with the CRC-32 that this header states. For
-random bytes that is true only once in four billion positions. The search is limited because it is expensive.
+random bytes that is true only once in four billion positions. The cost of a search is limited (_CRC_BYTES), because
+computing so many checksums takes long.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ _WINDOW_BYTES = 4 << 20
 
 _CRC_BYTES = 1 << 30
 """Limit for the cost of a search: the number of bytes for which checksums are computed. For each position where a
-header may begin, the search computes the checksum of the body that this header would have. This limit applies to the
-total of those bodies after which no other record header could begin. For the total of the other bodies, the limit is
-eight times as large. When a limit is reached, the search checks only small bodies.
+header may begin, the search computes the checksum of the body that this header would have. Bodies that are followed by
+bytes which could be a record header are more likely to be true ones. So _CRC_BYTES limits the total size of the less
+likely bodies, after which no header could begin. For the total size of the likely bodies, the limit is eight times as
+large. When a limit is reached, the search checks only small bodies.
 """
 
 _SMALL_BYTES = 4 << 10
@@ -191,9 +193,9 @@ def next_record(read: Read, start: int, end: int) -> int | None:
 
 
 def _candidates(data: bytes, room: int) -> Iterator[tuple[int, int, int]]:
-    """Yield all positions in the first _WINDOW_BYTES of `data` where a record header may begin, each with the length
-    and the checksum of the body that this header would state. room: the number of bytes from the beginning of `data` to
-    the end of the searched data; a record must not end after it.
+    """Yield all positions in the first _WINDOW_BYTES of `data` where a record header may begin. With each position,
+    yield the length and the checksum that the header there would state for its body. room: the number of bytes from the
+    beginning of `data` to the end of the searched data; a record must not end after it.
     """
     count = min(_WINDOW_BYTES, len(data) - HEADER_BYTES)
     if count <= 0:

@@ -13,8 +13,9 @@ would be too large without compression stays compressed. metaq's own properties 
 
 An attribute of 1.x, which is not a property list, becomes the properties TAGS and ATTR (a long attribute only ATTR). An
 attribute that cannot be in a list, because it has a byte 0x01 or 0x02, becomes `metaq.attribute`, in base64. `restored`
-recreates the original from the record, byte for byte but without compression, and without `metaq.due`, `metaq.delay`,
-`metaq.half` and `metaq.check-after`, which were only needed until the original message was delivered.
+recreates the original from the record, byte for byte, with two differences. The payload is not compressed. The
+properties `metaq.due`, `metaq.delay`, `metaq.half` and `metaq.check-after` are missing, because they were only needed
+until the original message was delivered.
 
 An operator sends a dead letter again or drops it; after that the dead letter counts as done. Its record stays, because
 single records cannot be removed from a log. So the operator's command appends a record to the same partition that marks
@@ -81,8 +82,8 @@ DONE_PROPERTY = "metaq.done"
 _ATTRIBUTE_PROPERTY = "metaq.attribute"
 
 MAX_CAUSE_CHARACTERS = 1000
-"""Maximum number of characters of `metaq.cause`. So many characters suffice for an error text and the file and line
-where the error was raised, and thousands of such texts fit into memory.
+"""Maximum number of characters of `metaq.cause`. This is enough for an error text and the file and line where the error
+was raised, and little enough that thousands of causes fit into memory.
 """
 
 MAX_DONE_OFFSETS = 1000

@@ -81,8 +81,8 @@ RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
 """For a repeated send, the time since it was first sent, in milliseconds. -1: this is the first time that the producer
 sends it; the frame then has no field `repeatMs`.
 
-A broker that had to forget some producers refuses a repeated send from an unknown producer, because it no longer knows
-whether it has stored the send.
+If a broker does not know the producer of a repeated send, and has had to forget some producers, it refuses the send:
+this producer may be a forgotten one, so the broker cannot tell whether it has stored the send.
 """
 
 

@@ -53,8 +53,9 @@ __all__ = [
 ]
 
 STARTS = "earliest", "latest"
-"""The values of `AcquireRequest.start`: a shared group that has never sent an ACQUIRE for a partition begins with the
-partition's earliest message, or with the messages that are stored from now on.
+"""The values of `AcquireRequest.start`, which matter only for a shared group that has never sent an ACQUIRE for the
+partition. `earliest`: the group begins with the partition's earliest message. `latest`: the group gets only messages
+that are stored from now on.
 """
 
 _new = tuple.__new__  # costs a third of a NamedTuple's constructor
@@ -76,12 +77,12 @@ class AcquireRequest(ExtFields):
     `max_bytes` bytes together (a single message may be larger). max_records=0: the member wants no more messages, so
     the broker at once answers those ACQUIRE requests of the member that still wait.
 
-    wait_ms: as in PullRequest. start: where the group begins if it has never sent an ACQUIRE for this partition, one of
-    STARTS. ordered: whether the broker leases messages with the same key one at a time and in their order. All members
-    of the group have to use the same value of `ordered`. where: a filter by content (docs/filters.md), "" = no filter;
-    messages that do not match count as acknowledged by the group. tags: lease only messages with one of these tags,
-    empty = all messages; messages without one of them count as acknowledged. The broker compares only hashes of tags,
-    so the member checks the tags again.
+    wait_ms: as in PullRequest. start: one of STARTS; with which message the group begins if it has never sent an
+    ACQUIRE for this partition. ordered: whether the broker leases messages with the same key one at a time and in their
+    order. All members of the group have to use the same value of `ordered`. where: a filter by content
+    (docs/filters.md), "" = no filter; messages that do not match count as acknowledged by the group. tags: lease only
+    messages with one of these tags, empty = all messages; messages without one of them count as acknowledged. The
+    broker compares only hashes of tags, so the member checks the tags again.
     """
 
     topic: TopicField
@@ -106,8 +107,8 @@ class AcquireReply(ExtFields):
     immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
     valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended although its
     member had neither acknowledged nor released the message, so the message may have killed that member. 2 = as 1, and
-    the broker has leased no other message of the group to the member. If the new lease of this message also ends
-    without an acknowledgement or a release, the lease counts as an attempt.
+    the broker has leased no other message of the group to the member. If such a lease (2) also ends without an
+    acknowledgement or a release, it counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]

@@ -87,8 +87,8 @@ class Get(NamedTuple):
 
 
 class OffsetQuery(NamedTuple):
-    """`offset topic group partition offset opaque`: ask for an offset where a record certainly begins, the nearest one
-    before the given offset.
+    """`offset topic group partition offset opaque`: ask for the nearest offset before the given offset at which a
+    record certainly begins.
     """
 
     topic: str
@@ -428,7 +428,7 @@ def encode_get(
     topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int, unpacks: bool = False
 ) -> bytes:
     """Return a `get` command. offset and max_size are in bytes. unpacks: whether the client can read compressed
-    messages; may only be set for a broker with COMPRESSED_MARK.
+    messages; must be False for a broker without COMPRESSED_MARK.
     """
     line = b"get %b %b %d %d %d %d" % (_token(topic), _token(group), partition, offset, max_size, opaque)
     return b"%b %b\r\n" % (line, _UNPACKS) if unpacks else line + b"\r\n"

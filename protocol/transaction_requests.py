@@ -71,8 +71,8 @@ COMPLETE_ACTIONS = ("commit", "rollback", "complete", "forget")
 @dataclass(slots=True)
 class PreparedTransactionsRequest(ExtFields):
     """PREPARED_TRANSACTIONS: ask for a list of the prepared transactions. active: whether the list also contains open
-    transactions that are not prepared; if there are too many transactions that are not prepared, the list has those
-    with the most bytes.
+    transactions that are not prepared. If there are too many of these for the list, it contains those with the most
+    bytes.
     """
 
     active: Annotated[bool, flag("active", left_out=True)] = False

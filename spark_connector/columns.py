@@ -101,7 +101,9 @@ def size_of(item: PreparedItem) -> int:
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError if rows with the columns of `schema` cannot be turned into messages."""
+    """Check the columns of a DataFrame that is to be written. Raise ConfigError if rows with the columns of `schema`
+    cannot be turned into messages.
+    """
     for field in schema.fields:
         if field.name not in COLUMNS:
             raise ConfigError("column", field.name, f"is not written: select only {', '.join(COLUMNS)}")
@@ -184,11 +186,12 @@ def _by_time(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def by_partition(
     rows: Rows, partitions: Sequence[TopicPartition]
 ) -> tuple[Sequence[PreparedItem], dict[TopicPartition | None, tuple[str, list[PreparedItem]]]]:
-    """Choose the partition of each row that has a key. Return the rows without a key, and a dict that has for each
-    chosen partition one of the keys in its rows, and the rows.
+    """Choose the partition of each row that has a key. Return the messages of the rows without a key, and a dict for
+    the other rows. For each chosen partition, the dict has one of the keys that lead to this partition, and the
+    messages of all rows with such a key.
 
-    If `partitions` is empty, because no broker publishes the topic now, all rows with a key are stored in the dict
-    under None.
+    If `partitions` is empty, because no broker publishes the topic now, the messages of all rows with a key are in the
+    dict under None.
     """
     if rows.keys is None:
         return rows.items, {}

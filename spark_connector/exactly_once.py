@@ -5,15 +5,16 @@ All transactions of a Spark query have the same qualifier (a part of an XA trans
 transaction has. So `recover` with this qualifier lists exactly the query's transactions. The rest of a transaction's
 name is in the xid: gtrid `<query id>/<batch>`, bqual `<broker>.<partition>.<attempt>.<number>.<random>` (64 bytes at
 most, each). The query id and the batch number come from Spark and are the same after a restart of the query. The random
-part is different after a restart. So the tasks of a restarted driver cannot give a transaction the name of a
-transaction that an earlier run has left.
+part is different after a restart. So the tasks of a restarted query cannot give a new transaction the name of an old
+transaction that an earlier run has neither committed nor rolled back.
 
 Tasks send the messages in transactions and prepare these; the driver then decides whether to commit them. The decision
 to commit is one write to ZooKeeper: after this write the batch's transactions must be committed, by this driver or, if
 it is killed, by the driver of the query's next run. If a driver is killed before the decision, its transactions are
 never committed: Spark runs the batch again, and the transactions of the killed driver are rolled back. If a driver is
-killed after the decision, Spark runs the batch again. The second run commits the transactions that the decision names,
-and rolls back those that its own tasks have prepared, because these have the same messages.
+killed after the decision, Spark runs the batch again. The second run commits the transactions that the decision names.
+It rolls back the transactions that its own tasks have prepared, because they contain the same messages, which would be
+delivered twice.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ _FORMAT_ID = 0x6D717370
 
 @dataclass(frozen=True, slots=True)
 class BatchWrite:
-    """The identity of a batch of a query. Consumers see either all messages of the batch or none. But the brokers
-    commit their parts of the batch one after the other, so for a short time only some of the messages are visible.
+    """The identity of a batch of a query. In the end consumers see either all messages of the batch or none. But the
+    driver commits the batch at one broker after the other, so for a short time only some of the messages are visible.
     """
 
     query_id: str

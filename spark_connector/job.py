@@ -109,8 +109,8 @@ def _administer(chosen: argparse.Namespace) -> int:
 
 def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
     """Return the options of the data source for `drain`. Raises ConfigError, NoPartition and CoordinationUnavailable.
-    The function already asks the cluster for the topics, because Spark would report the same errors later with a long
-    Java stack trace.
+    The function asks the cluster for the topics before Spark does, because Spark would report the same errors later,
+    and with a long Java stack trace.
     """
     named = {"subscribe": chosen.topic, "subscribePattern": chosen.pattern, "group": chosen.group, "tags": chosen.tags}
     options = {
@@ -131,8 +131,8 @@ def _drain_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _drain(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Write each message to the Parquet files exactly once. A repeated run writes no batch twice, because the query's
-    checkpoint and the log of Spark's file sink record which batches are written.
+    """Write each message to the Parquet files exactly once. If the command is run again, it writes no batch a second
+    time, because the query's checkpoint and the log of Spark's file sink record which batches are already written.
     """
     messages = spark.readStream.format("metaq").options(**options).load()
     rows = messages.withColumn(DAY, sql.to_date("timestamp"))
@@ -183,7 +183,9 @@ def _restore_options(chosen: argparse.Namespace) -> dict[str, str]:
 
 
 def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str, str]) -> dict[str, Any]:
-    """Send the rows of the Parquet files to topics. All rows of one partition are sent by one task, in their order."""
+    """Send the rows of the Parquet files to topics. All rows with the same topic, broker and partition are sent by one
+    task, in the order of their offsets.
+    """
     rows = _days(spark.read.parquet(chosen.directory), chosen.since, chosen.until)
     ordered = rows.repartition(*_PLACE).sortWithinPartitions(*_PLACE, "offset")
     left_out = {"topic"} if "topic" in options else set()

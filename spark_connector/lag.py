@@ -102,7 +102,7 @@ class LagListener(StreamingQueryListener):
 
     The event handlers only store a query's position. A thread of this object asks the brokers and makes the reports, so
     a broker that does not answer blocks neither a query nor another listener. If micro-batches end faster than the
-    thread can measure, the thread makes no report for some of them. Remove the listener from Spark before calling
+    thread can measure their lag, some micro-batches get no report. Remove the listener from Spark before calling
     close().
     """
 
@@ -136,7 +136,9 @@ class LagListener(StreamingQueryListener):
         self.close()
 
     def close(self) -> None:
-        """End the thread, the ZooKeeper session and all connections; waits for a running report."""
+        """End the thread, the ZooKeeper session and all connections. If the thread is making a report, the call first
+        waits until the report is made.
+        """
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._cluster is not None:
             self._cluster.close()

@@ -124,9 +124,9 @@ def plan_ranges(
 ) -> list[OffsetRange]:
     """Return the non-empty range of each partition in `states`, sorted by partition. away: as in check_partitions.
 
-    Raises ConfigError if offsets given as JSON do not name exactly these partitions, or if a range ends before it
-    starts. Raises OffsetOutOfRange if an explicit or committed offset is outside the readable bytes and failOnDataLoss
-    is true; otherwise the offset is moved to the nearest bound.
+    Raises ConfigError if an option gives offsets as JSON and does not name exactly the partitions in `states`, or if a
+    range ends before it starts. An explicit or committed offset can be outside the readable bytes. If failOnDataLoss is
+    true, such an offset raises OffsetOutOfRange; if it is false, the nearest readable offset is used.
     """
     ids = [state.id for state in states]
     check_partitions(options.starting_option, options.starting, ids, away)
@@ -165,9 +165,9 @@ def position(options: ReadOptions, state: PartitionState, *, ending: bool = Fals
 
 
 def _inverted(options: ReadOptions, state: PartitionState, start: int, end: int) -> list[str]:
-    """Return an empty list if the range does not end before it starts. If it does, return a list with one text for the
-    error: the partition, and the offsets or times that the options give. A committed offset after the end of the range
-    is no error: the group has already read the whole range, and the result is an empty list.
+    """Check whether a range ends before it starts. If it does not, return an empty list. If it does, return a list with
+    one text for the error: the partition, and the offsets or times that the options give. A committed offset after the
+    end of the range is no error: the group has already read the whole range, and the result is an empty list.
     """
     starting, ending = options.starting, options.ending
     first, last = time_wanted(starting, state.id), time_wanted(ending, state.id)
@@ -329,15 +329,15 @@ def from_json(offsets: StreamOffsets) -> dict[TopicPartition, int]:
 
 def started_of(offsets: StreamOffsets) -> int | None:
     """Return the start time of the query with this position, in milliseconds since 1970. Return None if the position
-    has no start time, because an earlier version of metaq has written it; such a query reads partitions that it finds
-    later from byte 0 on.
+    has no start time, because an earlier version of metaq has written it. A query with such a position reads a
+    partition that it finds after its start from the partition's byte 0 on.
     """
     return offsets.get(_STARTED, {}).get("ms")
 
 
 def followed(offsets: Mapping[TopicPartition, int], moves: Iterable[Move]) -> dict[TopicPartition, int]:
-    """Return a query's position with the new names of partitions that have moved to other brokers. The offset of a
-    moved partition is the same as before.
+    """Return the position of a query in which each partition that has moved to another broker has its new name. The
+    offset of a moved partition is the same as before.
     """
     moved = moved_places(moves)
     found: dict[TopicPartition, int] = {}
@@ -357,8 +357,8 @@ begins, or the partition ends.
 Count = Callable[[TopicPartition, Span], int]
 """A function that returns the number of messages in a span of a partition."""
 After = Callable[[TopicPartition, int, int, int], int]
-"""A function that, for (partition, offset, messages, bytes), returns the offset after at most `messages` messages and
-`bytes` bytes from `offset` on.
+"""A function with the arguments (partition, offset, messages, bytes). It returns the end of the last whole message
+within two limits, counted from `offset` on: at most `messages` messages, and at most `bytes` bytes.
 """
 
 

@@ -59,11 +59,13 @@ WRITE_NAMES = (
     "metaq.transaction.bytes",
 )
 SPARK_NAMES = ("checkpointLocation", "queryName")
-"""Options of a streaming query that are meant for Spark itself. Spark also passes them to the data source, which
-ignores them.
+"""Options of a streaming query that only Spark itself uses. Spark passes them to the data source nevertheless, and the
+data source ignores them.
 """
 PROVIDER = "provider"
-"""Option that Spark passes to the data source for `CREATE TABLE … USING metaq`."""
+"""Option by which the data source recognizes the statement `CREATE TABLE … USING metaq`, which it refuses: Spark passes
+this option only for such a statement.
+"""
 _NO_TABLES = "Spark reads and writes a table without its options: CREATE TEMPORARY VIEW … USING metaq OPTIONS (…)"
 PATH = "path"
 """Name of an option. Its value is the argument of `load("trades")`, `start("trades")` or `save("trades")`; Spark passes
@@ -196,7 +198,8 @@ EARLIEST, LATEST = -2, -1
 MIN_FETCH_BYTES, MAX_FETCH_BYTES = 4096, 15 * 1024 * 1024
 FETCH_BYTES = 2 << 20
 """Default size of one block, in bytes. A task fetches a block by one request and makes one Arrow batch of it. With
-smaller blocks, Python and the broker spend more time per row; with larger blocks, Spark's JVM does.
+smaller blocks, Python and the broker spend more time on each row; with larger blocks, Spark's JVM spends more time on
+each row.
 """
 MAX_SPLITS = 1_000_000
 MAX_TIMEOUT_SECONDS = 3600
@@ -444,8 +447,8 @@ def _bounds(
     values: OptionValues, option: str, default: str, words: tuple[str, ...], never: int | None, hint: str = ""
 ) -> RangeEnds:
     """Return the start or the end of a read from the value of `option`. words: the words that are valid values. never:
-    which of the numbers EARLIEST and LATEST the user must not give in JSON for this option (EARLIEST makes no sense as
-    an end, for example); None: both are allowed. hint: a remark about `words` for the error text.
+    which of the numbers EARLIEST and LATEST is an error in this option's JSON; for example, EARLIEST makes no sense as
+    the end of a read. None: both numbers are allowed. hint: a remark about `words` for the error text.
     """
     text = values.get(option, default).strip()
     if text.lower() in words:

@@ -64,9 +64,9 @@ WARNING_SECONDS = 10.0
 """Seconds between two log lines while a query waits for brokers."""
 
 PLANNING_SECONDS = 10.0
-"""Maximum seconds that planning waits for broker sets: each set with a live node must have a leader, and the leader
-must serve all topics of the set. If no live broker has a topic, but a set may be changing its leader, planning also
-waits this long for the topic. It also waits this long for a partition that may be moving to another broker.
+"""Maximum seconds that planning waits for one of three things. First, for the leaders of broker sets: each set with a
+live node must have a leader, and the leader must serve all topics of the set. Second, for a topic that no live broker
+has, if perhaps a set is just changing its leader. Third, for a partition that is perhaps just moving to another broker.
 """
 
 FAILOVER_SECONDS = 60.0
@@ -111,11 +111,12 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
     """Return the result of `work`. If `work` fails because a broker is absent, retry it for FAILOVER_SECONDS from the
     first failure on.
 
-    runs: whether the query is already running. A query that is already running has found its topics earlier. So if no
-    live broker has one of these topics now, `work` is repeated as for an absent broker. Raises BrokerUnavailable when
-    the time is over, and the errors of `work`. If `work` raises NoPartition, this function raises it at once. But if a
-    broker set may be changing its leader, or if partitions are just being handed over to another broker, it repeats
-    `work` for PLANNING_SECONDS before that.
+    runs: whether the query is already running. A query that is already running has found its topics earlier. So if
+    `work` raises NoPartition for such a query, because no live broker has one of the topics now, the function retries
+    `work` as for an absent broker. For a query that is not running yet, the function raises NoPartition: after
+    PLANNING_SECONDS of retries if there are broker sets, one of which may be changing its leader, or if partitions are
+    just being handed over to another broker; otherwise at once. Raises BrokerUnavailable when the time is over, and the
+    errors of `work`.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None
@@ -204,8 +205,8 @@ def _away(
 def left_out(
     cluster: Cluster, options: ReadOptions, registered: Collection[int], offered: Collection[TopicPartition]
 ) -> list[LeftOut]:
-    """Return the partitions that a znode names and the options select, but that are missing in `offered`. registered:
-    the ids of the brokers that were live before `offered` was read.
+    """Return the partitions that a znode names and the options select, but that are not among `offered`, the partitions
+    that live brokers offer. registered: the ids of the brokers that were live before `offered` was read.
     """
     if options.assigned:
         topics = {each.topic for each in options.assigned}
@@ -218,8 +219,9 @@ def left_out(
 
 
 def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOut]) -> None:
-    """Raise BrokerUnavailable if partitions of `away` surely exist and failOnDataLoss is true. In all other cases, log
-    a warning that the query does not read the partitions of `away`. away: the second result of `select`.
+    """Decide whether a query can run without the partitions of `away`. Raise BrokerUnavailable if failOnDataLoss is
+    true and some of these partitions surely exist (LeftOut.exists). In all other cases, log a warning that the query
+    does not read these partitions. away: the second result of `select`.
     """
     missed = [each for each in away if each.exists]
     if missed and options.fail_on_data_loss:
@@ -236,8 +238,8 @@ def check_complete(cluster: Cluster, options: ReadOptions, away: Sequence[LeftOu
 
 
 def warn_left_out(away: Sequence[LeftOut], how: str) -> None:
-    """Log a warning about the partitions that a query leaves out. how: a part of the warning's text, for partitions
-    that surely exist: why, or how long, the query leaves them out.
+    """Log a warning about the partitions that a query leaves out. how: a text in the warning about those partitions
+    that surely exist; it says why, or until when, the query leaves them out.
     """
     for exists, said in ((True, how), (False, "it is starting, or they were deleted there")):
         if found := [each for each in away if each.exists is exists]:
@@ -275,8 +277,8 @@ def _listed(partitions: Sequence[TopicPartition]) -> str:
 
 
 def look(cluster: Cluster, options: ReadOptions, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
-    """Return the state of each partition. Raises BrokerUnavailable. Raises RequestRefused if the options need the
-    offset of a time from a Java broker.
+    """Return the state of each partition. Raises BrokerUnavailable. Raises RequestRefused if the options give a start
+    or an end as a time, and a partition is on a Java broker, which cannot look up the offset for a time.
     """
     survey = cluster.survey()
     group = options.group if options.starting == "committed" else None
@@ -298,8 +300,8 @@ def _state(
 def _between_messages(cluster: Cluster, options: ReadOptions, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
     """Check offsets that the user gave as JSON, because such an offset may be inside a message, and return the
     corrected ranges. If failOnDataLoss is true, an offset inside a message raises the errors of check_begins. If it is
-    false, the end of a range that is inside a message is moved to the end of this message. The start of a range is
-    never moved, because the task then begins with the next message.
+    false, an end of a range that is inside a message is replaced by the end of this message. A start inside a message
+    is not replaced, because the task that reads the range begins with the next message anyway.
     """
     if options.fail_on_data_loss:
         starts = [(each.endpoint, each.id, each.start) for each in ranges]

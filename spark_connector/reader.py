@@ -135,9 +135,10 @@ class RangeReader:
         """Yield record batches from `position` to the end of the range. Each block is pulled from the broker while the
         previous block is processed. Memory is bounded by two blocks and one batch.
 
-        If failOnDataLoss is true, raises DataLoss if retention has deleted unread messages or the topic was recreated,
-        and CorruptRecord for damaged bytes. If failOnDataLoss is false, the reader logs the lost or damaged ranges and
-        skips them. Raises BrokerUnavailable also if a slave has not copied the whole range yet.
+        Bytes of the range can be lost, because retention has deleted unread messages or because the topic was deleted
+        and created again; bytes can also be damaged. If failOnDataLoss is true, the method raises DataLoss for lost
+        bytes and CorruptRecord for damaged bytes. If failOnDataLoss is false, it logs these bytes and skips them.
+        Raises BrokerUnavailable also if a slave has not copied the whole range yet.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -183,8 +184,9 @@ class RangeReader:
 
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
         """Send the next pull, from `offset` on. Do not wait for the answer: it arrives while this thread and Spark
-        process the previous block. So no second thread is needed that waits for the answer and competes for the
-        interpreter's lock. most_bytes: maximum size of the answer; None: the size that the options set.
+        process the previous block. So the reader needs no second thread that waits for the answer. Such a thread would
+        compete with this thread for the interpreter's lock. most_bytes: maximum size of the answer; None: the size that
+        the options set.
         """
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
@@ -319,9 +321,9 @@ class RangeReader:
         return following
 
     def _check_copied(self, connection: Connection, bounds: Bounds) -> None:
-        """Raise BrokerUnavailable if this broker is a slave that has not copied the whole range yet. The whole range
-        existed at planning time. So if a broker other than the planned one has fewer bytes, that broker must be such a
-        slave.
+        """Raise BrokerUnavailable if this broker is a slave that has not copied the whole range yet. At planning time
+        the planned broker had the whole range. So if another broker has only a part of the range, that broker must be a
+        slave that has not copied the rest.
         """
         planned = self._planned
         if connection.endpoint != planned.endpoint and bounds.end < planned.end:
@@ -339,9 +341,9 @@ class _CutOff(Exception):
 
 class Failover:
     """Searches for the broker that serves a partition after the partition's former broker has gone away during a task.
-    This can be the same broker after a restart, a slave of it, or another node of the broker set. If the partition has
-    moved to another broker, where it has the same offsets, the search finds that broker. place: the partition's name at
-    the found broker.
+    The broker that serves the partition by then can be the former broker after a restart, a slave of the former broker,
+    or another node of its broker set. If the partition has moved to another broker, where it has the same offsets, the
+    search finds that broker. place: the partition's name at the found broker.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ _ANSWER_SECONDS = 1.0
 
 
 _FOUND_SECONDS = 30.0
-"""After a leader was found in place of a node that did not answer, the tasks of this process go to this leader directly
-for this number of seconds. They do not ask the node that did not answer.
+"""If a node did not answer, and a task has found the leader by asking other nodes, the tasks of this process ask this
+leader directly for this number of seconds, and do not ask the node that did not answer.
 """
 
 _found: dict[Endpoint, tuple[Endpoint, float]] = {}

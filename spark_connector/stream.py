@@ -127,9 +127,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the current end of each partition, because a query with Trigger.AvailableNow reads up to these ends and
-        then stops. Raises NoPartition and BrokerUnavailable. As in a batch query, BrokerUnavailable is also raised for
-        partitions that a znode names while their broker is absent, because a partition that is left out would have to
-        wait for the next run of the query, which may be much later.
+        then stops. Raises NoPartition and BrokerUnavailable. As in a batch query, BrokerUnavailable is also raised if a
+        znode names partitions whose broker is absent. If the query left these partitions out, their messages would be
+        read only in the next run of the query, perhaps much later.
         """
         cluster = self._open()
         self._told_away = True
@@ -266,8 +266,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ask the brokers for the readable bytes of the partitions in `offsets` and, unless `only` is set, of all
         partitions that the options select; return the answers.
 
-        If a slave serves a partition and has fewer bytes than the query has already read, the missing bytes are not
-        lost: the master has them. The partition then counts as unavailable. Raises BrokerUnavailable.
+        If a slave serves a partition and has fewer bytes than the query has already read, the bytes that the slave
+        lacks are not lost, because the master has them. So the method treats this partition like one whose broker is
+        unavailable. Raises BrokerUnavailable.
         """
         cluster = self._open()
         wanted = sorted({*offsets, *([] if only else self._selected(cluster, offsets))})
@@ -294,7 +295,8 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _selected(self, cluster: Cluster, offsets: Offsets) -> list[TopicPartition]:
         """Return the partitions that the options select (`selected`). Return an empty list if all partitions of a topic
-        are just being handed over to another broker; this lasts some seconds, and the next micro-batch finds them.
+        are just being handed over to another broker. The hand-over takes some seconds, so a later micro-batch finds the
+        partitions again.
         """
         try:
             found = selected(cluster, self.options)
@@ -381,8 +383,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the part of `span` that the partition no longer has, or None. Usually retention has deleted the missing
-    bytes. If the topic was deleted and created again, all bytes of `span` are missing, and the query skips them.
+    """Return the part of `span` that the partition no longer has, or None. The cause is usually that retention has
+    deleted these bytes. If the partition ends before the end of `span`, the topic was deleted and created again. Then
+    the whole `span` counts as lost, because the partition now has other messages at these offsets.
     """
     start, end = span
     if start < held.first:

@@ -34,8 +34,9 @@ class HandsOver(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Return whether the peer with the numeric IP address `host` may make admin requests.
 
-    listen: the single address on which the broker listens; "" if it listens on all addresses. A peer whose address is
-    `listen` counts as a program on the broker's machine.
+    listen: the single address on which the broker listens; "" if it listens on all addresses. If only programs on the
+    broker's machine may make admin requests, a peer whose address is `listen` may make them, too, because only programs
+    on this machine connect from this address.
     """
     if admin_from == "any":
         return True
@@ -104,8 +105,8 @@ class Admin:
     def hand_over(self, request: HandOverRequest) -> Deferred[Any]:
         """Make another node of the broker set the leader in place of this node. The answer has the new leader's name
         and the duration of the hand-over in seconds. Raises NotReplicating if this broker is not a node of a broker
-        set. The Deferred fails with NotLeader if this node does not lead, and with CoordinationError if this node leads
-        but could not hand over.
+        set. The Deferred fails with NotLeader if this node does not lead. It fails with CoordinationError if this node
+        leads but the hand-over has failed.
         """
         member = self._member()
         if member is None:
@@ -118,8 +119,9 @@ class Admin:
         return ensureDeferred(member.hand_over(request.node or None)).addCallback(done)
 
     def restart_replication(self) -> Any:
-        """Restart replication: make the connection to the other broker again, and check all partitions again. Return
-        the present status of replication. Raises NotReplicating if this broker takes no part in replication.
+        """Restart replication: replace the connection to the other broker by a new one. An asynchronous slave then
+        compares all its partitions with the master's, and also continues to copy those whose copying had stopped.
+        Return the present status of replication. Raises NotReplicating if this broker takes no part in replication.
         """
         replication = self._replication()
         if replication is None:

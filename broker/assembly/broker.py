@@ -127,8 +127,8 @@ class Broker:
         self.member: SetMember | None = None
         """The object that makes this broker a node of a broker set; None for a single broker."""
         self.set_report: SetReport | None = None
-        """The object that reports to operators about this node of a broker set; None for a single broker. If it is not
-        None, the attribute `replication` is the same object.
+        """The object that reports to operators about this node of a broker set; None for a single broker. If
+        `set_report` is not None, the attribute `replication` is the same object.
         """
         self.moves: BrokerMoves | None = None
         """The object that moves partitions of this broker to other brokers; None if the broker registers no topics in
@@ -249,8 +249,8 @@ class Broker:
 
     def check_sections(self, config: BrokerConfig, file: str) -> None:
         """Check the topic sections of `config`, as Partitions.check_sections does. A slave or a node of a broker set
-        checks nothing, because it copies topics from another broker, whether or not its own server.ini names these
-        topics.
+        checks nothing: it copies all topics of another broker, so a topic that its own server.ini does not name is no
+        mistake.
         """
         if config.node is None and self.partitions.takes_puts and not self.writing.takes_copies:
             self.partitions.check_sections(config, file)
@@ -262,7 +262,9 @@ class Broker:
         return self.reloader.reload()
 
     def replication_status(self) -> ReplicationStatus:
-        """Return the present status of replication; a broker that takes no part in replication is a plain master."""
+        """Return the present status of replication; for a broker that takes no part in replication, the status of a
+        plain master.
+        """
         return ReplicationStatus("master") if self.replication is None else self.replication.status()
 
     def now_ms(self) -> int:

@@ -1,4 +1,4 @@
-"""Read server.ini again while the broker runs, and apply the changes that reload_plan.py finds."""
+"""Read server.ini again while the broker runs, and apply the changes of settings that reload_plan.py finds."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def stats_lines(broker: Broker, item: str) -> Lines:
 
 def all_lines(lines: Lines) -> Generator[None, None, list[str]]:
     """Return all lines as a list. The broker can serve other requests at each `yield`. A line can contain a name that a
-    client has chosen. So characters that cannot be printed, for example line ends, are escaped.
+    client has chosen, for example the name of a consumer group. Such a name must not be able to add lines to the
+    answer; so line ends, and all other characters that cannot be printed, are escaped.
     """
     found = []
     for line in lines:
@@ -162,8 +163,8 @@ def _certificate_lines(broker: Broker) -> Lines:
 
 
 def _journal_lines(broker: Broker) -> Lines:
-    """Yield lines that say whether the journal works, so that puts that wait for a sync can become safe, and which
-    partitions are read-only. metaq 1.x does not have this item.
+    """Yield lines that say which partitions are read-only, and whether the journal works. If the journal does not work,
+    no put that waits for a sync can become safe. metaq 1.x does not have this item.
     """
     status = broker.store.journal_status()
     yield f"state {'failed' if status.cause else 'ok'}"

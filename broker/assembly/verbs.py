@@ -324,8 +324,8 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Subtract `amount` from the count `places` of a client address, because the address's request is answered now.
-    Return the result unchanged.
+    """Subtract `amount` from what `places` counts for a client address: the request that was counted (1, or its bytes)
+    is answered now. Return the result unchanged.
     """
     places.add(address, -amount)
     return result

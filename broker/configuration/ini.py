@@ -169,7 +169,7 @@ def wrong(entry: Entry, remedy: str) -> ConfigError:
 
 class SectionValues:
     """Methods that read the values of one section with their types. If a key is not set, these methods return the
-    default; if there is no default, they raise ConfigError.
+    default that the caller passes; if the caller passes none, they raise ConfigError.
     """
 
     def __init__(self, section: Section, name: str, file: str) -> None:

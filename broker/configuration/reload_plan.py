@@ -23,8 +23,8 @@ class ReloadReport:
     added_topics: tuple[str, ...] = ()
     changed_topics: tuple[str, ...] = ()
     removed_topics: tuple[str, ...] = ()
-    """Topics that are no longer in server.ini. Until its restart the broker keeps these topics registered, and
-    continues to accept their messages.
+    """Topics whose sections were removed from server.ini. Until its restart the broker keeps these topics registered in
+    ZooKeeper, and continues to accept messages for them.
     """
     needs_restart: tuple[str, ...] = ()
     """Keys of [system], [zookeeper], [replication] and [limits] whose values have changed since the broker's start. The
@@ -74,10 +74,10 @@ def reloaded_config(running: BrokerConfig, at_start: bytes, source: ConfigTexts,
     """Return what a reload of `source`, the new content of server.ini and filters.ini, leads to. The function can be
     called on any thread, and takes 0.1 ms for each topic.
 
-    A reload changes only the settings of topics and the filter classes. A topic takes the settings that its section
-    lacks from the section [system] that the broker has used since its start, not from the new [system]. A topic that is
-    no longer in the file keeps its settings, as in 1.x. at_start: content of server.ini at the broker's start. Raises
-    ConfigError if the broker would refuse to start with the new content.
+    A reload changes only the settings of topics and the filter classes. If a topic's section lacks a setting, the topic
+    takes this setting from the section [system] that the broker has used since its start, not from the new [system]. A
+    topic whose section was removed from the file keeps its settings, as in 1.x. at_start: content of server.ini at the
+    broker's start. Raises ConfigError if the broker would refuse to start with the new content.
     """
     next_start = parse_config(source, name)
     file = parse_config(source, name, inherited=running.system)

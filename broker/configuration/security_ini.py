@@ -105,8 +105,8 @@ def read_security(path: str) -> Security:
 
 
 def _refuse_repeated(text: str, path: str) -> None:
-    """Raise ConfigError for a key that occurs twice in a section. In server.ini the last value counts, as in 1.x. In
-    security.ini a second value could allow what the first value forbids.
+    """Raise ConfigError for a key that occurs twice in a section. In server.ini the last value counts, as in 1.x. That
+    would be dangerous in security.ini, because the last value could allow what the first value forbids.
     """
     seen: set[str] = set()
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,5 +1,5 @@
 """The settings that decide how clients are served and when messages are acknowledged. The nodes of a broker set compare
-these settings with each other, to find nodes whose server.ini differs.
+these settings with each other, to find out whether a node's server.ini differs from those of the other nodes.
 
 Settings that may be different on each node are left out: directories, addresses, realtime counters, and sizes of
 segments.
@@ -43,8 +43,8 @@ def served_settings(config: BrokerConfig) -> dict[str, Any]:
 
 
 def _kind(topic: TopicConfig) -> tuple[object, ...]:
-    """Return a hashable value that represents a topic's options: if this value is equal for two topics, their
-    `_options` are equal, too.
+    """Return a hashable value that represents a topic's options: if two topics have equal values, `_options` returns
+    equal results for them.
     """
     return (
         topic.partitions,

@@ -193,9 +193,9 @@ _CHECKED: Mapping[str, ReadValue] = {
     "putProcessThreadCount": _integer(),
     "quartzThreadCount": _integer(),
 }
-"""Keys that have an effect only in a Java broker, mostly thread counts. This broker ignores their values, but it
-refuses a value with which a Java broker would refuse to start. So every file that this broker accepts is also accepted
-by a Java broker.
+"""Keys that have an effect only in a Java broker, mostly numbers of threads, each with the function that reads its
+value. This broker ignores their values, but it refuses a value with which a Java broker would refuse to start. So every
+file that this broker accepts is also accepted by a Java broker.
 """
 
 _IGNORED = "closedPartitionMap configFileChecksum lastModified path propertyChangeSupport slaveConfig topicConfigMap"
@@ -240,8 +240,8 @@ def parse_config(
 ) -> BrokerConfig:
     """Parse the bytes of a server.ini and of a filters.ini. name: the name of the server.ini for errors.
 
-    inherited: the settings that topics inherit instead of the settings in the file's own section [system]. A running
-    broker passes `inherited` when it reloads the file.
+    inherited: the settings that topics inherit instead of the settings in the file's own section [system]. When a
+    running broker reloads the file, it passes its own settings from [system] as `inherited`.
     """
     source, filter_source = source if isinstance(source, ConfigTexts) else ConfigTexts(source)
     sections = parse_ini(source.decode("utf-8", "surrogateescape"), name)

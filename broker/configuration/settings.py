@@ -42,7 +42,7 @@ DEFAULT_DELETE_WHEN = "0 0 6,18 * * ?"
 
 SET_DIRECTORY = "metaqset"
 """Name of a directory in the first data path of a broker set's node. In this directory the node stores what it knows
-about the set, for example its epochs (sets/history.py).
+about the set, for example the set's epochs (sets/history.py).
 """
 
 
@@ -62,7 +62,7 @@ class Promise(Enum):
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
     """Options of the command that starts the broker. These options are not keys of server.ini, because a Java broker
-    refuses unknown keys.
+    refuses a server.ini with keys that it does not know.
     """
 
     admin_from: AdminFrom = "loopback"
@@ -71,8 +71,8 @@ class BrokerOptions:
     refuses puts. None: a fraction of the disk's size is used as this number (store/disk_space.py).
     """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
-    """A limit for the total number of bytes of all puts that wait until they are safe. While there are more bytes, the
-    broker reads no more puts from connections (pending_puts.py).
+    """A limit for the total number of bytes of all puts that wait until their messages are safe. While the waiting puts
+    have more bytes than this limit, the broker reads no more puts from connections (pending_puts.py).
     """
     node: str | None = None
     """Overrides BrokerConfig.node; None: use the value of server.ini."""
@@ -147,9 +147,9 @@ class TopicConfig:
     the topic as under-replicated. None: all nodes of the broker set should be in sync.
     """
     readable_partitions: int | None = None
-    """The number of partitions that the broker registers for consumers. `partitions` is the number that the broker
-    registers for producers; the two numbers can differ only while partitions are moved to other brokers. None: the same
-    number as `partitions`.
+    """The number of partitions that the broker registers for consumers. `partitions` is the number of partitions that
+    it registers for producers; the two numbers can differ only while partitions are moved to other brokers. None: the
+    same number as `partitions`.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
     """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
@@ -186,7 +186,7 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The numeric address on which the broker listens; "": all IPv4 addresses. This address is an option of the command
+    """The numeric address on which the broker listens; "": all IPv4 addresses. `listen` is an option of the command
     that starts the broker. It is not a key of server.ini, because a Java broker refuses unknown keys.
     """
     dashboard_port: int | None = None
@@ -233,12 +233,12 @@ class BrokerConfig:
         return list(dict.fromkeys((self.system.data_path, *(topic.data_path for topic in self.topics.values()))))
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Return the settings of a topic; return None if no section has the topic's name or a pattern that matches it,
-        so that the broker refuses messages for the topic.
+        """Return the settings of a topic. Return None if no section has the topic's name or a pattern that matches the
+        topic's name; the broker then refuses messages for the topic.
 
         A topic that only a pattern matches has the settings of [system], not the settings of the pattern's section, as
-        in 1.x. metaq's own topics (own_topics.py) are always accepted. If one of metaq's own topics matches a section's
-        pattern that begins with `%`, the topic has the settings of this section.
+        in 1.x. metaq's own topics (own_topics.py) are always accepted. If a section's pattern begins with `%` and
+        matches one of metaq's own topics, this topic has the settings of the section.
         """
         exact = self.topics.get(name)
         if exact is not None:
@@ -276,7 +276,7 @@ class _Names:
 
 
 _PLAIN = re.compile(r"[\w-]*")
-"""Matches a section name that is a plain topic name and not a pattern."""
+"""A regular expression that fully matches a section name if the name is a plain topic name and not a pattern."""
 
 
 def _pattern(name: str) -> re.Pattern[str]:

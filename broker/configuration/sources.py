@@ -36,8 +36,8 @@ class ConfigFiles:
 
     @property
     def provided_path(self) -> str | None:
-        """The directory that is used if the key appClassPath is not set, as in 1.x: the directory `provided` next to
-        the directory of server.ini; None if `provided` does not exist.
+        """The directory of the filters' modules that is used if the key appClassPath is not set, as in 1.x: the
+        directory `provided` next to the directory of server.ini; None if `provided` does not exist.
         """
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
         return path if os.path.isdir(path) else None

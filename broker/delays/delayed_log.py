@@ -1,11 +1,12 @@
 """The state of one internal log of delayed messages: which messages wait, and which were delivered or cancelled. Used
 only on the reactor thread.
 
-This object gets its information from the log's index units and marks (memory/delayed_records.py). A follower of a
+A DelayedLog gets its information from the log's index units and marks (memory/delayed_records.py). A follower of a
 broker set reads each record that is added to the log. A leader appends the records itself, so it need not read them. A
-mark that says that a message was delivered is ignored if the message is not in its partition (the mark is written
-before the message). When a node becomes the leader, it checks for each mark whether the messages are in their
-partitions (in `lead`). Until this check the messages that the mark names stay in the table of waiting messages.
+mark that says that a message was delivered is written before the message is appended to its partition; so the mark is
+ignored if the message is not in the partition. When a node becomes the leader, it checks for each mark whether the
+messages are in their partitions (in `lead`). Until this check the messages that the mark names stay in the table of
+waiting messages.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = ["DelayedLog", "Late", "read_records"]
 _log = logging.getLogger(__name__)
 
 Find = Callable[[str, int], PartitionLog | None]
-"""find(topic, partition) returns the partition's log, or None if the log does not exist (like Store.find)."""
+"""find(topic, partition) returns the partition's log like Store.find, or None if the log does not exist."""
 
 
 class _Held(NamedTuple):
@@ -99,7 +100,9 @@ class DelayedLog(LogReader):
         self.table = WaitingTable()
         self.late: dict[DelayTarget, Late] = {}
         self.counts: Counter[DelayTarget] = Counter()
-        """How many messages wait for each partition, including the messages in `late`."""
+        """How many messages wait for each partition, including the due messages that their partitions refused (those in
+        `late`).
+        """
         self.live_bytes = 0
         """The total size in bytes of the records of waiting messages."""
         self.cancelled: OrderedDict[int, DelayTarget] = OrderedDict()
@@ -109,8 +112,8 @@ class DelayedLog(LogReader):
         self.reading = False
         """Whether a worker thread is reading due messages now."""
         self.table_unsafe = False
-        """Whether `table` has due messages that must not be delivered yet, because their records in the internal log
-        are not safe.
+        """Whether the table of waiting messages, `table`, has due messages that must not be delivered yet, because
+        their records in the internal log are not safe.
         """
         self._live: Counter[int] = Counter()  # number of waiting records, by the first offset of their segment
         self._places: dict[
@@ -179,7 +182,7 @@ class DelayedLog(LogReader):
             yield units
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the log up to its end, including records that readers do not see yet."""
+        """Return a snapshot of the internal log up to its end, including the records after the visible end."""
         return self.log.segments.snapshot()._replace(visible_end=self.log.end_offset)
 
     def _take(self, units: UnitArray) -> None:
@@ -238,9 +241,10 @@ class DelayedLog(LogReader):
     # --- leading ------------------------------------------------------------------------------------------------------
 
     def lead(self, find: Find) -> list[Group]:
-        """Begin to lead: read the log to its end, and find out for each delivery that has a mark which messages are
-        really in their partition. Return the messages that are not; they still wait. The caller must write marks that
-        say that these messages were not delivered. Raises StoreError.
+        """Begin to lead: read the log to its end, and find out for each delivery that has a mark which of its messages
+        are really in their partition. Return the messages that a mark names but that are not in their partition; these
+        messages still wait. The caller must write marks that say that these messages were not delivered. Raises
+        StoreError.
         """
         self.read_on()
         returned = []
@@ -259,7 +263,7 @@ class DelayedLog(LogReader):
         return returned
 
     def appended(self) -> None:
-        """Record that this leader has appended records to the log. `_read` will not read these records, because the
+        """Take note that this leader has appended records to the log. `_read` will not read these records, because the
         leader knows their content.
         """
         self._read_to = self.log.end_offset
@@ -398,9 +402,9 @@ def _without(group: Group, ids: Ids) -> Group:
 
 
 def _there(group: Group, target: PartitionLog | None) -> npt.NDArray[np.bool_]:
-    """Return for each of the group's messages whether it is in the partition. The result is also True for messages that
-    retention has removed, for messages of a partition that an operator has removed, and for messages that cannot be
-    read.
+    """Return for each of the group's messages whether it is in the partition. The result is also True in three cases in
+    which this is unknown: retention has removed the message, an operator has removed the partition, or the partition
+    cannot be read. In these cases the message is taken as delivered, so that it is not delivered twice.
     """
     everything = np.ones(len(group.ids), np.bool_)
     if target is None or group.base < target.first_offset:

@@ -112,8 +112,8 @@ class Delays(Memory[DelayedLog]):
     name = "delayed messages"
     item = "delayed"
     ending = "to be delivered or cancelled"
-    """What the messages wait for. `left_behind` puts these words into a text that tells an operator why a partition
-    with waiting messages cannot be moved to another broker yet.
+    """What the messages of this memory wait for, in words for an operator. `left_behind` puts these words into a text
+    that tells an operator why a partition with waiting messages cannot be moved to another broker yet.
     """
     check_record = staticmethod(check_record)
     followed = tuning.DELAYED_FOLLOWED_UNITS
@@ -158,7 +158,9 @@ class Delays(Memory[DelayedLog]):
     # --- messages come ------------------------------------------------------------------------------------------------
 
     def due(self, flag: int, body: Buffer) -> int:
-        """Return the time (Unix ms) when a delayed message that arrives now will be due. Raises RemoteProtocolError."""
+        """Return the time (Unix ms) when a delayed message that arrives now will be due. Raises RemoteProtocolError if
+        `body` does not name a valid time.
+        """
         return self._due(flag, body, self.now_ms())
 
     def _due(self, flag: int, body: Buffer, now_ms: int) -> int:
@@ -186,8 +188,8 @@ class Delays(Memory[DelayedLog]):
         taken: Sequence[int],
     ) -> Pended:
         """Make the records of delayed messages for the partition `target`. The caller must have called `check` for this
-        partition. For each message, `dues` has the result of `due`, and `taken` has a message id as other messages of
-        the partition have it.
+        partition. For each message, `dues` has the result of `due`, and `taken` has an ordinary message id, such as a
+        message without delay would get in this partition.
         """
         work = self._pend(target, dues, (flags, checksums, bodies, taken))
         while True:
@@ -296,7 +298,7 @@ class Delays(Memory[DelayedLog]):
     # --- time passes --------------------------------------------------------------------------------------------------
 
     def _wake_by(self, due: float) -> None:
-        """Set the timer so that due messages are next looked for at the time `due` (Unix ms) or earlier."""
+        """Set the timer so that the broker next looks for due messages at the time `due` (Unix ms) or earlier."""
         if due < self._wakes_at and self.enabled:
             if self._timer is not None:
                 self._timer.cancel()
@@ -338,8 +340,8 @@ class Delays(Memory[DelayedLog]):
         self._wake_by(wake_at)
 
     def _wanted_at(self, now_ms: float, seconds: float) -> float:
-        """Return the time (Unix ms) when due messages should next be looked for. now_ms: the present time by the wall
-        clock.
+        """Return the time (Unix ms) when the broker should next look for due messages. now_ms: the present time by the
+        wall clock.
         seconds: the present time by the monotonic clock.
         """
         least = tuning.DELAYED_LEAST_SECONDS
@@ -397,8 +399,8 @@ class Delays(Memory[DelayedLog]):
         late.pause = min(late.pause * 2, tuning.DELAYED_RETRY_SECONDS[1])
 
     def _read(self, contents: DelayedLog, ids: Ids, offsets: Ids) -> None:
-        """Read and deliver due messages. If they are in the page cache, deliver them at once; otherwise deliver them
-        after a worker thread has read them.
+        """Read due messages from the internal log, and deliver them. If they are in the page cache, deliver them at
+        once; otherwise deliver them after a worker thread has read them.
         """
         most = tuning.DELAYED_TURN_BYTES
         records = read_records(contents.log.segments.read, offsets, most)
@@ -621,7 +623,8 @@ class Delays(Memory[DelayedLog]):
 
     def _tell_settled(self, contents: DelayedLog) -> None:
         """If all deliveries of an internal log are certain, write a mark that says so. The mark of each delivery also
-        says which earlier deliveries are certain; this separate mark is needed if no further delivery comes.
+        says which earlier deliveries are certain; the separate mark is needed if no further delivery follows. A
+        delivery is certain if no power failure can undo it.
         """
         written = self._last_settled.get(contents.log)
         if written is None:
@@ -643,8 +646,9 @@ class Delays(Memory[DelayedLog]):
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
         """Called after records of waiting messages were appended to the log's end again (cleaning.py). Earlier marks
-        about these messages now lie before the records in the log, where they can be removed with an old segment. A
-        subclass can override this method to append these marks again after the records.
+        about these messages are now at lower offsets of the log than the records, so they can be removed with an old
+        segment although the messages still wait. A subclass can override this method to append these marks again after
+        the records.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------

@@ -70,4 +70,4 @@ class Deliverer(Protocol):
         """Append the records of each DueWrite, in the given order. Return the writes that are not safe yet."""
 
     def when_safe(self, waiting: Sequence[Any], done: Callable[[], None]) -> None:
-        """Call `done` when each of these writes is safe or has an error."""
+        """Call `done` once, as soon as each of these writes is safe or has an error."""

@@ -6,9 +6,9 @@ The number is the byte offset of the message's record in its internal log.
 (In senders.py it is the number of the message's sender.) The highest bits of an id are the time at which the message is
 due (protocol/delays.py), so ids in ascending order are in the order of these times. The newest ids are in one leaf,
 `_recent`. When `_recent` is full, its ids are moved to the other leaves. Each of these other leaves has its own range
-of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So inserting or
-removing a message never copies the arrays of more than one leaf, and takes O(log n) time. Whole batches of messages are
-handled with numpy.
+of ids. A leaf consists of two sorted arrays and of the additions since these arrays were sorted. So an insertion or a
+removal of a message copies the arrays of at most one leaf, and takes O(log n) time. The methods accept batches of ids
+as numpy arrays.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class WaitingTable:
         return shares
 
     def _deal(self, ids: Ids, offsets: Ids) -> None:
-        """Add each of the sorted ids to the leaf that has the id's range."""
+        """Add each of the sorted ids, with its offset, to the leaf in whose range the id is."""
         for number, start, end in reversed(self._shares(ids)):  # dividing a leaf renumbers the leaves after it
             leaf = self._leaves[number]
             leaf.add(ids[start:end], offsets[start:end])
@@ -244,7 +244,8 @@ class WaitingTable:
 
     def _each(self, ids: Ids, use: _Use) -> Ids:
         """Call use(leaf, indexes among the sorted ids, indexes in the leaf) for each leaf that has some of the ids.
-        Return the offsets that `use` returns, with NOWHERE for ids that no leaf has.
+        `use` returns the record offsets of the ids at these indexes. Return all these offsets, with NOWHERE for ids
+        that no leaf has.
         """
         if len(ids) == 1:
             return self._one(ids, use)
@@ -291,8 +292,8 @@ class WaitingTable:
 
 
 def _between(leaf: _Leaf, start: int, end: int | None, most: int) -> tuple[Ids, Ids]:
-    """Return the lowest ids of a leaf that are in [start, end), at most `most` of them, and their offsets, both as
-    copies.
+    """Return two new arrays: the lowest ids of a leaf that are in [start, end), at most `most` of them, and their
+    record offsets.
     """
     leaf.sort()
     first = int(leaf.ids.searchsorted(start)) if start else 0

@@ -80,8 +80,8 @@ def load_filters(config: BrokerConfig, known: FilterTable | None = None) -> Filt
 
     known: the table of an earlier configuration; callables that this table has are not imported again. Raises
     ConfigError if an import fails. If filters.ini has no callable for a Java class, this is logged, and the broker will
-    refuse the requests of the class's consumer group. With a refusal the group neither gets unwanted messages nor skips
-    wanted ones.
+    refuse the requests of a consumer group whose filter is this class. The group is refused because without its filter
+    it would either get unwanted messages or skip wanted ones.
     """
     _extend_path(config.app_class_path)
     filters = {each.name: each for each in (known.filters() if known else ())}

@@ -20,12 +20,13 @@ __all__ = ["BUDGET_SECONDS", "SCAN_BYTES", "Chosen", "Judge", "Verdict", "choose
 
 BUDGET_SECONDS = 1.0
 """When the filter has worked for this many seconds for a request, it is not called again for this request. The answer
-then has the records that the filter has accepted until this moment. A single call of the filter is never interrupted.
+to the request then has the records that the filter has accepted so far. A single call of the filter is never
+interrupted.
 """
 
 SCAN_BYTES = 16 << 20
-"""If the filter rejects this many bytes before it accepts a record, the `get` is answered without records; the answer
-gives the offset at which the client should continue.
+"""If the filter rejects records of this many bytes in total before it accepts a record, the broker answers the `get`
+without records. The answer gives the offset at which the client should continue.
 """
 
 
@@ -67,11 +68,11 @@ class Judge:
         return self._deadline is not None and self._seconds() >= self._deadline
 
     def verdicts(self, data: memoryview, offset: int) -> Iterator[Verdict]:
-        """Yield a verdict for each whole record in `data`, which was read from byte `offset` of the partition. The
-        iteration ends early when the time limit has passed.
+        """Yield a verdict for each whole record in `data`, which was read from byte `offset` of the partition.
 
-        But the first record of a request is always judged. The iteration also ends before a record whose checksum is
-        wrong; the broker sends this record unjudged, and the client detects the damage.
+        The iteration ends early when the time limit BUDGET_SECONDS has passed, but the first record of a request is
+        always judged. The iteration also ends before a record whose checksum is wrong; the broker sends this record
+        unjudged, and the client detects the damage.
         """
         if self._deadline is None:
             self._deadline = self._seconds() + BUDGET_SECONDS
@@ -92,7 +93,7 @@ class Judge:
 
 class Chosen(NamedTuple):
     """The records to send in answer to a `get`. data: the accepted records, joined. next_offset: the offset in the log
-    after the last record that was judged and is either in `data` or rejected.
+    after the last record that is either in `data` or was rejected.
 
     client_ends: the byte index in `data` where each accepted record ends. stored_ends: where the same record ends in
     the log, as a number of bytes from the offset that the `get` asked for.
@@ -122,12 +123,12 @@ def choose_records(
 
     read(offset, bytes): returns at most this number of stored bytes, all from one segment; b"" at the end of the
     partition. size: the most bytes of returned records, and the size of each read. largest: a first record longer than
-    `size` is returned as a whole if it has at most this number of bytes. gap: as soon as about this many rejected bytes
-    were left out of an answer that has records, the answer ends. If more bytes than `gap` are rejected before the first
-    accepted record, no record is returned. Then next_offset is the offset of the first accepted record, or an offset
-    about SCAN_BYTES after `offset` if no record before it was accepted. If no whole record begins at `offset`, the
-    bytes from `offset` on are returned as they are, and next_offset is `offset`; a client knows how to handle an
-    incomplete or damaged record.
+    `size` is returned as a whole if it has at most this number of bytes. gap: if an answer already has records, it ends
+    as soon as about this many rejected bytes were left out of it. If more bytes than `gap` are rejected before the
+    first accepted record, no record is returned. In this case next_offset is the offset of the first accepted record;
+    if no record in the first SCAN_BYTES bytes was accepted, it is an offset about SCAN_BYTES after `offset`. If no
+    whole record begins at `offset`, the bytes from `offset` on are returned as they were read, and next_offset is
+    `offset`; the client itself handles the incomplete or damaged record.
     """
     parts: list[memoryview] = []
     client_ends: list[int] = []

@@ -42,7 +42,7 @@ class FilteredMessage:
 
     @property
     def attributes(self) -> Attributes:
-        """The message's attribute, tag, keys and properties."""
+        """The message's attribute, tag, keys and properties, in one object."""
         if self._attributes is None:
             self._attributes = decode_attribute(attribute_of(self._body, self.flag), self.flag)
         return self._attributes

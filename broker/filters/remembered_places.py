@@ -4,14 +4,14 @@ records. This module does no I/O, and is used only on the reactor thread.
 A 1.x client adds the number of received bytes to its offset. If an answer leaves out rejected records, the client's
 offset falls behind the stored offset. For example, if 100 of 300 stored bytes were accepted, the client's offset grows
 by 100 and the stored offset by 300. For each connection, topic, partition and group, `RememberedPlaces` keeps the
-stored offsets of the bytes in the last answers. From these stored offsets it finds the one that the client's next
-request means.
+stored offsets of the bytes in the last answers. From these stored offsets `RememberedPlaces` finds the one that the
+client's next request means.
 
 Why no message is lost, even if a client restarts or reconnects:
-- A client starts at the beginning of a record, where its offset equals the stored offset. From there on the client
-  processes each accepted record once, and its offset grows by the bytes of accepted records only, whereas the stored
-  offset grows by the bytes of all records. So the client's offset is never higher than the stored offset, and the
-  client has processed all accepted records that begin before its offset.
+- A client starts at the beginning of a record, where its offset equals the stored offset. After that the client
+  processes each accepted record once. The client's offset grows by the bytes of accepted records only, whereas the
+  stored offset grows by the bytes of all records. So the client's offset is never higher than the stored offset, and
+  the client has processed all accepted records that begin before its offset.
 - The broker cannot find the stored offset for a request's offset if the offset comes from an answer on another
   connection, if the broker was restarted, or if this module has dropped the answer to save memory. The broker then
   treats the request's offset as a stored offset, and reads from the start of the record that contains the byte at this
@@ -21,8 +21,8 @@ Why no message is lost, even if a client restarts or reconnects:
   client is `MAX_GAP_BYTES` behind, has been behind for `PUT_RIGHT_SECONDS`, or has received all messages.
 
 When a second connection sends a request for the same group and partition, the answers that were kept for the first
-connection are dropped: the offset in a later request can come from an answer to either of them. If an offset can belong
-to several kept answers, the smallest of the stored offsets is used, so that no message is missed.
+connection are dropped, because the offset in a later request can come from an answer on either connection. If an offset
+can belong to several kept answers, the smallest of the stored offsets is used, so that no message is missed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["MAX_GAP_BYTES", "PUT_RIGHT_SECONDS", "Answered", "FoundOffset", "Key
 
 MAX_GAP_BYTES = 8 << 20
 """When a client's offset has fallen behind the stored offset by this many rejected bytes, an answer 301 corrects the
-client's offset. The record that reaches the limit can exceed it.
+client's offset. The difference can exceed this limit by a part of the record with which it reaches the limit.
 """
 
 PUT_RIGHT_SECONDS = 5.0
@@ -91,8 +91,8 @@ class Answered(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the client's offsets equal the stored offsets, because no record was left out in this answer or
-        before it.
+        """Whether the client's offsets equal the stored offsets, because no record was left out of this answer or of an
+        earlier answer.
         """
         return self.offset == self.stored and self.size == self.stored_end - self.stored
 
@@ -183,7 +183,7 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """Make the owner the holder of the key; to be called before the owner's request is answered. From then on
+        """Make the owner the holder of the key; to be called before the owner's request is answered. After this call
         `answered` remembers answers to this owner, until another connection becomes the holder.
         """
         holder = self._holders.get(key)
@@ -196,7 +196,8 @@ class RememberedPlaces:
 
     def answered(self, owner: object, key: Key, found: FoundOffset, answer: Answered) -> None:
         """Remember the answer to the owner's request at the offset `found`. Drop `found.answers`, the earlier answers
-        that led the client to this offset, because the client will not send an offset in them again.
+        to which the offset of this request belongs: the client has processed them, so it will not send an offset in
+        them again.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:

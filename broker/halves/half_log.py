@@ -142,6 +142,8 @@ class HalfLog(DelayedLog):
         return decision.replies()[int((decision.group.ids == half_id).argmax())]
 
     def undecided(self, ids: Ids) -> None:
-        """Remove the decisions about these half messages, because their delivery did not happen."""
+        """Remove the decisions to commit these half messages, because the messages were not appended to their
+        partition.
+        """
         for half_id in ids.tolist():
             self.decided.pop(half_id, None)

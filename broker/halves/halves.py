@@ -2,7 +2,7 @@
 transaction is committed.
 
 Half messages are implemented as delayed messages (broker/delays) that are due at the time of their first check. When a
-half message is due, the broker asks a producer of its group for the outcome. For this purpose producers send
+half message is due, the broker asks a producer of its group for the outcome. So that the broker can ask, producers send
 CHECK_HALVES requests, which wait at the broker until it has half messages to ask about. As long as the producer that
 sent the half message sends such requests, the broker asks only this producer (producer_groups.py). To commit a half
 message, the broker first writes a mark to the internal log, and immediately appends the message to its partition. To
@@ -149,8 +149,8 @@ class Halves(Delays):
 
     def _running(self) -> float:
         """Return for how many seconds this process has run, without the times when it was suspended. All times in
-        producer_groups.py are times of this clock. The clock stands still while the process is suspended. Otherwise,
-        after a suspension, all producers would count as gone, although they were only unable to reach the broker.
+        producer_groups.py are times of this clock. If the clock counted the suspensions, all producers would count as
+        gone after one, although they were only unable to reach the broker.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -208,8 +208,8 @@ class Halves(Delays):
     def checks(self, request: CheckHalvesRequest, caller: object) -> Deferred[Checked]:
         """Serve a CHECK_HALVES request: find half messages whose outcomes this producer should tell. The Deferred gets
         such half messages as soon as there are any; if there are still none at the end of the request's waiting time,
-        the Deferred gets an empty sequence. It fails with NotLeader when the broker stops leading. Raises HalfRefused
-        if the connection already asks for the half messages of too many groups.
+        the Deferred gets an empty sequence. The Deferred fails with NotLeader when this broker stops being the leader.
+        Raises HalfRefused if the connection already asks for the half messages of too many groups.
         """
         group = request.group
         if self._groups.asked_for(caller, group) >= tuning.HALVES_CALLER_GROUPS:
@@ -235,8 +235,8 @@ class Halves(Delays):
         return answer
 
     def _drop_given(self, caller: object, group: str) -> None:
-        """Forget which half messages of this group were handed out to the caller, because its new request shows that it
-        has handled them.
+        """Forget which half messages of this group were handed out to the caller, because the caller's new request
+        shows that it has handled them.
         """
         given = self._given.get(caller)
         if given is not None and given.pop(group, None) is not None and not given:
@@ -347,7 +347,7 @@ class Halves(Delays):
 
     def _tell_asked(self, contents: HalfLog, messages: Sequence[Pending]) -> None:
         """Write to the internal log how often producers were asked about each of these half messages. If this write
-        fails, the questions are not counted after a restart of the broker.
+        fails, the broker does not know of these questions after a restart.
         """
         groups = []
         for pending in messages:
@@ -395,9 +395,9 @@ class Halves(Delays):
         return self._decided(place, half_id) or EndHalfReply(HalfOutcome.UNKNOWN)
 
     def end_many(self, place: DelayTarget, outcomes: Sequence[tuple[int, HalfOutcome]]) -> Deferred[list[EndHalfReply]]:
-        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. The
-        committed messages that can be read together are appended after one common mark, and one other mark names the
-        messages that are rolled back.
+        """Commit or roll back several half messages, like `end`; the replies have the order of `outcomes`. One mark in
+        the internal log names all committed messages that can be read together, and one other mark names the messages
+        that are rolled back.
         """
         return ensureDeferred(self._end_many(place, outcomes))
 
@@ -419,9 +419,9 @@ class Halves(Delays):
         ]
 
     def _read_together(self, contents: HalfLog, ids: Ids) -> tuple[Ids, list[Pending]]:
-        """Read as many of these half messages from this log as one turn may read. Return the ids that the log has but
-        that were not read, and the messages that were read. If the read would have to wait for the disk, return two
-        empty values.
+        """Read as many of these half messages from this log as one turn may read. Return the ids of the half messages
+        that wait in the log but were not read, and the half messages that were read. If the read would have to wait for
+        the disk, return two empty values.
         """
         offsets = contents.find(ids)
         here = (offsets != NOWHERE) & (offsets < contents.log.segments.visible_end)
@@ -464,7 +464,7 @@ class Halves(Delays):
 
     async def _decide(self, contents: HalfLog, halves: Sequence[Pending], outcome: HalfOutcome) -> Decision:
         """Commit or roll back half messages of one partition, wait until the outcome is stored safely, and return it.
-        If the broker cannot write the outcome, the error is raised, and the messages wait as before.
+        If the broker cannot write the outcome, this method raises the error, and the messages wait as before.
         """
         if outcome is HalfOutcome.COMMITTED:
             decision, write, waiting = self._commit(contents, halves)

@@ -6,12 +6,13 @@ messages, and the producer should then tell the broker their outcomes. Until the
 half message is handed out again and again, after longer and longer pauses. While the producer that sent a half message
 asks, no other producer gets this half message, because only the sender knows whether the local work of the transaction
 is still under way. So the half messages of a group and topic are in *lanes*: one lane for each producer that asks, and
-one lane for everybody. When a producer no longer asks, its half messages move to the lanes for everybody.
+one lane whose half messages every producer of the group may get. When a producer no longer asks (it is *gone*), its
+half messages move to the lanes for everybody.
 
-The time of each future event is in one heap, as the event's *alarm*. So the next event is found without a look at all
-polls, lanes and producers. The events are: the next half message of a lane is due, the waiting time of a poll ends, or
-a producer begins to count as gone. This module is used only on the reactor thread. All times are in seconds of the
-clock `Halves._running`.
+The time of each future event is in one heap, as the event's *alarm*. So the broker finds the next event without
+examining all polls, lanes and producers. The events are: the next half message of a lane is due, the waiting time of a
+poll ends, or a producer begins to count as gone. This module is used only on the reactor thread. All times are in
+seconds of the clock `Halves._running`.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _ANYBODY = ""
 """The producer name of the lanes for everybody."""
 
 _LOOKED_AT = 512
-"""The greatest number of entries of lanes that are examined for one poll before the reactor does other work. The
-examination of so many entries takes some 3 ms. One answer never has as many half messages as this number.
+"""The greatest number of entries of lanes that the broker examines for one poll before the reactor does other work. The
+examination of so many entries takes some 3 ms. The answer to a poll always has fewer half messages than this number.
 """
 
 
@@ -184,8 +185,8 @@ _Alarm = tuple[float, int, object]
 class ProducerGroups(Generic[T]):
     """All producer groups of a broker. most: the greatest number of times that a half message is handed out. silent: a
     producer counts as gone this many seconds after its last poll was answered. grace: a producer counts as gone this
-    many seconds after its connection was lost. A producer that has never asked counts as gone `grace` seconds after its
-    first half message was added.
+    many seconds after its connection was lost. A producer that has not asked yet counts as gone `grace` seconds after
+    its first half message was added.
     """
 
     def __init__(self, most: int, silent: float, grace: float) -> None:
@@ -202,8 +203,8 @@ class ProducerGroups(Generic[T]):
         """The sums of the groups' `asked` and `parked`."""
         self.presumed_until = -NEVER
         """A time on the module's clock, set when this node becomes the leader. Until this time, the producers of half
-        messages count as asking even if they have not sent a poll to this node yet, so that they have time to connect
-        to the new leader.
+        messages count as producers that ask even if they have not sent a poll to this node yet, so that they have time
+        to connect to the new leader.
         """
 
     def __len__(self) -> int:
@@ -221,7 +222,7 @@ class ProducerGroups(Generic[T]):
     # --- half messages ------------------------------------------------------------------------------------------------
 
     def add(self, half: Half, now: float) -> None:
-        """Add a half message whose first check is due or was made before."""
+        """Add a half message whose first check is due or was already made."""
         self._halves[half.id] = half
         group = self._group(half.group)
         group.asked += 1
@@ -371,8 +372,8 @@ class ProducerGroups(Generic[T]):
             asker.caller, asker.topics = poll.caller, poll.topics
 
     def answered(self, poll: Poll[T], now: float) -> None:
-        """Record that a poll was answered. From now on the poll's producer has the time `silent` to ask again before it
-        counts as gone.
+        """Record that a poll was answered. The poll's producer must send its next poll within `silent` seconds from
+        now; otherwise it counts as gone.
         """
         group = self._groups.get(poll.group)
         asker = None if group is None else group._askers.get(poll.producer)

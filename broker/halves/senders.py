@@ -41,12 +41,14 @@ class Senders:
         self._nobodys = 0
 
     def found(self, count: int) -> None:
-        """Count for NOBODY waiting half messages that were read from the log."""
+        """Add `count` waiting half messages that were read from the log, and whose senders are unknown, to the count of
+        NOBODY.
+        """
         self._nobodys += count
         self._places.add(NOBODY, count)
 
     def came(self, address: str, ids: Ids) -> None:
-        """Count half messages that an address has just sent."""
+        """Add half messages that an address has just sent to the count of this address."""
         sender = self._by_address.get(address)
         if sender is None:
             self._last += 1

@@ -1,10 +1,10 @@
 """Detect requests to this broker that a foreign web page makes a browser send without the user's knowledge.
 
 A foreign page can send requests by means of forms and images. The browser then names the page's site in the header
-Origin. A foreign page can also use DNS rebinding: its owner makes the page's own domain point to this machine. For the
-browser, the broker's pages then belong to the foreign page's site, so the foreign page can send every request that they
-can send. But the header Host of such requests has the foreign domain. Programs other than browsers send no header
-Origin, and their header Host has the name of this machine that they have connected to.
+Origin. A foreign page can also use DNS rebinding: its owner makes the page's own domain point to this machine. The
+browser then takes the broker's pages for pages of the foreign site, so the foreign page can send every request that the
+broker's pages can send. But the header Host of such requests has the foreign domain. Programs other than browsers send
+no header Origin, and their header Host has the name of this machine that they have connected to.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class OwnNames:
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Return the reason why the request must be refused; None if it may be answered. A request without the header
-        Host or Origin is not refused for this reason.
+        """Return the reason why the request must be refused; None if it may be answered. A request is not refused
+        because it lacks the header Host or the header Origin.
         """
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:

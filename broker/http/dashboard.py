@@ -250,8 +250,8 @@ class Dashboard:
 
     async def _in_thread(self, asks: Callable[[], T]) -> T:
         """Run a function in a worker thread and return its result; the function sends requests to ZooKeeper. Raises
-        AccountSpent if too many pages wait for ZooKeeper already: if ZooKeeper does not answer, an unlimited number of
-        pages would occupy all worker threads, which must also sync messages.
+        AccountSpent if too many pages wait for ZooKeeper. Without this limit, while ZooKeeper does not answer, the
+        waiting pages would occupy all worker threads, which must also sync messages.
         """
         pages = self.broker.account.pages
         pages.check(NOBODY)
@@ -298,8 +298,8 @@ class _Root(Resource):
         return self._show(request, words, lambda: self._change(words, request), changes=True)
 
     def _show(self, request: Request, words: list[str], show: Callable[[], View], *, changes: bool) -> int:
-        """Make a page and send it, if the gate admits the request. If too many pages are being made or sent already,
-        the request is refused.
+        """Make a page and send it, if the gate admits the request. If too many pages are being made or sent at this
+        moment, the request is refused.
         """
         peer = HttpPeer(cast(Any, request.getClientAddress()).host)
         asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)

@@ -61,8 +61,8 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve an HTTP request: at once, or, if other work comes first, in the next turn of the client address that
-        has sent the request.
+        """Serve an HTTP request at once; but if other work must be done first, serve it in the next turn of the client
+        address that has sent it.
         """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
@@ -139,8 +139,8 @@ def _settle(answer: Any, pending: PendingPuts, size: int) -> Any:
 
 
 def _failed(failure: Failure) -> Bytes:
-    """Make the answer to a request whose handling has failed because of a bug, and return it. The log gets the whole
-    error, the client only the name of the error's type.
+    """Make the answer to a request whose handling has failed because of a bug, and return it. The broker's log gets the
+    whole error, and the client gets only the name of the error's type.
     """
     error = failure.value
     _log.error("a request by HTTP failed", exc_info=cast(Any, error))

@@ -72,8 +72,9 @@ def exposition(broker: Broker) -> Pieces:
 
 
 def _labelled(label: str, value: str) -> str:
-    """Return a label with its value. Invalid UTF-8 is escaped, because it would make the whole page invalid. Such a
-    value can be a path in another encoding, or a name in a message that an earlier version accepted.
+    """Return a label with its value. Invalid UTF-8 is escaped, because it would make the whole page invalid. A value
+    with invalid UTF-8 can be a path in another encoding, or a name in a message that an earlier version of the broker
+    accepted.
     """
     text = value if is_utf8(value) else str(value.encode("utf-8", "backslashreplace"), "utf-8")
     escaped = text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
@@ -205,8 +206,8 @@ def _replication(status: ReplicationStatus) -> Metrics:
 
 
 def _moves(moves: Sequence[MoveFigures]) -> Metrics:
-    """Yield the metrics about moves of partitions. These are the moves to this broker, which this broker drives, and
-    the moves from this broker for which it has already closed its partitions.
+    """Yield the metrics about moves of partitions. The metrics are about the moves to this broker, which this broker
+    drives, and about the moves from this broker for which it has already closed its partitions.
     """
     named = [((each.move.topic, each.move.name, str(each.move.target)), each) for each in moves]
     labels = ("topic", "from", "to")

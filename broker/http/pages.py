@@ -80,7 +80,7 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class Text:
     """A plain text on a page. lines: yields the lines including their line ends, each at the moment when it is written;
-    also yields None, with the same meaning as in Pieces.
+    also yields None at points where the broker can serve other requests, as in Pieces.
     """
 
     lines: Iterable[str | None]
@@ -102,8 +102,9 @@ class Page:
 
 
 def to_json(page: Page) -> Pieces:
-    """Yield the page as one JSON object. The page's tables and texts are the values of the object; the key of each is
-    its title, or the title of the page if it has none. A table becomes a list of objects, and a text becomes a string.
+    """Yield the page as one JSON object. The page's tables and texts are the values of the object. The key of each
+    value is the title of the table or text; if this has no title, the title of the page. A table becomes a list of
+    objects, and a text becomes a string.
     """
     yield "{"
     between = ""

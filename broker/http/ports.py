@@ -80,8 +80,8 @@ class _Channel(HTTPChannel):
         super().makeConnection(transport)
 
     def dataReceived(self, data: bytes) -> None:  # noqa: N802
-        """Handle received data. If this raises an exception, log one line and close the connection; otherwise Twisted
-        would log a traceback for each such request, and a client could fill the log.
+        """Handle received data. If the handling raises an exception, log one line and close the connection. Twisted
+        itself would log a traceback for each such request, so a client could fill the log.
         """
         try:
             super().dataReceived(data)
@@ -119,7 +119,7 @@ class _Channel(HTTPChannel):
 
     def holds(self, body_bytes: int) -> None:
         """Tell the account how many bytes of the request's body were received, because the account limits the bytes of
-        unfinished requests. body_bytes: this number; 0 when the request is done.
+        unfinished requests. body_bytes: the number of received bytes; 0 when the request is done.
         """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
@@ -184,8 +184,9 @@ class _Channel(HTTPChannel):
             self.transport.pauseProducing()
 
     def loseConnection(self) -> None:  # noqa: N802
-        """Close the connection when the client has received all its answers. After IDLE_SECONDS close it even if the
-        client has not received all answers: nothing tells the broker whether the client is still receiving them.
+        """Close the connection when the client has received all its answers. After IDLE_SECONDS close the connection
+        even if the client has not received all answers, because the broker cannot find out whether the client is still
+        receiving them.
         """
         self._wait()
         super().loseConnection()
@@ -216,7 +217,9 @@ class GuardedSite(Site):
         self._shared = shared
 
     def buildProtocol(self, addr: IAddress | None) -> Any:  # noqa: N802
-        """Return the protocol object for a new connection, or None to close the connection at once."""
+        """Return the protocol object for a new connection; return None if there are too many HTTP connections, so that
+        Twisted closes the new connection at once.
+        """
         address = account_address(getattr(addr, "host", "?"))
         connections = self._shared.account.http
         if not connections.take(address):
@@ -303,10 +306,10 @@ class HttpPorts:
     """The open HTTP ports of a broker. Used only on the reactor thread.
 
     If another program uses the dashboard's port, the broker only logs a line and starts without the dashboard, because
-    it can serve messages without it. If another program uses the gateway's port, a ConfigError is raised, because the
-    gateway serves messages. The dashboard can change the broker, so it listens on the interface from which admin
-    requests may come. The gateway serves clients as the broker's own port does, so it listens on the same interface as
-    that port.
+    the dashboard is not needed to serve messages. If another program uses the gateway's port, a ConfigError is raised,
+    because the gateway serves messages. The dashboard can change the broker, so it listens on the interface from which
+    admin requests may come. The gateway serves clients as the broker's own port does, so it listens on the same
+    interface as that port.
     """
 
     def __init__(
@@ -361,9 +364,7 @@ class HttpPorts:
         _log.info("%s at %s://%s:%d/", name, scheme, interface or "*", listening.getHost().port)
 
     def close(self) -> Deferred[Any]:
-        """Stop listening on the HTTP ports. On open connections, the answers that are being sent are sent to their
-        ends.
-        """
+        """Stop listening on the HTTP ports. Answers that are being sent now on open connections are sent completely."""
         logging.getLogger().removeHandler(self._recent)
         ports, self._ports = self._ports, []
         return gatherResults([port.stopListening() for port in ports])

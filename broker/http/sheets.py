@@ -1,5 +1,5 @@
-"""Write an HTTP page piece by piece, so that the reactor can serve other requests between the pieces, and not faster
-than the client receives the page.
+"""Write an HTTP page piece by piece, so that the reactor can serve other requests between the pieces. The page is not
+written faster than the client receives it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def write_sheet(
     turns: ConnectionTurns, address: str, request: Request, sheet: Sheet, failed: Callable[[Failure], Sheet]
 ) -> None:
     """Write a sheet in turns, and finish the request. The time of these turns counts for `address`, the client address
-    that asked for the page. failed: if a piece of the page cannot be made before anything was written, the sheet that
-    `failed` returns is written in place of the page. If a later piece cannot be made, the connection is closed, so that
-    the client notices that the page is incomplete. Used only on the reactor thread.
+    that asked for the page. failed: if the first piece of the page cannot be made, so that nothing was written yet, the
+    sheet that `failed` returns is written in place of the page. If a later piece cannot be made, the connection is
+    closed, so that the client notices that the page is incomplete. Used only on the reactor thread.
     """
     _Writer(turns, address, request, sheet, failed).begin()
 

@@ -1,5 +1,5 @@
-"""Inspect the data directory of a Java broker or of a metaq broker without running a broker. Programs other than the
-broker, such as `metaq check`, access the files of a data directory through this package.
+"""Inspect a data directory, which a Java broker or a metaq broker has used, without running a broker. Programs other
+than the broker, such as `metaq check`, access the files of a data directory through this package.
 
 `inspect_directory` reads all files of a data directory and changes none of them. The module `stopped` deletes and
 renames partitions of a stopped broker. This package does not know the formats of the files; it reads them with the

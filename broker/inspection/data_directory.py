@@ -52,8 +52,8 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """All results of the inspection of a data directory. in_use: whether a metaq broker holds the directory's lock, so
-    that it uses the directory now (None: unknown).
+    """All results of the inspection of a data directory. in_use: whether a metaq broker uses the directory now, because
+    it holds the directory's lock; None: unknown.
     """
 
     path: str
@@ -129,13 +129,13 @@ def is_data_directory(path: Path) -> bool:
 
 
 def data_directories_near(path: Path) -> list[Path]:
-    """Return the directories up to two levels below `path` that a metaq broker has used, sorted."""
+    """Return the sorted data directories that a metaq broker has used and that are at most two levels below `path`."""
     return sorted(lock.parent for depth in ("*", "*/*") for lock in path.glob(f"{depth}/{LOCK_NAME}"))
 
 
 def stored_topics(path: Path) -> dict[str, int]:
     """Return for each topic that has partitions in the data directory `path` the highest partition number plus one.
-    Raises the errors that a broker's start would raise for the names of the partitions.
+    If the name of a partition's directory would prevent a broker's start, raises the error that the start would raise.
     """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 

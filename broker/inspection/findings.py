@@ -18,7 +18,9 @@ class Level(StrEnum):
     the end of a partition or write messages again.
     """
     NOTE = "note"
-    """No action is needed, but the fact is useful to know, especially before a Java broker uses the directory again."""
+    """The operator need not do anything, but the fact is useful to know, especially before a Java broker uses the
+    directory again.
+    """
 
 
 class Finding(NamedTuple):

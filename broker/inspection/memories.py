@@ -1,5 +1,5 @@
-"""Check the internal logs in a data directory: whether a broker could read them to build its memories (delayed messages
-and so on).
+"""Check whether a broker could read the internal logs in a data directory, from which it builds its memories (for
+example the table of delayed messages).
 """
 
 from __future__ import annotations

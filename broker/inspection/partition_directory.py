@@ -31,7 +31,8 @@ class SegmentList:
     segments: tuple[SegmentFile, ...]
     unsafe: int
     """The index in `segments` of the first segment that the next start of a broker will check, because its records may
-    not be synced. At bad bytes from this segment on, the start cuts the partition. 0 if there are no segments.
+    not be synced. If this segment or a later one has bad bytes, the start cuts the partition off where these bytes
+    begin. 0 if there are no segments.
     """
     archives: int
     quarantined: tuple[str, ...]
@@ -221,7 +222,7 @@ def _add_keys(report: PartitionReport, file: SegmentFile, state: KeysState) -> N
 def _bad_finding(file: SegmentFile, bad: BadRange, last: bool, judged: bool, promised: bool, in_use: bool) -> Finding:
     """Return the finding for bad bytes. last: whether the bytes are in the partition's last segment. judged: whether
     the next start of a broker will check these bytes, and cut the partition where they begin. promised: whether,
-    according to the index, synced records were once where the bad bytes are now.
+    according to the index, there were once synced records at the offsets of the bad bytes.
     """
     size = bad.end - bad.start
     where = f"[{bad.start}, {bad.end})"

@@ -29,10 +29,10 @@ class Bad(Enum):
     """The kinds of bytes in a segment that do not belong to a good record."""
 
     DAMAGED = "damaged"
-    """After these bytes the segment has good records again."""
+    """The bad bytes are followed by good records in the same segment."""
     ZEROS = "zeros"
     UNFINISHED = "unfinished"
-    """These bytes reach to the end of the segment, and they are not all zero."""
+    """The bad bytes reach to the end of the segment, and they are not all zero."""
 
 
 class BadRange(NamedTuple):
@@ -170,7 +170,7 @@ def _read(
 def _checked_index(files: Files, report: SegmentReport, known: Checkpoint | None) -> Checkpoint | None:
     """Check the blocks of the index, and return its checkpoint, up to which the index can be compared with the records.
     Return None if the index has no checkpoint with checksums, so that nothing can be compared, or if a block is
-    damaged. In the second case, describe the damage in `report`.
+    damaged. If a block is damaged, describe the damage in `report`.
     """
     file = report.file
     if known is None or known.crc is None:
@@ -230,8 +230,8 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """The state of a segment's key file. A key file is derived from the records, like an index; so a metaq broker can
-    make it again from the records.
+    """The state of a segment's key file. A key file contains nothing that is not in the records, like an index; so a
+    metaq broker can make it again from the records.
     """
 
     OK = "ok"

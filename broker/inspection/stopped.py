@@ -79,8 +79,8 @@ class DataDirectory:
         """Plan to add `offset` to the numbers of these partitions: return the renames of their directories. The order
         of the renames is such that no rename overwrites a directory that a later rename needs.
 
-        Raises ConfigError for partition numbers out of range, StoreError if a directory to rename is missing or a new
-        name is in use already.
+        Raises ConfigError for partition numbers out of range. Raises StoreError if a directory to rename is missing or
+        a new name is already in use.
         """
         if not offset:
             raise ConfigError("--offset", offset, "moves nothing: choose a number other than 0")
@@ -119,8 +119,9 @@ def delete_directory(path: Path) -> None:
 
 
 def _forget(data_path: Path, names: Sequence[str]) -> None:
-    """A broker set's node stores the end offsets of its partitions in a file. Remove these partitions from this file;
-    otherwise the node's next start would report that it has lost their messages. Raises StoreError.
+    """A broker set's node stores the end offsets of its partitions in a file. Remove the partitions `names` from this
+    file; otherwise the node's next start would report that the messages of these partitions are lost. Raises
+    StoreError.
     """
     file = NodeFile(REAL_FILES, str(data_path))
     file.read()

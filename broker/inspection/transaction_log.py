@@ -127,8 +127,9 @@ class _Inspection:
                 self._report.add(Level.WARNING, path, text)
 
     def _settled(self, number: int, offset: int) -> bool:
-        """Return whether the next start of a metaq broker will begin to replay the log after this position. If so, no
-        start will read the position any more, because later starts never begin earlier.
+        """Return whether the next start of a metaq broker will begin to replay the log at a later position than this
+        one. If so, no start will read this position any more, because each start begins at the same position as the
+        start before it or at a later one.
         """
         start = self._report.replay_from
         return start is not None and (number, offset) < start and start[0] <= max(self._paths) + 1

@@ -1,5 +1,5 @@
-"""Keep the internal logs of one kind of message short: append those old records of a log that are still needed to its
-end again, and then drop the old segments.
+"""Keep the internal logs of one kind of message short: append the old records that are still needed to the log's end
+again, and then drop the log's old segments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """A memory whose logs are compacted, as the compaction uses it."""
+    """A memory whose logs are compacted: the attributes and methods that Compaction uses."""
 
     @property
     def topic(self) -> str:
@@ -65,8 +65,8 @@ class Compaction:
         self._not_before = self._slice_ends = 0.0
 
     def tick(self) -> None:
-        """For each log, drop a beginning that is not needed, or, if there is none, begin to rewrite the log if it is
-        too long.
+        """For each log, drop the segments at its beginning that are not needed. If all its segments are needed and the
+        log is too long, begin to rewrite it.
         """
         for log in self._store.internal_logs(self._kept.topic):
             if self._job is not None or log.read_only is not None:
@@ -95,8 +95,8 @@ class Compaction:
         return self._job is not None
 
     async def pause(self) -> None:
-        """To be called by `write_anew` between two records: if the time of the present slice is over, let the reactor
-        do other work before the next slice.
+        """To be called by `write_anew` between two records. If the time of the present slice is over, let the reactor
+        do other work before this method returns.
         """
         if self._reactor.seconds() >= self._slice_ends:
             await deferLater(cast(Any, self._reactor), 0)

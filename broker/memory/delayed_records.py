@@ -1,4 +1,4 @@
-"""The records of the internal logs of delayed messages (store/internal_logs.py; broker/delays). A record is a waiting
+"""The records of the internal logs of delayed messages (store/internal_logs.py, broker/delays). A record is a waiting
 message, or it contains marks about such messages.
 
 Each record has an index unit with the hash of the record's attribute (record.tag_hash_of_body). So the index units
@@ -16,13 +16,14 @@ got when it arrived; this id includes the time of arrival. flag, checksum and bo
 sent.
 
 A group in a `/delivered` record says that the messages in the group are delivered: that they were appended to their
-partition, from byte `base` on. The group has the messages' sizes; the first message got the id `first id`. Because the
-group is written before the messages are appended, it may be wrong after a crash; so it is ignored for messages that are
-not in the partition. A group of `/cancelled` says that the messages will not be delivered. A group of `/returned` says
-that the messages were not delivered although an earlier `/delivered` mark names them, so that they wait again. In
-groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked` is about half messages: `size`
-tells how often producers were asked for the outcome of each message, and `base` is the time of the last question (Unix
-ms). settled: a byte offset in the internal log; all deliveries whose marks lie before this offset have really happened.
+partition, from byte `base` on. The group has the messages' sizes; the first message got the id `first id`. The group is
+written before the messages are appended. If the broker crashes between the two writes, the group is wrong; so it is
+ignored for messages that are not in the partition. A group of `/cancelled` says that the messages will not be
+delivered. A group of `/returned` says that the messages were not delivered although an earlier `/delivered` mark names
+them, so that they wait again. In groups of `/cancelled` and `/returned`, base and first id are 0. A group of `/asked`
+is about half messages: `size` tells how often producers were asked for the outcome of each message, and `base` is the
+time of the last question (Unix ms). settled: a byte offset in the internal log; all deliveries whose marks lie before
+this offset have really happened.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ class MarkKind(StrEnum):
 
 
 MARKS = {tag_hash(kind): kind for kind in MarkKind}
-"""The kinds of marks, by the tag hash that the index units of their records have. By chance, the name of a partition
-can have the same tag hash as a kind of mark. So if a unit has such a tag hash, only the record itself tells whether it
-contains marks or a message for this partition.
+"""The kinds of marks, by tag hash: a record with marks has an index unit with the tag hash of the marks' kind. By
+chance, the name of a partition can have the same tag hash as a kind of mark. So if a unit has such a tag hash, only the
+record itself tells whether it contains marks or a message for this partition.
 """
 
 
@@ -130,8 +131,8 @@ def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
 
 
 def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
-    """Return the partition for which a waiting message is, and whether the message's record is a rewritten one. record:
-    the record, or only its first bytes. Raises StoreError.
+    """Return the destination of a waiting message, and whether the message's record is a rewritten one. record: the
+    message's record, or only its first bytes. Raises StoreError.
     """
     try:
         (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)
@@ -144,7 +145,7 @@ def place_of(record: Buffer) -> tuple[DelayTarget, bool]:
 
 
 def overhead(place: DelayTarget) -> int:
-    """Return how many bytes more the record of a message for this partition has in the internal log than in the
+    """Return by how many bytes the record of a message for this partition is longer in the internal log than in the
     partition.
     """
     return len(_front(place)[0]) + _HEAD.size
@@ -204,8 +205,8 @@ def _place_named(name: bytes) -> DelayTarget:
 
 
 FRONT_BYTES = HEADER_BYTES + _LENGTH.size + 256 + _TAKEN.size
-"""How many bytes of a record to read to get its field `taken`. The partition's name comes before this field; the name
-has at most 255 bytes, because it is the name of a directory.
+"""A record's field `taken` is within this many bytes from the record's beginning. The partition's name comes before
+this field; the name has at most 255 bytes, because it is the name of a directory.
 """
 
 

@@ -1,9 +1,9 @@
 """A broker's memory of one kind of message, such as delayed messages. A memory consists of tables that are built from
 the kind's internal logs.
 
-The table in `assembly/kinds.py` lists all kinds. The code of the broker, of broker sets, of `stats` and `/metrics`, of
-moves of partitions and of `metaq check` iterates over this table, and contains nothing about any single kind.
-CONTRIBUTING.md says how to add a kind.
+The table in `assembly/kinds.py` lists all kinds. All code that treats the kinds alike iterates over this table and
+contains nothing about any single kind: the code of the broker, of broker sets, of `stats` and `/metrics`, of moves of
+partitions, and of `metaq check`. CONTRIBUTING.md says how to add a kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Memory(ABC, Generic[R]):
     item: str | None = None
     """The item of `stats` that shows `lines`; None: there is no such item."""
     followed: int
-    """How much of an internal log a follower reads at once, in the units of `LogReader.read_on`."""
+    """How much of an internal log a follower reads at once: the argument `most` of `LogReader.read_on`."""
 
     def __init__(self, store: Store, clock: Callable[[], float], reactor: ReactorTime) -> None:
         """store: an open store. clock: returns seconds since 1970."""
@@ -60,8 +60,8 @@ class Memory(ABC, Generic[R]):
     @staticmethod
     @abstractmethod
     def check_record(record: bytes) -> None:
-        """Raise StoreError if a broker could not read this record of an internal log. The caller, `metaq check`, has
-        already found that the record is whole and has the right checksum.
+        """Check a record of an internal log: raise StoreError if a broker could not read it. The caller, `metaq check`,
+        has already found that the record is whole and has the right checksum.
         """
 
     def _of(self, log: PartitionLog) -> R:
@@ -111,7 +111,7 @@ class Memory(ABC, Generic[R]):
             self._stop()
 
     def _stop(self) -> None:
-        """Drop what only a leader needs to know."""
+        """Drop the state that only a leader needs; called when this node stops leading."""
 
     def tick(self) -> None:
         """As a leader, keep the internal logs short; as a follower, read the records that the leader has written.
@@ -136,9 +136,10 @@ class Memory(ABC, Generic[R]):
         return log.first_offset
 
     async def write_anew(self, log: PartitionLog) -> int:
-        """Append the needed content of the log's oldest part (here: of the whole log) to its end again, with pauses in
-        which the reactor can do other work. Return a byte offset: as soon as the appended records are on the disk, no
-        record before this offset is needed any more. Raises OSError, StoreError.
+        """Append the needed content of the log to its end again, with pauses in which the reactor can do other work.
+        (Compaction demands this only for the log's oldest part; this method does it for the whole log.) Return a byte
+        offset: as soon as the appended records are on the disk, no record before this offset is needed any more. Raises
+        OSError, StoreError.
         """
         log.roll()
         start = log.end_offset
@@ -148,9 +149,9 @@ class Memory(ABC, Generic[R]):
         return start
 
     def _state(self, log: PartitionLog) -> Iterator[bytes]:
-        """Yield the bodies of records that together contain everything that this memory knows from the log. Between two
-        bodies, other requests can be served and can change the memory; so each body must be made only when it is
-        yielded.
+        """Yield the bodies of new records that together contain everything that this memory has read from the log and
+        still needs. Between two bodies, other requests can be served and can change the memory; so each body must be
+        made only when it is yielded.
         """
         raise NotImplementedError(f"{type(self).__name__} writes nothing anew in this way")
 

@@ -30,12 +30,12 @@ class LogReader(ABC):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log has to be read again, for one of the reasons that the class names."""
+        """Whether the whole log has to be read again, because its end was cut off or an unread part was removed."""
         return self.log.renewals != self._renewals or self._read_to < self.log.first_offset
 
     def read_on(self, most: int | None = None) -> None:
-        """Read the log on to its end, and update the state. most: how much to read at most, approximately, in the units
-        of `_read`; None: no limit. Raises StoreError.
+        """Read the part of the log that was not read yet, and update the table. most: about how much to read at most,
+        with the meaning that the subclass's `_read` gives it; None: no limit. Raises StoreError.
         """
         if self._is_other:
             self.forget()
@@ -48,8 +48,8 @@ class LogReader(ABC):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Drop the state."""
+        """Empty the table."""
 
     @abstractmethod
     def _read(self, most: int | None) -> None:
-        """Read the log from byte `_read_to` on, update the state, and advance `_read_to`."""
+        """Read the log from byte `_read_to` on, update the table, and set `_read_to` to the end of what was read."""

@@ -11,10 +11,10 @@ commit, and one for other partitions.
                        number of the topic u32                                                       all big-endian
 
 [base, end): the byte offsets in the partition that the records get if their append succeeds. A row is written before
-the append, so it is ignored if the append did not happen: if the partition's message at `base` does not have the row's
-`first id`. If `records` is 0, the row cancels earlier rows of the same producer and partition. A row with producer 0 is
-not about a write. Its `first id` contains a time: because there were too many producers, the broker may have forgotten
-rows that were stored before this time.
+the append. If the partition's message at `base` does not have the row's `first id`, the append did not happen, and the
+row is ignored. If `records` is 0, the row cancels earlier rows of the same producer and partition. A row with producer
+0 is not about a write. Its `first id` contains a time instead: the broker has possibly forgotten rows that were stored
+before this time, because there were too many producers.
 
 The high bits of `records` mark a row about delayed or half messages. In a row about delayed or half messages, `base`
 and `end` are byte offsets in an internal log of such messages (delayed_records.py). The `first id` of such a row is the
@@ -103,7 +103,7 @@ transaction. The bit is used only together with DELAYED_ROW.
 
 class SequenceRow(NamedTuple):
     """A row about one numbered write; the module's docstring describes the fields. records: 0 means that the broker has
-    forgotten the producer's writes to this partition.
+    forgotten the producer's earlier writes to this partition.
     """
 
     producer: int
@@ -150,8 +150,8 @@ def pending_log(records: int) -> tuple[str, bool]:
 
 
 def first_bytes(records: int) -> int:
-    """A row describes one or more records; return how many bytes of the first of these records must be read to get its
-    id. records: the field `records` of the row.
+    """Return how many bytes must be read to get the id of the first record that a row describes (a row describes one or
+    more records). records: the field `records` of the row.
     """
     return FRONT_BYTES if records & DELAYED_ROW else HEADER_BYTES
 
@@ -247,9 +247,9 @@ def cut_torn_writes(
     """Cut off each partition's end if a numbered write there is incomplete, because the broker process died during the
     write.
 
-    The incomplete write was never acknowledged, and its producer will repeat all of it. (If a process is killed during
-    a large write, the kernel may have written only some pages of it.) directories: the directories of all partitions,
-    by `<topic>-<partition>`, before their recovery. Raises StoreError.
+    No message is lost: the incomplete write was never acknowledged, and its producer will repeat all of it. (If a
+    process is killed during a large write, the kernel may have written only some pages of it.) directories: the
+    directories of all partitions, by `<topic>-<partition>`, before their recovery. Raises StoreError.
     """
     last: dict[tuple[str, int], SegmentFile | None] = {}
     try:

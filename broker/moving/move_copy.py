@@ -31,12 +31,13 @@ in its statistics.
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
 """The least number of bytes to fetch at once. A move with a low rate fetches few bytes at once, so that it does not
-load the source's disk and network in bursts; but with even fewer bytes it would fetch each message separately.
+load the source's disk and network in bursts. With fewer bytes than this number, it would fetch nearly every message
+separately.
 """
 
 _PAUSE_SECONDS = 0.02
 _TURN_SECONDS = 0.1
-"""While a copy waits because of its rate limit, it checks at intervals of this many seconds whether it should go on."""
+"""While a copy waits because of its rate limit, it checks every so many seconds whether it should continue."""
 _DISK_SECONDS = 0.05
 
 
@@ -75,8 +76,8 @@ class MoveCopy:
         return self.copied / max(0.001, seconds)
 
     async def go_through(self, peer: Peer, goes_on: Callable[[], bool]) -> None:
-        """Copy the partitions one after the other, each of them up to the end that it now has on the source broker.
-        Stop earlier if `goes_on` returns false. Raises MetaqError.
+        """Copy the partitions one after the other, each of them up to its present end on the source broker. Stop
+        earlier if `goes_on` returns false. Raises MetaqError.
         """
         source = FrameSource(peer, GROUP, wait_seconds=0.0)
         begun = [copy for copy in self._copies if await copy.begin(source)]
@@ -101,8 +102,8 @@ class MoveCopy:
         return goes_on()
 
     def _check_room(self) -> None:
-        """Raise StoreError if the bytes still to be copied do not fit on the disk without using the space that is
-        reserved for this broker's own messages.
+        """Raise StoreError if there is not enough space on the disk for the bytes that are still to be copied. Space
+        that is reserved for this broker's own messages does not count.
         """
         space, move = self._broker.store.space, self._move
         directory = self._broker.store.directory_for(move.topic, move.target_first)

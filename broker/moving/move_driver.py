@@ -1,5 +1,5 @@
-"""Drive one move of partitions. The target broker does this: it does what each state of the move requires, and then
-sets the next state in ZooKeeper, until the move is done. The code runs on the reactor thread.
+"""Drive one move of partitions. The target broker drives the move: it does what the move's state requires, and then
+sets the next state in ZooKeeper; it repeats this until the move is done. The code runs on the reactor thread.
 
 Every step can be repeated. So if another node of the target's broker set becomes the leader, the new leader can
 continue the move from the state that it finds in ZooKeeper.
@@ -392,8 +392,8 @@ class MoveDriver:
         return answer
 
     async def _ask_until(self, state: MoveState) -> None:
-        """Send a MOVE request to the source broker, so that it acts as `state` requires. Raises MetaqError if the
-        source does not act so yet.
+        """Send a MOVE request to the source broker, so that it acts as the move's state `state` requires. Raises
+        MetaqError if the source has not seen this state yet or waits for something; the caller then tries again.
         """
         answer = await self._ask(await self._source())
         if waits_for := answer.get("waitsFor"):

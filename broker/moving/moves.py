@@ -150,8 +150,8 @@ class BrokerMoves:
 
     @property
     def leads_now(self) -> bool:
-        """Whether it is certain that no other node of this broker's set has been elected as the leader until now;
-        always True for a single broker.
+        """Whether this node leads its broker set and it is certain that no other node has been elected as the leader in
+        the meantime; always True for a single broker.
         """
         member = self.broker.member
         return member is None or (member.leader is not None and member.leader.leads_now)
@@ -179,13 +179,14 @@ class BrokerMoves:
             await deferLater(self._reactor, pauses.next())
 
     async def write_again(self) -> None:
-        """ZooKeeper may have lost data, for example if it was restored from a backup. If it has lost moves of this
-        broker, or has older states of them than this broker knows, write the known states again. For all other moves,
-        use the state that ZooKeeper has. Raises CoordinationError if ZooKeeper does not answer; the caller then calls
-        the method again.
+        """ZooKeeper may have lost data, for example if it was restored from a backup. If ZooKeeper has lost moves of
+        this broker, or has older states of these moves than this broker knows, write the states that this broker knows
+        again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError if ZooKeeper does not
+        answer; the caller then calls the method again.
 
-        The target may write a move again, because from the state `copying` on only the target changes it and so knows
-        its newest state. The source may write a finished move again, because a finished move never changes.
+        It is safe that the target writes a move again: from the state `copying` on only the target changes the move, so
+        it knows the newest state. It is safe that the source writes a finished move again, because a finished move
+        never changes.
         """
         set_backs, known = self.session.set_backs, dict(self._found)
         now = await self._all()
@@ -245,8 +246,8 @@ class BrokerMoves:
         return driver
 
     def figures(self) -> list[MoveFigures]:
-        """Return the MoveFigures of the moves that this broker drives, and of the moves from this broker for which it
-        has closed the partitions, so that it refuses messages for them.
+        """Return the MoveFigures of two groups of moves: the moves that this broker drives, and the moves from this
+        broker for which it has closed the partitions, so that it refuses messages for these partitions.
         """
         if not self._driving:
             return []
@@ -301,8 +302,8 @@ class BrokerMoves:
 
         Before this method is called, the broker has read the move's state and has begun to act on it. So this node
         accepts no more messages for these partitions. In a broker set, no other node can have accepted messages either:
-        if this node leads now, no other node has led since it read the state; and a later leader reads the states of
-        moves after its election.
+        because this node leads now, no other node has led since this node read the state. A later leader reads the
+        states of the moves after its election.
         """
         if not self.leads_now:
             return {"waitsFor": "the source's node does not know whether it leads its set"}
@@ -324,7 +325,7 @@ class BrokerMoves:
     # --- threads ------------------------------------------------------------------------------------------------------
 
     def in_thread(self, function: Callable[[], Any]) -> Deferred[Any]:
-        """Run a function that asks ZooKeeper in a separate thread. It does not use the threads of the pool: ZooKeeper
-        can answer slowly, and the pool's threads must be free for reads and syncs of files.
+        """Run a function, which sends requests to ZooKeeper, in a new thread of its own. The threads of the pool are
+        not used, because ZooKeeper can answer slowly, and the pool's threads must be free for reads and syncs of files.
         """
         return in_own_thread(self._reactor, "moves", function)

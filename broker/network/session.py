@@ -11,14 +11,14 @@ served is decided in requests/gate.py; new connections are accepted in server.py
   time (runtime/turns.py).
 - If a client closes its sending half (`nc -N`) or the whole connection (which looks the same to the broker), the broker
   sends the pending answers and then closes the connection. If the client has a parked pull, the pull is answered at
-  once, as if its waiting time were over. The client can possibly still read this answer; without the answer the
-  connection would stay open until the end of the pull's waiting time.
+  once, as if its waiting time were over. If the client has closed only its sending half, it can read this answer.
+  Without the answer the connection would stay open until the end of the pull's waiting time.
 - The memory that a connection uses is limited. While the transport's buffer has more bytes than its limit, or too many
   bytes of this connection wait for the disk, the session reads nothing from the connection and serves no further
-  request. Requests that the session has already read wait in `_queue`; these are at most the requests of one read. The
-  requests in `_queue` count as unfinished requests (account.py). While the puts of all connections that wait for the
-  disk have too many bytes together, a session whose next request is a put also reads nothing and serves no further
-  request (pending_puts.py).
+  request. Requests that the session has already read wait in `_queue`, which has at most the requests of one read. The
+  requests in `_queue` count as unfinished requests (account.py). A second limit is for the bytes of puts that wait for
+  the disk, on all connections together. While it is exceeded, a session whose next request is a put reads nothing and
+  serves no further request (pending_puts.py).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ __all__ = ["MAX_PARKED_PULLS", "MAX_PENDING_BYTES", "Session"]
 _log = logging.getLogger(__name__)
 
 MAX_PENDING_BYTES = 8 << 20
-"""The broker does not read from a connection while more than this many bytes of its requests are pending. Pending are
-the bytes of puts that wait for a sync, of data that are being read from the disk, and of answers that wait for earlier
-answers.
+"""The broker does not read from a connection while more than this many bytes of its requests are pending. Three things
+count as pending: the bytes of puts that wait for a sync, of data that are being read from the disk, and of answers that
+wait for earlier answers.
 """
 
 MAX_PARKED_PULLS = 16_384
@@ -88,7 +88,7 @@ class Successor(Interface):
     """A Twisted protocol that takes over a connection from a session (`Session.become`)."""
 
     on_gone: Callable[[], None] | None
-    """The session sets this function, and the protocol calls it when the connection is closed."""
+    """A function that the session stores here; the new protocol calls it when the connection is closed."""
 
     def makeConnection(self, transport: Any) -> object: ...  # noqa: N802
 
@@ -127,8 +127,8 @@ class _Admitted(NamedTuple):
 _Queued: TypeAlias = WireRequest | Parkable | _Admitted
 
 _NOT_ADMITTED = frozenset((Pull, Acquire, Quit))
-"""The classes of requests that do not pass the gate when they are served: Pull and Acquire, which have passed the gate
-when they arrived, and `quit`, which only ends its own connection.
+"""The classes of requests that the gate does not check when they are served: Pull and Acquire, because the gate has
+checked them when they arrived, and Quit (the command `quit`), because it only ends its own connection.
 """
 
 P = ParamSpec("P")
@@ -229,8 +229,8 @@ class Session(Protocol):
 
     @property
     def large(self) -> bool:
-        """Whether a large frame was received in part, so that the next bytes are its rest. If so, the transport
-        receives them directly into the buffer that `space` returns.
+        """Whether only the first part of a large frame was received, so that the next bytes on the connection belong to
+        the same frame. If so, the transport receives them directly into the buffer that `space` returns.
         """
         return self._reader.large is not None
 
@@ -243,8 +243,8 @@ class Session(Protocol):
         return None if space is None else space[: self._account.unfinished.room(self, self.address)]
 
     def reads_later(self) -> bool:
-        """Return whether the transport must not receive into `space` now, because this iteration of the reactor has
-        enough work already. If the result is True, this connection will receive in its next turn.
+        """Return whether the transport must not receive into `space` now, because the work in this iteration of the
+        reactor has already used up its time. If the result is True, this connection will receive in its next turn.
         """
         if self._yielding or not self._turns.defers(self._busy):
             return False
@@ -283,8 +283,8 @@ class Session(Protocol):
         self._finish_turn()
 
     def _has_taken(self, requests: list[WireRequest]) -> None:
-        """Record that these requests were decoded from received data. If the data contain more requests, make a later
-        turn of this connection decode them, so that other connections are served before.
+        """Record that these requests were decoded from received data. If the data contain more requests, these are
+        decoded in a later turn of this connection, so that other connections are served in between.
         """
         if self._reader.more and not self._yielding:
             self._yield_turn()
@@ -322,8 +322,8 @@ class Session(Protocol):
 
     def _cut(self, why: str) -> bool:
         """The account calls this if too much memory is in use by unserved requests. If the connection waits for its
-        client to send the rest of a request, abort it and return True. If the requests wait for this broker, do nothing
-        and return False.
+        client to send the rest of a request, abort it and return True. If the requests are complete and wait only until
+        this broker serves them, do nothing and return False.
         """
         slow = self._reading and self._work is None and not self._lost
         if slow:
@@ -609,8 +609,8 @@ class Session(Protocol):
 
     @_or_close
     def _come_back(self, pull: Parkable) -> None:
-        """Called when a parked pull is resumed, because there are new data or its deadline has come: continue to serve
-        it.
+        """Continue to serve a parked pull. Called when the pull is resumed, because there are new data or its deadline
+        has come.
         """
         if pull in self._parked:
             self._waits_no_more(pull)
@@ -674,9 +674,9 @@ class Session(Protocol):
         self._resume()
 
     def _broken(self, error: BaseException) -> None:
-        """End the connection after a bug in the handling of a request. There is no right answer, because it is unknown
-        whether the request has had its effect. Twisted, too, ends a connection when the handling of its data raises an
-        exception.
+        """End the connection after a bug in the handling of a request. The session cannot answer the request, because
+        it is unknown whether the request has had its effect. Twisted, too, ends a connection when the handling of its
+        data raises an exception.
         """
         _log.error("a request of %s failed", self.host, exc_info=error)
         if not self._lost:
@@ -724,7 +724,9 @@ class Session(Protocol):
     # --- state --------------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Try to serve requests that were put off, because the reason for putting them off may no longer exist."""
+        """Try to serve the requests that were put off. Called when the reason for putting them off has possibly ceased
+        to exist.
+        """
         if self._serving:  # the caller that is serving continues, and ends the turn
             return
         if not self._may_go_on:

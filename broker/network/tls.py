@@ -71,8 +71,7 @@ class Certificates:
         self.state = self._state()
         self._refused: FewLines | None = None
         self.failure: MetaqError | None = None
-        """The reason why the certificate files, as they are on the disk now, cannot be used; None if they are in
-        use.
+        """The reason why the broker cannot use the certificate files that are on the disk now; None if it uses them.
         """
 
     @property
@@ -219,7 +218,9 @@ class _Secured(PlainConnection):
         return cast(str, self.getPeer().host)  # type: ignore[no-untyped-call]
 
     def _refuse(self, error: MetaqError) -> None:
-        """Answer each request on this connection with `error`, because the connection does not use TLS."""
+        """From now on answer each request on this connection with `error`, because the connection does not use TLS
+        although it must.
+        """
         raise NotImplementedError
 
     @property

@@ -3,7 +3,7 @@ request-reply protocol most.
 
 - `write` passes the data to the socket at once when nothing is buffered. Twisted's own `write` only buffers the data
   until the next iteration of the reactor. If a client waits for each answer before it sends the next message, this
-  costs two epoll_ctl calls and one more epoll_wait for each message.
+  buffering costs two additional calls of epoll_ctl and one of epoll_wait for each message.
 - Buffered data are sent without being copied; Twisted copies all buffered data into one buffer each time it sends.
 - The size of the buffer into which data are received depends on how much arrives at once. If requests arrive singly,
   the buffer is small, because allocating a large buffer would take longer than handling the request. While many
@@ -43,8 +43,8 @@ __all__ = ["FastConnection", "PlainConnection", "connection_class"]
 _log = logging.getLogger(__name__)
 
 TESTED = ((24, 7), (26, 10))
-"""FastConnection was tested with the versions of Twisted from the first to the second of these (year, month) pairs.
-With an earlier or later version, `PlainConnection` is used.
+"""FastConnection was tested with all versions of Twisted from the first to the second of these versions, each given as
+(year, month). With an earlier or later version, `PlainConnection` is used.
 """
 
 _MAX_BUFFERS = 512  # below Linux's IOV_MAX
@@ -116,8 +116,9 @@ class FastConnection(PlainConnection):
     _read_bytes = tuning.SMALL_READ_BYTES
 
     def doRead(self) -> ConnectionLost | ConnectionDone | None:  # type: ignore[override]  # noqa: N802
-        """Twisted calls this when data can be received. Receive data once and pass them to the session; but if the
-        session says so (`reads_later`), leave this to the connection's next turn.
+        """Twisted calls this when data can be received. Receive data once and pass them to the session; but if
+        `reads_later` of the session returns True, do nothing: the session receives the data in the connection's next
+        turn.
         """
         session: Session = self.protocol  # `cast` is a call, and shows in bench blocking-1
         if session.large and session.reads_later():
@@ -164,7 +165,9 @@ class FastConnection(PlainConnection):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)
 
     def connectionLost(self, reason: Any) -> None:  # noqa: N802
-        """Twisted calls this when the connection has ended. Let another connection have the large receive buffer."""
+        """Twisted calls this when the connection has ended. If this connection had one of the limited number of large
+        receive buffers, another connection may have one now.
+        """
         FastConnection.large_buffers.discard(self)
         super().connectionLost(reason)
 
@@ -230,8 +233,9 @@ class FastConnection(PlainConnection):
 
 @cache
 def _may_receive() -> bool:
-    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If it does not, the
-    broker does not set the size, because the kernel itself can make the buffer larger than this limit.
+    """Return whether the system allows a receive buffer of RECEIVE_BYTES (net.core.rmem_max). If the system does not
+    allow it, the broker does not set the size of the buffer at all: the kernel then chooses the size itself, and may
+    choose one above the limit net.core.rmem_max.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, tuning.RECEIVE_BYTES)

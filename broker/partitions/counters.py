@@ -14,7 +14,7 @@ other counter grows by 1 for each message or request.
 """
 
 OTHERS = "*"
-"""The name under which the counts of all groups or topics that are not listed by name are added up. No real name
+"""Not all groups or topics are listed by name; the counts of the others are added up under this name. No real name
 contains this character.
 """
 
@@ -117,7 +117,9 @@ class Metrics:
             self._count("offset", topic, 1, 1)
 
     def reset(self) -> None:
-        """Set the realtime counters to 0. Topics that were counted before are still listed, with 0."""
+        """Set the realtime counters to 0. Topics that had counters before are listed afterwards, too, with the value
+        0.
+        """
         self._reset_at = self._seconds()
         for topics in self._realtime.values():
             for counter in topics.values():

@@ -73,8 +73,8 @@ class MoveTable:
         return Counts(min(count, most_published), min(count, most_subscribed))
 
     def open_count(self, topic: str, published: int) -> int:
-        """Return among how many partitions the broker may choose for a put that does not name a partition. published:
-        the number of partitions that producers see.
+        """Return a number of partitions: for a put that does not name a partition, the broker may choose a partition
+        whose number is below the result. published: the number of partitions that producers see.
         """
         closed = [move.first for move in self._out.get(topic, ()) if _is_at_least(move, MoveState.CLOSING)]
         return min([published, *closed])
@@ -93,8 +93,8 @@ class MoveTable:
         return any(move.first <= partition < move.first + move.count for move in self._out.get(topic, ()))
 
     def is_incoming(self, topic: str, partition: int) -> bool:
-        """Return whether the partition is being moved to this broker. Its data on this broker are then only a copy,
-        which will be useless if the move is cancelled.
+        """Return whether the partition is being moved to this broker. If so, the partition's data on this broker are
+        only a copy, which will be useless if the move is cancelled.
         """
         return any(
             move.target_first <= partition < move.target_first + move.count
@@ -103,8 +103,8 @@ class MoveTable:
         )
 
     def arrived(self) -> Iterable[tuple[str, int, int]]:
-        """Yield (topic, partition, offset) for each partition that has been moved to this broker so far that producers
-        see it here.
+        """Yield (topic, partition, offset) for each partition whose move to this broker is so advanced that producers
+        already see the partition here.
         offset: if the partition has no log yet, its new log begins at this offset.
         """
         for topic, moves in self._in.items():

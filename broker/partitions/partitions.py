@@ -39,11 +39,11 @@ class Partitions:
     """The partitions of all topics of the broker. Used only on the reactor thread.
 
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
-    (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data: another node, whose
-    server.ini may name other topics, has acknowledged these messages. A topic always has at least as many partitions as
-    the data directories contain, even if fewer are configured. So consumers see the messages of all stored partitions
-    (in 1.x, they do not see partitions above the configured number). The list of closed partitions is stored only in
-    memory (storage.md §6).
+    (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data: an earlier leader has
+    acknowledged these messages, and its server.ini possibly named other topics than this node's. A topic always has at
+    least as many partitions as the data directories contain, even if fewer are configured. So consumers see the
+    messages of all stored partitions (in 1.x, they do not see partitions above the configured number). The list of
+    closed partitions is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class Partitions:
         return {name: self._settings(name) for name in (*sorted(self._config.topics), *sorted(self._stored))}
 
     def kept(self) -> list[str]:
-        """Return a warning for each topic that is served with more partitions than its section says."""
+        """Return a warning for each topic that has more partitions than its section says, because the data directories
+        contain more.
+        """
         stored = sorted((log.topic, log.partition) for log in self._store.logs())
         return [
             _kept(name, config.partitions, [number for topic, number in stored if topic == name])
@@ -150,8 +152,8 @@ class Partitions:
         return config if stored <= config.partitions else replace(config, partitions=stored)
 
     def takes_compressed(self, topic: str) -> bool:
-        """Return whether the topic accepts messages with compressed payloads, so that a reader of the topic must expect
-        such messages.
+        """Return whether the topic accepts messages with compressed payloads. If it does, a reader of the topic must be
+        able to read such messages.
         """
         if not self._any_compressed:
             return False  # the usual case; each `get` asks
@@ -226,8 +228,8 @@ class Partitions:
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition that will get delayed or half messages; None if the partition's topic is no
-        longer accepted. A missing log is created. A log can be missing for two reasons: nodes of a broker set do not
-        copy a partition before it has a message, and a power failure can remove an empty log.
+        longer accepted. A missing log is created. A log can be missing for two reasons: a follower of a broker set does
+        not copy a partition that has no message yet, and a power failure can remove an empty log.
 
         Raises StoreError.
         """
@@ -350,8 +352,8 @@ class Partitions:
     # --- closing ------------------------------------------------------------------------------------------------------
 
     def close(self, topic: str, start: int, end: int) -> None:
-        """Refuse puts to and gets from the partitions start … end of a configured topic, until they are opened or the
-        broker is restarted.
+        """Close the partitions start … end of a configured topic: refuse puts to them and gets from them, until an
+        operator opens them or the broker is restarted.
 
         Raises TopicNotAccepted for a topic without a section, WrongPartition for numbers outside the topic.
         """

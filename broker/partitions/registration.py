@@ -1,9 +1,9 @@
 """The broker's registration in ZooKeeper. The broker registers as soon as it listens on its port, registers a further
 topic when the topic gets its first message, and unregisters before it closes the port.
 
-Calls of kazoo wait for the network, so they are never made on the reactor thread. They are made in daemon threads, so
-that the broker's process can end even if a call still waits because ZooKeeper cannot be reached. In this case ZooKeeper
-removes the broker's znodes when their session expires.
+Calls of kazoo (the library for ZooKeeper) wait for the network, so they are never made on the reactor thread. They are
+made in daemon threads, so that the broker's process can end even if a call still waits because ZooKeeper cannot be
+reached. In this case ZooKeeper removes the broker's znodes when their session expires.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class Registration:
         elected_on: ZkSession | None = None,
         tls: CertificateFiles | None = None,
     ) -> None:
-        """slave_id: None for a master. elected_on: the ZooKeeper session on which the broker was elected as its set's
-        leader; another object starts and closes this session. tls: the files for TLS with ZooKeeper, for a session that
-        this object creates; None: without TLS. See BrokerRegistration.
+        """slave_id: the id of an asynchronous slave; None for a master. elected_on: the ZooKeeper session on which the
+        broker was elected as its set's leader; another object starts and closes this session. tls: the files for TLS
+        with ZooKeeper, for a session that this object creates; None: without TLS. See BrokerRegistration.
         """
         self._config = config
         self._reactor = reactor
@@ -102,8 +102,8 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """Whether the broker's znodes exist, so that clients find it. It is possible that ZooKeeper has removed the
-        znodes and this process does not know it yet.
+        """Whether the broker's znodes exist, so that clients find it. The value can be out of date: it stays True until
+        this process learns that ZooKeeper has removed the znodes.
         """
         return self._registration is not None and self._registration.registered
 

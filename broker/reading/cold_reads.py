@@ -60,7 +60,9 @@ class ColdReads:
         reactor: ReactorTime,
         pace: Pace,
     ) -> None:
-        """run_in_thread: runs a function in a thread that does only cold reads, so that no sync waits for them."""
+        """run_in_thread: runs a function in a thread that does only cold reads, so that no sync of a file has to wait
+        for a cold read.
+        """
         self._files = files
         self.cached_only = cached_only
         self._pace = pace
@@ -148,8 +150,9 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """Finds out what is at an offset of a partition at which a reader has found no record. Worker threads examine the
-    bytes there; if several readers ask about the same offset at the same time, it is examined once.
+    """When a reader has found no record at an offset of a partition, finds out what is there: for example damage, or
+    the middle of a record. Worker threads examine the bytes there; if several readers ask about the same offset at the
+    same time, it is examined once.
 
     Used only on the reactor thread. Damage that is found is passed to the log, which remembers and reports it
     (`Segments.report_damage`).

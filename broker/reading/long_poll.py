@@ -18,8 +18,9 @@ from ..store.partition_log import PartitionLog
 __all__ = ["ParkedPulls", "ParkedRequest"]
 
 _FEW = 512
-"""Entries of requests that are no longer parked stay in the list of deadlines until their deadlines. When no request is
-parked any more, the list is emptied at once if it has at most this many entries; this takes less than a millisecond.
+"""The list of deadlines has an entry for each parked request; if a request is resumed earlier, its entry stays in the
+list until the deadline. When no request is parked any more, the list is emptied at once if it has at most this many
+entries; the emptying then takes less than a millisecond.
 """
 
 
@@ -77,8 +78,8 @@ class ParkedPulls:
         return self._count
 
     def park(self, waiter: ParkedRequest, resume: Callable[[], None]) -> None:
-        """Park a request. `resume` is called once: when readers can see more data of the partition, or when the
-        deadline has come.
+        """Park a request. `resume` is called once: when readers can see more data of the partition, or at the deadline
+        if that comes first.
         """
         parked = _Parked(waiter, resume)
         self._parked.setdefault(waiter.key, {})[waiter] = parked
@@ -133,7 +134,9 @@ class ParkedPulls:
         return ()
 
     def watch(self, log: PartitionLog) -> None:
-        """Make `log` tell this object whenever readers can see more of its data."""
+        """From now on resume the requests that wait for data of this log whenever readers can see more of the log's
+        data.
+        """
         log.on_visible = self._became_visible
 
     def _became_visible(self, log: PartitionLog) -> None:
@@ -164,9 +167,9 @@ class ParkedPulls:
             self._set_timer(self._deadlines.first[0])
 
     def _due(self, now: float) -> Iterator[_Parked | None]:
-        """Yield the parked requests that are to be resumed, until there are none left. Some of them may have been
-        resumed already, for example at their deadline; `_resume` ignores these. For a request passed to `wake` that is
-        no longer parked, yield None.
+        """Yield the parked requests that are to be resumed, until there are none left. It is possible that some of them
+        were resumed earlier, for example at their deadline; `_resume` ignores such requests. For a request passed to
+        `wake` that is no longer parked, yield None.
         """
         while True:
             if self._woken:

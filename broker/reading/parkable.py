@@ -1,4 +1,4 @@
-"""A request that is served by calls of its method `step` until it has an answer. Such a request can have to wait for
+"""A request that is served by calls of its method `step` until it has an answer. Sometimes such a request must wait for
 data that do not exist yet.
 
 If `step` returns no answer, its result decides when the session calls it again: after WAIT, the session parks the
@@ -29,8 +29,8 @@ class Step(Enum):
 
 
 class Loading(NamedTuple):
-    """A result of `step`: it needs data that a worker thread must first load or search for. The caller must call `step`
-    again when `done` fires; `done` never fails.
+    """A result of `step`, which says that `step` needs data that a worker thread must first load or search for. The
+    caller must call `step` again when `done` fires; `done` never fails.
     """
 
     done: Deferred[None]
@@ -49,7 +49,7 @@ class Parkable:
 
     repeatable = True
     """Whether the client, if it gets no answer, can repeat the request and gets the same or newer data. If so, the
-    broker may refuse to send a large answer when memory is scarce (like Verb.repeatable).
+    broker is permitted to refuse a large answer when memory is scarce (like Verb.repeatable).
     """
 
     opaque: int
@@ -80,8 +80,8 @@ class Parkable:
 
     def put_aside(self) -> bool:
         """Called when other requests of the connection are served before this one. Free the memory of data that can be
-        read again. Return whether the request already has data for an answer; if so, the caller should end the request
-        by sending the answer that `nothing` returns.
+        read again. Return whether records for the answer have already been chosen; if so, the caller should end the
+        request by sending the answer that `nothing` returns.
         """
         return False
 

@@ -23,8 +23,8 @@ from .selecting import TurnTime
 __all__ = ["MAX_FILTER_CALLS", "Reading"]
 
 MAX_FILTER_CALLS = 256
-"""The greatest number of requests that wait for users' filters. Further requests are refused; otherwise, if a filter
-never returns, more and more waiting requests would take memory.
+"""The greatest number of requests that wait for users' filters. Further requests are refused. Without this limit, if a
+filter never returned, more and more waiting requests would take memory.
 """
 
 T = TypeVar("T")

@@ -2,7 +2,8 @@
 
 Each step reads a limited number of records, which are called a stretch. Then the step applies the filter to the stretch
 in slices, until the step's time is over. The records that the filter chooses are kept until there are enough of them
-for an answer. So if a filter rejects most records, one request of the client is enough for many stretches.
+for an answer. So even if a filter rejects most records, the broker examines many stretches for one request of the
+client.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class TurnTime:
     only on the reactor thread.
 
     When the time is over, readers wait for a later iteration, in which the reader that has waited longest continues
-    first. So with any number of readers, an iteration exceeds its time limit by at most one slice, and each reader
+    first. So even with very many readers, an iteration exceeds its time limit by at most one slice, and each reader
     makes progress.
     """
 
@@ -210,9 +211,9 @@ class Selection:
         self._give_by: float | None = None
 
     def judge(self, stretch: Stretch, max_bytes: int) -> int:
-        """Apply the filter to the records of a stretch: to at least one slice, and then to more slices until this
-        turn's time is over or `max_bytes` of records are chosen. Return the offset of the first record that was not
-        judged, at which the next call must continue.
+        """Apply the filter to the records of a stretch, slice by slice, until this turn's time is over or `max_bytes`
+        of records are chosen; at least one slice is judged. Return the offset of the first record that was not judged,
+        at which the next call must continue.
         """
         units, data, starts, next_offset = stretch
         sizes = units["size"].astype(np.int64)

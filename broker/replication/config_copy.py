@@ -1,8 +1,8 @@
-"""autoSyncMasterConfig: copy the topics of the master's server.ini into the slave's own file.
+"""The option autoSyncMasterConfig: copy the topics of the master's server.ini into the slave's own server.ini.
 
-metaq 1.x overwrites the whole file, so a slave that restarts later would use its master's port and directories. This
-module replaces only the topic sections of the slave's file with the topic sections of the master's file. The slave
-keeps its own sections [system] and [zookeeper].
+metaq 1.x overwrites the whole file, so after a restart a 1.x slave uses its master's port and directories. This module
+replaces only the topic sections of the slave's file with the topic sections of the master's file. The slave keeps its
+own sections [system] and [zookeeper].
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class MasterSource(Protocol):
 
     exact_end: bool
     """Whether the end in `bounds` includes all data that `fetch` can return. For a Java broker this is False: `fetch`
-    also returns data that are not synced yet, and its end does not include these data.
+    also returns data that are not synced yet, but the end in `bounds` does not include these data.
     """
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
@@ -64,8 +64,8 @@ class MasterSource(Protocol):
         """Read bytes from `offset` on. If the first record is larger than max_bytes, a metaq master returns the whole
         record.
 
-        verify: whether the master should check its data at `offset`, if it supports this. To be set if damaged data
-        were received from this offset before.
+        verify: whether the master should check its data at `offset`, if it supports this. To be set to True if an
+        earlier `fetch` from this offset has returned damaged data.
         """
 
     async def server_ini(self) -> bytes:

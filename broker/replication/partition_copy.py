@@ -43,8 +43,8 @@ The first size is used; if no whole record fits into it, the next one is used, a
 
 AHEAD_SECONDS = 30.0
 """If the end offset that a Java master reports stays below the end offset of the slave's copy for more than this many
-seconds, the copy counts as diverged. The end offset that a Java master reports does not include unsynced data, and the
-unflushInterval in 1.x's sample file is 10 s.
+seconds, the copy counts as diverged. A shorter time would be wrong: the reported end offset does not include unsynced
+data, which the slave has copied already, and a Java master with 1.x's sample file syncs only every 10 s.
 """
 
 _END_SECONDS = 1.0
@@ -247,8 +247,8 @@ class PartitionCopy:
             raise self._bad_record()
 
     def _nothing_whole(self, data: bytes) -> None:
-        """Called if an answer contains no whole record: set the size of the next request so that it gets the whole
-        record. Raises MetaqError if a larger request would not help.
+        """Called if an answer contains no whole record: set the number of bytes of the next request so that its answer
+        contains the whole record. Raises MetaqError if a larger request would not help.
         """
         if self._damaged(data, 0):
             raise self._bad_record()
@@ -267,8 +267,8 @@ class PartitionCopy:
 
     @staticmethod
     def _check_sound(fetched: Fetched) -> None:
-        """Raise MetaqError if the master's data are damaged. The copying stops at the damage, because a log must not
-        have gaps.
+        """Raise MetaqError if the master's data are damaged. The slave then copies nothing from the damage on, because
+        a log must not have gaps.
         """
         if fetched.damaged is not None:
             start, end = fetched.damaged

@@ -143,8 +143,8 @@ class Peer(Protocol):
         self._lose(PeerLost(f"the connection to {self.name} was lost: {reason.getErrorMessage()}"))
 
     def agree(self, version: str, frames: bool) -> None:
-        """From now on, use frames if `frames` is set and the other broker's version supports frames; otherwise use text
-        commands. When this method is called, no request may be waiting for an answer.
+        """Set the protocol of the connection: from now on, frames if `frames` is true and the other broker's version
+        supports frames; otherwise text commands. When this method is called, no request may be waiting for an answer.
         """
         self._stream = ClientStream(self.name, version, text=not frames)
 

@@ -70,8 +70,8 @@ class SamsaPlugin:
 
 @dataclass(frozen=True, slots=True)
 class Plugins:
-    """The settings of the plugins that the command that starts the broker has named. A broker without replication
-    plugins is a plain master. gregor: whether the broker is a synchronous slave.
+    """The settings of the plugins that are named in the options of the command that starts the broker. A broker without
+    replication plugins is a plain master. gregor: whether the broker is a synchronous slave.
 
     gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
     """

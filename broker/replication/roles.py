@@ -144,8 +144,8 @@ class Roles:
             self._sync_master.stop()
 
     def _register_topics(self, topics: Mapping[str, int]) -> None:
-        """Register the master's topics for this slave, with the numbers of partitions that the master has, whatever the
-        slave's own server.ini says.
+        """Register the master's topics for this slave in ZooKeeper, with the numbers of partitions that the master has,
+        even if the slave's own server.ini has other topics or numbers.
         """
         assert self._registration is not None
         for name, partitions in topics.items():

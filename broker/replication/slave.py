@@ -138,8 +138,8 @@ class AsyncSlave:
     # --- the connection -----------------------------------------------------------------------------------------------
 
     async def _where(self) -> tuple[str, int] | None:
-        """Return the master's address. If no master is registered in ZooKeeper, wait until this changes, and then
-        return None.
+        """Return the master's address. If no master is registered in ZooKeeper, wait until the master's entries there
+        change, and then return None.
         """
         address = self._connecting_to = self._view.address
         if address is not None:

@@ -48,8 +48,8 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """The number of bytes that the master has and the slave has not; None until the master has told the end offset
-        of its partition.
+        """The number of bytes that the master has and the slave does not have; None as long as the slave does not know
+        the end offset of the master's partition.
         """
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
@@ -123,7 +123,7 @@ class ReplicationStatus:
     since_ms: int = 0
     """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever made."""
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
-    """Additional figures by name; which figures there are depends on `role`."""
+    """Additional facts about the replication, such as counts, by name; the names depend on `role`."""
     partitions: list[PartitionStatus] = field(default_factory=list)
     nodes: list[NodeStatus] | None = None
     """The followers of a broker set's leader; None on all other brokers."""

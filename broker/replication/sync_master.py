@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 _BACKOFF_SECONDS = (0.1, 2.0)
 """The pauses in seconds after failed attempts to connect: the first pause, and the longest one."""
 HEARTBEAT_SECONDS = 10.0
-"""Seconds between two requests that only keep the connection to the slave in use; without them, the slave would close a
-connection that is idle for 300 s.
+"""The master sends the slave a request at intervals of this many seconds, only so that the connection is not idle; the
+slave would close a connection that is idle for 300 s.
 """
 _PROBE = b"test"
 
@@ -117,8 +117,8 @@ class SyncMaster:
             raise SlaveDisconnected
 
     def replicate(self, log: PartitionLog, records: Buffer, done: CopiesDone) -> None:
-        """Send records that were appended to `log`, with their ids, to the slave. `done` is called once, when for each
-        record the slave has answered or the time limit for its answer has passed.
+        """Send records that were appended to `log`, with their ids, to the slave. `done` is called once: as soon as the
+        slave has answered for every record; if an answer is missing, when the time limit for this answer has passed.
         """
         topic, partition = log.topic, log.partition
         data = memoryview(records)

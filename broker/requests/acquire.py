@@ -140,8 +140,8 @@ def answer_settle(groups: SharedGroups, frame: Frame) -> Answer | Work:
 def _settle_in_slices(groups: SharedGroups, request: SettleRequest, opaque: int, slices: Sequence[Buffer]) -> Work:
     """Serve a SETTLE request with many rows in slices; each row says what to do with one leased message. All rows are
     decoded first; if one of them cannot be decoded, nothing is done. After that, each row is handled independently of
-    the other rows. If a slice is refused or its outcome is unknown, the answer to the whole request is the error of
-    this slice.
+    the other rows. If a whole slice fails (it is refused, or its outcome is unknown), the answer to the whole request
+    is the error of this slice.
     """
     for rows in slices:
         decode_settlements(rows)  # decoded again below, because all rows of a request at once would take 10 MB

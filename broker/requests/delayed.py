@@ -35,8 +35,8 @@ _MOST_BYTES = 4 << 20
 
 
 class Slices:
-    """Used in a worker thread that does long work in Python: makes the thread pause after a certain amount of work, so
-    that other threads can run Python code.
+    """Divides long work in a worker thread into slices: makes the thread pause after a certain amount of work, so that
+    other threads can run Python code.
     """
 
     def __init__(self, pause: Callable[[float], None]) -> None:
@@ -98,7 +98,9 @@ class Listings:
         return answer
 
     def _pause_between(self) -> float:
-        """Return the seconds to pause before the next list, so that it begins in another iteration of the reactor."""
+        """Return the seconds to pause before the next list is made, so that its work begins in another iteration of the
+        reactor.
+        """
         one_ended, self._one_ended = self._one_ended, False
         return tuning.LISTING_PAUSE_SECONDS if one_ended else 0.0
 

@@ -73,8 +73,8 @@ _UNDER_WAY = (Parkable, GeneratorType)
 
 
 class HttpPeer(NamedTuple):
-    """The sender of an HTTP request, for the gate's checks. A verb that serves an HTTP request gets None as its caller
-    and not this object, because HTTP requests have no common state such as a local transaction.
+    """The sender of an HTTP request, for the gate's checks. Only the gate gets this object. The verb that serves the
+    HTTP request gets None as its caller, because HTTP requests have no common state such as a local transaction.
     """
 
     host: str
@@ -139,10 +139,12 @@ class Verb(NamedTuple):
     gathers: bool = False
     """Whether the request may be served together with the requests before and after it, in a PutGroup."""
     lists: bool = False
-    """Whether the request changes nothing and lists so much that its answer is made in slices."""
+    """Whether the request is for a list that is so long that the answer is made in slices. Such a request changes
+    nothing.
+    """
     repeatable: bool = False
     """Whether the client, if it gets no answer, can repeat the request and gets the same or newer data. If so, the
-    broker may refuse to send a large answer when memory is scarce.
+    broker is permitted to refuse a large answer when memory is scarce.
     """
     admin: bool = False
     """Whether the request is only for operators."""

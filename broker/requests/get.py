@@ -92,7 +92,7 @@ def _whole_record(reading: Reading, log: PartitionLog, get: Get, size: int, data
 def _unfiltered(reading: Reading, log: PartitionLog, get: Get, data: Buffer) -> Bytes | Deferred[Bytes]:
     """Answer a `get` with the bytes `data` unchanged, even if they begin in the middle of a record, as in 1.x.
 
-    There is one exception. If `data` begins in the middle of a record, and the group has had a filter since the
+    There is one exception to this. If `data` begins in the middle of a record, and the group has had a filter since the
     broker's start, the answer tells the client to continue at the start of this record. Otherwise a Java client could
     take the bytes for the beginning of a record, and wait forever for the end of this record. Damaged data are
     returned, too; the client must notice the damage.

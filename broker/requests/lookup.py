@@ -1,8 +1,8 @@
 """Serve the requests about offsets: `offset`, MIN_OFFSET, MAX_OFFSET, the searches by time and by count, and
 MESSAGE_COUNTS.
 
-For a configured partition without data, the answers to requests of the framed protocol are as if it began and ended at
-offset 0.
+If a partition is configured but has no data, requests of the framed protocol are answered as if the partition began and
+ended at offset 0.
 """
 
 from __future__ import annotations

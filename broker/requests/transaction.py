@@ -64,7 +64,7 @@ class TransactionVerbs:
     # --- verbs --------------------------------------------------------------------------------------------------------
 
     def text(self, command: TransactionCommand, connection: object) -> Answer:
-        """Answer the command `transaction`. END is never answered (wire.md §4)."""
+        """Answer the command `transaction`. The broker sends no answer if the command's type is END (wire.md §4)."""
         if command.type is TransactionType.END:
             return None
         request = TransactionRequest(

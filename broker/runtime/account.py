@@ -2,11 +2,11 @@
 the limits.
 
 The limits are in `Quotas`, which holds the section [limits] of server.ini. For each resource there is one `Shares`
-object, which counts how much of the resource each address uses ("its use"). While only one address uses the resource,
-this address may use everything except a reserve. While several addresses use the resource, each of them may use up to
-its share, which is half of the limit by default. So a single host may open nearly all connections, but a reserve is
-left for another host that connects later. What is in use already when the broker starts (for example by stored half
-messages) counts for no address. It does not reduce the reserve, so the total use can exceed the limit.
+object, which counts how much of the resource each address uses. While only one address uses the resource, this address
+may use everything except a reserve. While several addresses use the resource, each of them may use up to its share,
+which is half of the limit by default. So a single host may open nearly all connections, but a reserve is left for
+another host that connects later. What is in use already when the broker starts (for example by stored half messages)
+counts for no address. It does not reduce the reserve, so the total use can exceed the limit.
 
 This module counts what takes resources for some time, such as a connection, a waiting request or an incomplete frame. A
 request that is answered at once is not counted. The code runs on the reactor thread.
@@ -54,8 +54,9 @@ may use everything except the reserve.
 
 MAX_PREPARED_BYTES = 12 << 20
 """The maximum number of bytes of the list of prepared transactions; a prepare that would make the list longer is
-refused. The broker answers with the whole list in one frame, because a coordinator takes a transaction that is missing
-in the list for ended. The frame also has room for MAX_ACTIVE_BYTES of other transactions.
+refused. The broker must send the whole list in one frame, because a transaction coordinator assumes that a transaction
+that is not in the list has ended. The same frame also has space for MAX_ACTIVE_BYTES about transactions that are not
+prepared.
 """
 
 MAX_SEARCHES = 64
@@ -73,8 +74,8 @@ made and is not sent yet is in memory and can have some megabytes.
 """
 
 UNFINISHED_BYTES_PER_SECOND = 16 << 10
-"""`requestSeconds` limits only how long a request may arrive more slowly than this rate, or an answer may be received
-more slowly than this rate. Faster requests and answers may take longer.
+"""A rate in bytes per second. `requestSeconds` limits how long a request may arrive, or an answer may be received, at a
+lower rate than this. At a higher rate, the time is not limited.
 """
 
 SCAN_SECONDS = 5
@@ -118,7 +119,7 @@ class Quotas:
     limit is reached, the broker reads from only one connection of each address that has unfinished requests.
     """
     request_seconds: int = 30
-    """How many seconds a request may arrive more slowly than UNFINISHED_BYTES_PER_SECOND before its connection is
+    """If a request arrives more slowly than UNFINISHED_BYTES_PER_SECOND for this many seconds, its connection is
     closed.
     """
     unsent_bytes: int = 64 << 20
@@ -139,8 +140,8 @@ class Quotas:
     timeout, it is rolled back; 0: it is never rolled back for this reason.
     """
     http_connections: int = 1024
-    """The maximum number of connections to the operator's pages and the HTTP gateway. A quarter of all connections is
-    the limit if this is fewer.
+    """The maximum number of connections to the operator's pages and the HTTP gateway. If a quarter of the maximum
+    number of all connections is less than this value, the quarter is the limit.
     """
     waiting_pages: int = 4
     """The maximum number of operators' pages that wait for ZooKeeper at the same time. Each of them uses a worker
@@ -149,7 +150,7 @@ class Quotas:
     shared_groups: int = 10_000
     """The maximum number of shared groups. A group that uses several partitions counts once for each of them."""
     shared_bytes: int = 512 << 20
-    """The maximum number of bytes of memory for what the broker knows about the single messages of shared groups, such
+    """The maximum number of bytes of memory that the broker uses for facts about single messages of shared groups, such
     as leases. While the limit is reached, each group can still lease and examine a few messages.
     """
     made_topics: int = 10_000
@@ -184,7 +185,7 @@ def account_address(host: str) -> str:
 
 def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address in `host`, as a socket reported it. An IPv4 address that is mapped into IPv6 is returned as
-    IPv4. Return None if `host` is not an IP address, so that it is unknown where the peer is.
+    IPv4. Return None if `host` is not an IP address.
     """
     try:
         address = ip_address(host)
@@ -221,7 +222,7 @@ class Shares:
 
     @property
     def largest(self) -> int:
-        """How much the address that uses most of the resource uses."""
+        """The largest amount of the resource that a single address uses now."""
         return max(self._by_address.values(), default=0)
 
     def has(self, address: str) -> bool:
@@ -236,7 +237,7 @@ class Shares:
         return min(most - mine, self.limit - self.used + nobodys_reserve)
 
     def add(self, address: str, amount: int) -> None:
-        """Add `amount`, which may be negative, to what the address uses, without checking the limits."""
+        """Add `amount` to what the address uses, without checking the limits; a negative amount is subtracted."""
         self.used += amount
         left = self._by_address.get(address, 0) + amount
         if left:
@@ -255,8 +256,8 @@ class Shares:
         return True
 
     def why_not(self, address: str, amount: int = 1) -> str | None:
-        """If the address may not use `amount` more, count a refusal and return the reason; otherwise return None. In
-        both cases, nothing is added to what the address uses.
+        """If the address may not use `amount` more, count a refusal and return the reason; otherwise return None. This
+        method itself adds nothing to what the address uses.
         """
         if amount <= self.room(address):
             return None
@@ -303,8 +304,8 @@ class Unfinished:
     When these requests have too many bytes, the broker stops reading from their connections until they have fewer
     bytes. For each address, it continues to read from the connection that has had unfinished requests longest, so that
     some requests always become complete. A connection is aborted if its request does not become complete in time. The
-    time is the number of checks (`look`) during which the broker has read from the connection; so a suspension of the
-    broker does not count as time, and aborts no connection.
+    time is measured as the number of checks (`look`) during which the broker has read from the connection. So a time in
+    which the broker was suspended does not count, and leads to no abort.
     """
 
     def __init__(self, budget: Shares, seconds: int, reactor: ReactorTime) -> None:
@@ -361,8 +362,9 @@ class Unfinished:
         return self._budget.room(address) > 0 or self._is_oldest(who, address)
 
     def room(self, who: object, address: str) -> int:
-        """Return how many bytes may be received from the connection at once: as many as the limits allow. If they allow
-        none, return 1; after receiving this byte, `has` returns False, and the connection has to wait.
+        """Return how many bytes may be received from the connection at once: as many as the limits allow. If the limits
+        allow none, return 1; when this byte was received, the caller calls `has`, which returns False, so that the
+        connection has to wait.
         """
         if self._is_oldest(who, address):
             return SPACE_READ_BYTES

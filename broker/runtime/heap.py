@@ -18,8 +18,7 @@ _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 
 _OLDEST = 2
-"""The number of the oldest generation; the garbage collector reports a collection with this number if it is a full
-one.
+"""The number of the garbage collector's oldest generation; the collector reports this number for a full collection.
 """
 
 
@@ -27,8 +26,8 @@ def set_up_heap() -> bool:
     """Configure the heap of the C library. Return whether the C library supports these settings, as glibc does. To be
     called before threads are started.
 
-    All threads share one heap. Without this setting, glibc gives each thread its own heap, and memory that one thread
-    has freed is not used by the others. Threads seldom wait for the shared heap, because nearly all of its users hold
+    All threads share one heap. By default glibc gives each thread a heap of its own, so memory that one thread has
+    freed is not used by other threads. Threads seldom wait for the shared heap, because nearly all of its users hold
     the interpreter's lock anyway. The heap keeps some free memory. Otherwise, for each answer of some megabytes, new
     pages would be requested from the system and given back soon after. The measurements are in
     docs/decisions/009-one-heap-for-all-threads.md.
@@ -85,8 +84,8 @@ def collect_later() -> None:
 def keep_for_good() -> None:
     """Collect garbage from now on, but never examine the objects that exist now. An object that is created later is
     examined by at most one full collection: objects that are still in use after a full collection are never examined
-    again, either. To be called once, when the broker has read all its data at the start. The reason is that each full
-    collection would otherwise examine all objects, which takes half a second for 10,000 partitions and groups
+    again, either. To be called once, when the broker has read all its data at the start. Without this call each full
+    collection would examine all objects, which takes half a second for 10,000 partitions and groups
     (docs/decisions/115-the-collector-leaves-the-start-alone.md).
     """
     gc.freeze()

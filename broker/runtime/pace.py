@@ -21,7 +21,8 @@ class Pace:
 
     The lateness can also have other causes than cold reads: too few processors, worker threads that take the
     interpreter lock, or the loop's own work for producers and for readers of cached data. These causes, too, lower the
-    allowed rate. This object is used by the reactor thread only. Nothing is measured while nobody reads cold data.
+    allowed rate. This object is used by the reactor thread only. The lateness is not measured while nobody reads cold
+    data.
     """
 
     def __init__(

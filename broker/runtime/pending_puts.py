@@ -20,10 +20,10 @@ class PendingPuts:
     """Counts the bytes of puts that are not safe yet, and tells connections when to wait and when to continue. This
     object is used by the reactor thread only.
 
-    When the limit is exceeded, `full` becomes True. A session that then gets a put must call `wait` and accept no puts
-    until its function `resume` is called. When the bytes have fallen to three quarters of the limit, the waiting
-    sessions are resumed in the order of their `wait` calls, until the limit is exceeded again. No session waits
-    forever, because each counted put becomes safe or fails.
+    When the limit is exceeded, `full` becomes True. A session that gets a put while `full` is True must call `wait`,
+    and must accept no puts until the function `resume`, which it passes to `wait`, is called. When the bytes have
+    fallen to three quarters of the limit, the waiting sessions are resumed in the order of their `wait` calls, until
+    the limit is exceeded again. No session waits forever, because each counted put becomes safe or fails.
     """
 
     def __init__(self, limit: int, reactor: ReactorTime) -> None:

@@ -26,9 +26,9 @@ elapsed_seconds: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
 """A clock in seconds that never goes back or jumps, even if the wall clock is set. On Linux it continues to run while
-the machine sleeps. This matters in a broker set, where a leader needs grants: a follower's grant is a promise not to
-stand for election for some time. When a leader's machine wakes up, this clock shows the leader that the grants have
-expired.
+the machine sleeps. The time of a machine's sleep must count in a broker set, where a leader needs grants: a follower's
+grant is a promise not to stand for election for some time. When a leader's machine wakes up after a longer sleep, this
+clock shows the leader that the grants have expired.
 """
 
 
@@ -68,8 +68,8 @@ def measures_elapsed_time(reactor: Any) -> Any:
 
 
 class _FewEvents:
-    """An epoll object that reports at most a given number of events at once. The events that were left out are reported
-    by the next polls.
+    """An epoll object that reports at most a given number of events at once. The remaining events are reported by the
+    next calls of `poll`.
     """
 
     def __init__(self, poller: Any, most: int) -> None:
@@ -86,8 +86,8 @@ def serves_few_at_once(reactor: Any, most: int) -> Any:
     """Make a Twisted epoll reactor serve at most `most` file descriptors between two checks of its timers. Return the
     reactor.
 
-    By default, Twisted serves all ready descriptors between two checks. So when 4,000 connections ended at once, timers
-    were called up to 90 ms late. A reactor without epoll is not changed.
+    By default, Twisted serves all ready descriptors between two checks. With this default, timers were called up to 90
+    ms late when 4,000 connections ended at once. A reactor without epoll is not changed.
     """
     if hasattr(select, "epoll") and isinstance(poller := getattr(reactor, "_poller", None), select.epoll):
         reactor._poller = _FewEvents(poller, most)  # Twisted has no setting for it

@@ -64,8 +64,9 @@ def parse_schedule(text: str, option: str = "deleteWhen") -> Schedule:
 
 
 def _years(field: str) -> frozenset[int]:
-    """Parse Quartz's year field: `2030`, `2030,2032`, `2030-2035`, `2030/2`, `2030-2040/5`, `*/2`. Raises
-    ValueError."""
+    """Parse Quartz's year field, and return the years: `2030`, `2030,2032`, `2030-2035`, `2030/2` (every second year
+    from 2030 on), `2030-2040/5`, `*/2`. Raises ValueError.
+    """
     years: set[int] = set()
     for part in field.split(","):
         found = _YEARS.fullmatch(part)

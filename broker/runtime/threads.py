@@ -1,5 +1,5 @@
-"""Worker threads that are daemon threads, so the process can end although they run: one thread for the journal, and
-pools for calls that can take long.
+"""Worker threads: one thread for the journal, and pools for calls that can take long. They are daemon threads, so the
+process can end although they run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def run_in_pool(reactor: Reactor, pool: ThreadPool, function: Callable[[], Any],
 
 def run_coroutine(begin: Callable[[], Coroutine[Deferred[Any], Any, Any]], done: Callable[[Any], None]) -> None:
     """Run the coroutine that `begin` returns on this thread, then call `done(its result or failure)`. This function can
-    be passed to the class `Turns` (store/worker_turns.py) as `run_in_thread`. The `Turns` object then limits how many
-    coroutines run at the same time, in place of how many functions run in worker threads.
+    be passed to the class `Turns` (store/worker_turns.py) as `run_in_thread`. With this function, a `Turns` object
+    limits how many coroutines run at the same time; otherwise it limits how many functions run in worker threads.
     """
     ensureDeferred(begin()).addBoth(done)
 

@@ -63,8 +63,8 @@ class ConnectionTurns:
         self.listing = WorkPlaces(self, lambda: tuning.MAX_LISTINGS)
         """Limits how many requests whose answers take much memory are handled at once."""
         self.timed = False
-        """Whether the present iteration of the reactor has a time limit (`_until`). If so, `_take_turns` is scheduled
-        for the next iteration. If not, `defers` returns False.
+        """Whether the present iteration of the reactor has a time limit (`_until`). While it is True, `_take_turns` is
+        scheduled for the next iteration. While it is False, `defers` returns False.
         """
         self._until = 0.0  # when this iteration stops taking turns
 
@@ -76,8 +76,8 @@ class ConnectionTurns:
         self._time()
 
     def defers(self, busy: int) -> bool:
-        """Return whether a connection should call `wait` instead of doing its work now, because this iteration's time
-        is used up or, for a busy connection, because enough busy connections wait.
+        """Return whether a connection should call `wait` instead of doing its work now. True if this iteration's time
+        is used up. For a busy connection also True if at least FEW_BUSY turns of busy connections wait.
         """
         return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
@@ -94,16 +94,16 @@ class ConnectionTurns:
 
     def turn(self, address: str) -> Deferred[None]:
         """Return a Deferred that fires when the caller, who works for a client with this address, may do its next piece
-        of work. Called between the pieces of work that takes many turns.
+        of work. Called after each piece of a work that takes more than one turn.
         """
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)
         return comes
 
     def has_worked(self, since: float) -> bool:
-        """Record that a connection has worked on incoming data since the time `since`. If the work took so long that it
-        counts, give the reactor's present iteration a time limit, if it has none yet. Return whether the work took at
-        least TURN_SECONDS.
+        """Record that a connection has worked on incoming data since the time `since`. If the work took at least
+        COUNTED_SECONDS and the reactor's present iteration has no time limit yet, give it one. Return whether the work
+        took at least TURN_SECONDS.
         """
         took = self.seconds() - since
         if took < tuning.COUNTED_SECONDS:
@@ -132,8 +132,9 @@ class ConnectionTurns:
 
 
 class WorkPlaces:
-    """Limits how many requests of one kind are handled at the same time. Further requests wait. When one may begin, the
-    next client address in turn is chosen. This object is used by the reactor thread only.
+    """Limits how many of certain requests, for example of those that take much memory, are handled at the same time.
+    Further requests wait. When one of them ends, one waiting request begins; the client addresses take turns. This
+    object is used by the reactor thread only.
     """
 
     def __init__(self, turns: ConnectionTurns, most: Callable[[], int]) -> None:

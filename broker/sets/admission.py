@@ -62,13 +62,14 @@ class Admission:
     def hold(self) -> None:
         """From now on, do not answer followers that connect, until `let_in` is called. Called when this node stands for
         election: a follower may learn from ZooKeeper that this node was elected, and connect, before this node itself
-        has learned the result. Without `hold`, this node would refuse such a follower.
+        has learned the result. Without `hold`, this node would refuse such a follower, because it does not know yet
+        that it leads.
         """
         self._early = []
 
     def let_in(self) -> None:
-        """End the effect of `hold`: answer the followers that wait for an answer, and from now on answer each follower
-        as soon as it connects.
+        """End the effect of `hold`. First answer the followers that have connected since `hold` and wait for an answer.
+        From now on, answer each follower as soon as it connects.
         """
         early, self._early = self._early, None
         for answer in early or ():

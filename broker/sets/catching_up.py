@@ -1,10 +1,10 @@
 """Bring a follower up to date: read the data that the follower lacks from the leader's partition files, and send them
 to the follower. The copy is made in rounds, because producers send new messages meanwhile.
 
-A round copies each partition up to the point where the partition ended when the round began. When little is left to
-copy, the last round begins. During the last round the leader does not yet send its new blocks to this follower, so that
-they arrive after the copy. Worker threads read the files. The next piece of the copy is sent only when the connection's
-send buffer has room.
+A round copies each partition up to the point where the partition ended when the round began. When the follower lacks at
+most LIVE_BYTES, the last round begins. During the last round the leader keeps its new blocks for this follower in
+memory, and sends them after the copy. Worker threads read the files. The next piece of the copy is sent only when the
+connection's send buffer has room.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ class Copying:
         go_live: Callable[[], Callable[[], None]],
     ) -> None:
         """ready: the content of the follower's READY message. pace: limits the rate at which data are sent, in all
-        rounds but the last. go_live: makes the leader hold back its new blocks for this follower, and returns the
-        function that sends the
-            held blocks.
+        rounds but the last. go_live: makes the leader keep its new blocks for this follower in memory, and returns the
+        function that sends the kept blocks.
         """
         self.sent_bytes = 0
         self._broker = broker
@@ -195,8 +194,8 @@ class Copying:
 
     def _drop(self) -> None:
         """Tell the follower to drop the data that it has before the first offsets of the leader's partitions.
-        Partitions that the leader has created after the last round began are left out, because the follower gets them
-        with the leader's new blocks.
+        Say nothing about partitions that the leader has created after the last round began: the follower gets them with
+        the leader's new blocks.
         """
         firsts = {
             name: log.first_offset

@@ -44,13 +44,13 @@ class StreamProtocol(Protocol):
         """
         self.name = name
         self.on_gone: Callable[[], None] | None = None
-        """Called when Twisted reports that the connection is closed. The attribute `lost` can be set long before that,
-        for example by `close`.
+        """Called when Twisted reports that the connection is closed. The attribute `lost`, the error that ended the
+        connection, can be set long before that, for example by `close`.
         """
         self.lost: MetaqError | None = None
         self.on_lost: Callable[[MetaqError], None] | None = None
         self.full = False
-        """Whether the transport's send buffer is full, so that nobody should send more."""
+        """Whether the transport's send buffer is full. While it is full, the owner should send nothing more."""
         self.drains = 0
         """How many times `full` has changed from True to False."""
         self._on_messages = on_messages

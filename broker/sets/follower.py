@@ -103,12 +103,12 @@ class Follower:
         node.
         """
         self.failure: MetaqError | None = None
-        """Why this node's disk accepts no more writes; None if it accepts them. A DiskFull error lasts until the disk
-        has free space, and any other error is permanent.
+        """Why this node's disk accepts no more writes; None if it accepts them. A DiskFull error is removed when the
+        disk has free space again; any other error stays until this node's next start.
         """
         self.epoch = 0
-        """The leader's epoch, from the time when this node has written the leader's epochs into its own `history.json`;
-        0 before.
+        """The leader's epoch, as soon as this node has written the leader's list of epochs into its own file
+        `history.json`; 0 until then.
         """
         self._broker = broker
         self._store = broker.store
@@ -496,16 +496,17 @@ class Follower:
         log.use_policy(GROUP_COMMIT)
 
     def reconfigured(self) -> None:
-        """Called after this node's own topic settings were applied to its logs: make the logs that `_force` has changed
-        sync their data again, whatever the settings say.
+        """Repeat the work of `_force` for all logs that it has changed: let them sync their new data before this node
+        acknowledges the data. Called after this node's own topic settings were applied to its logs, which has undone
+        `_force`.
         """
         for log in self._forced:
             log.use_policy(GROUP_COMMIT)
 
     def _when_synced(self, ends: Sequence[tuple[PartitionLog, int]], done: Callable[[MetaqError | None], None]) -> None:
-        """Call `done` when each of these logs is synced up to the end offset given with it. The method has to ask the
-        logs repeatedly, because data that were appended before a log had group commit have no callback that reports
-        their sync.
+        """Call `done` when each of these logs is synced up to the end offset given with it. The method asks the logs
+        repeatedly whether they are synced, because no callback reports the sync of data that were appended before a log
+        had group commit.
         """
 
         def look() -> None:

@@ -1,16 +1,16 @@
 """Read and write the file `<first data directory>/metaqset/history.json`. A node of a broker set records its epochs in
 this file.
 
-`{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch, id, {partition: end, ...}], ...],
-"ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies a start (boot) of the machine: the last
-one during which the node was known to have all its data. "ends" has the end offsets of the node's partitions at the
-time when the file was written. "inode" is the file's own inode number; in a copy of the directory the file has a
-different inode number, so a node detects that its directory is a copy.
+The file contains the JSON object `{"instance": text, "epoch": the highest one seen, "boot": text, "history": [[epoch,
+id, {partition: end, ...}], ...], "ends": {partition: end, ...}, "inode": n, "checksum": n}`. "boot" identifies a start
+(boot) of the machine: the last one during which the node was known to have all its data. "ends" has the end offsets of
+the node's partitions at the time when the file was written. "inode" is the file's own inode number; in a copy of the
+directory the file has a different inode number, so a node detects that its directory is a copy.
 
-An epoch's id is random. If ZooKeeper's data were restored from an old backup or lost, two epochs may get the same
-number. The id distinguishes these epochs. The ends that are listed for an epoch are the end offsets of the partitions
-when the epoch began. A partition's end is listed only if it differs from the end for the previous epoch. The file is
-replaced as a whole and synced, so either the old file or the new one always exists.
+An epoch's id is random. If ZooKeeper's data were lost or restored from an old backup, two epochs can get the same
+number. They can then be distinguished by their ids. The ends that "history" lists for an epoch are the end offsets of
+the partitions when the epoch began. A partition's end is listed only if it differs from the end for the previous epoch.
+The file is replaced as a whole and synced, so either the old file or the new one always exists.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Epoch = tuple[int, str]
 
 MAX_EPOCHS = 1_000
 MAX_ENDS = 1 << 18
-"""MAX_EPOCHS and MAX_ENDS limit the number of epochs in a history and the total number of their ends; the oldest epochs
-are removed. The limits exist because reading, comparing and sending a history takes time on the reactor thread. If a
-node has data of none of the epochs that the leader's history still has, an operator has to remove this node's data
-before it can join the set again.
+"""MAX_EPOCHS limits the number of epochs in a history, and MAX_ENDS the total number of the ends that they list. When a
+history exceeds a limit, its oldest epochs are removed. The limits exist because reading, comparing and sending a
+history takes time on the reactor thread. If a node has data of none of the epochs that the leader's history still has,
+an operator has to remove this node's data before it can join the set again.
 """
 
 
@@ -101,8 +101,9 @@ class EpochHistory:
         return EpochHistory(self.changes[self._number(epoch) + 1 :])
 
     def followed_by(self, later: EpochHistory) -> EpochHistory:
-        """Return a history that has the epochs of this history and then the epochs of `later`, which is a result of
-        `behind`. Raises ValueError if the first epoch of `later` is not newer than the last epoch of this history.
+        """Return a history that has the epochs of this history, followed by the epochs of `later`. `later` must be a
+        result of `behind`. Raises ValueError if the first epoch of `later` is not newer than the last epoch of this
+        history.
         """
         if later.changes and later.changes[0][0] <= self.last:
             raise ValueError(f"epoch {later.changes[0][0]} behind {self.last}")
@@ -212,8 +213,8 @@ class NodeFile:
             self.renew()
 
     def renew(self) -> None:
-        """Choose a new instance id. Called when this node's data are no longer the same data that the set's nodes know
-        by the old id. The next `write` stores the new id.
+        """Choose a new instance id. Called when this node has lost data or its directory is a copy, so that its data
+        are no longer those that the other nodes know by the old id. The next `write` stores the new id.
         """
         self.instance = uuid.uuid4().hex
 

@@ -30,8 +30,8 @@ class StoreHost(CopyHost, Protocol):
 
 
 class TransactionHost(Host, Protocol):
-    """The interface of a broker whose transactions are also copied. run_in_thread: like `in_thread`, but it reports the
-    result to a callback instead of a Deferred.
+    """The interface of a broker whose transactions are also copied. run_in_thread: runs a function in a worker thread
+    and passes the result to a callback.
     """
 
     @property

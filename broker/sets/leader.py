@@ -60,8 +60,9 @@ outcome of the write is known: with True if `nodes` was written, else with False
 
 
 class FollowerStatus(NamedTuple):
-    """The state of a follower, for reports to operators. lag_bytes, lag_seconds: how much the follower has not
-    acknowledged, and for how long; None if it does not receive new blocks yet.
+    """The state of a follower, for reports to operators. lag_bytes: the size of the blocks that the follower has not
+    acknowledged. lag_seconds: the age of the oldest of them. Both are None while the follower does not receive new
+    blocks yet.
     """
 
     name: str
@@ -180,9 +181,7 @@ class Leader:
 
     @property
     def refusal(self) -> NotLeader | None:
-        """The error with which appends are refused after this node has stopped leading; None while this node leads and
-        appends are allowed.
-        """
+        """The error with which appends are refused after this node has stopped leading; None while this node leads."""
         return NotLeader(self._broker.config.broker_id) if self._ended else None
 
     def check(self, log: PartitionLog) -> None:
@@ -278,7 +277,8 @@ class Leader:
     def replicate(self, entries: Sequence[StreamEntry], lane: Lane, done: Callable[[MetaqError | None], None]) -> None:
         """Put entries that belong to no partition (changes of the transaction log) into the next block, in front of its
         messages. `done` is called with None when the block is committed, or with an error if it is unknown whether the
-        block will be committed. If `entries` is empty, `done` is called when all earlier blocks are committed.
+        block will be committed. If `entries` is empty, `done` is called when all earlier blocks are committed. lane:
+        whether followers must have the entries on the disk (Lane.DISK) or only in memory (Lane.MEMORY) for the commit.
         """
         if self._ended:
             done(NotLeader(self._broker.config.broker_id))
@@ -361,8 +361,8 @@ class Leader:
         self, marks: Iterable[Mark], answers: Iterable[OnCommitted], established: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Make the data up to `marks` visible to readers, because they are committed. Then call the callbacks `answers`
-        without an error, and at last `established`. The generator yields when its share of the reactor's iteration is
-        used up.
+        without an error, and at last `established`. The generator yields when it has worked so long that the reactor
+        should do other work.
         """
         for log, end, count in {mark.log: mark for mark in marks}.values():
             if self._ended:  # the next leader decides what readers see; those who wait may be answered
@@ -378,7 +378,9 @@ class Leader:
             established()
 
     def _when_shown(self, lane: Lane, number: int, answered: OnCommitted) -> None:
-        """Call `answered` when block `number` is committed in this lane and visible to readers."""
+        """Call `answered` when block `number` is visible to readers and committed in this lane: nodes have it on the
+        disk (disk lane) or at least in memory (memory lane).
+        """
         if self.core.wait(lane, number, answered):
             return
         if self._showing:
@@ -387,8 +389,8 @@ class Leader:
             answered(None)
 
     def _tell(self) -> None:
-        """Send the number of the last committed block to the followers. Do nothing if a new block, which contains this
-        number too, has been sent to them meanwhile.
+        """Send the number of the last committed block to the followers. Do nothing if a new block has been sent to them
+        since the commit, because each block contains this number, too.
         """
         self._tell_due = False
         if self._told != self.core.committed and not self._ended:
@@ -534,9 +536,9 @@ class Leader:
             link.protocol.close(PeerLost(f"{link.name} has read nothing for {tuning.STUCK_SECONDS:g} s"))
 
     def _look_at_disk(self) -> None:
-        """Stop leading if another node is in sync and this node cannot store data: one of its logs has failed, or its
-        disk is full and even the reserve is used up. The check also finds background syncs that have failed although no
-        request waits for them.
+        """Check whether this node can store data. It cannot if one of its logs has failed, or if its disk is full and
+        even the reserve is used up. If it cannot, and another node is in sync, stop leading. The check also finds
+        background syncs that have failed although no request waits for them.
         """
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
@@ -564,10 +566,10 @@ class Leader:
     # --- the in-sync set ----------------------------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Begin to change the in-sync set if a follower should join or leave it. When a follower should join, from now
-        on each block is committed only after this follower, too, has acknowledged the block; the new set is written to
-        ZooKeeper once the follower has all committed data. When a follower should leave, blocks need its
-        acknowledgement until the set without it is written.
+        """Begin to change the in-sync set if a follower should join or leave it. If a follower should join, each block
+        from now on is committed only after this follower, too, has acknowledged it. Once the follower has all committed
+        data, the new set is written to ZooKeeper. If a follower should leave, blocks need its acknowledgement until
+        ZooKeeper has the set without it.
         """
         core, now = self.core, self._reactor.seconds()
         if self._writing or self._ended or self.draining or now < self._retry_at:
@@ -620,9 +622,9 @@ class Leader:
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def drain_to(self, name: str) -> Deferred[bool]:
-        """Prepare a hand-over to the follower `name`: acknowledge no more messages of producers, and return a Deferred.
-        It fires with True when the follower has all data and they are committed, or with False if the follower's
-        connection is lost.
+        """Prepare a hand-over to the follower `name`: from now on, acknowledge no messages of producers. Return a
+        Deferred that fires with True when the follower has all data of this node and they are committed, or with False
+        if the follower's connection is lost.
         """
         self.draining = True
         self._flush()

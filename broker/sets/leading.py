@@ -4,8 +4,9 @@ no clock and starts no thread.
 `needed` contains the other nodes that must have a block before the block is committed and clients get acknowledgements.
 These are the nodes of the in-sync set. While the leader is changing this set and the outcome is unknown, `needed`
 contains the nodes of the old set and of the new set. The caller reports each event (for example an acknowledgement) by
-calling a method. After `advance`, `take_committed` returns up to where data have become visible, and `take_answers`
-returns the callbacks to call.
+calling a method. Then it calls `advance`, which finds out which blocks are committed by now. After that,
+`take_committed` returns the positions up to which data have become visible, and `take_answers` returns the callbacks to
+call.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class FollowerState:
 
 
 class _LaneState:
-    """The blocks of one lane (memory or disk) that are not committed, and the callbacks that wait for their commit."""
+    """The uncommitted blocks of one lane, and the callbacks that wait for their commit. In the memory lane, a block is
+    committed when the needed nodes have it in memory; in the disk lane, when they have it on the disk.
+    """
 
     def __init__(self) -> None:
         self.committed = 0
@@ -94,7 +97,9 @@ class Leading:
 
     @property
     def committed(self) -> tuple[int, int]:
-        """The number of the last committed block in each lane (memory, disk)."""
+        """Two numbers: of the last block that the needed nodes have in memory, and of the last block that they have on
+        the disk.
+        """
         return self._lanes[Lane.MEMORY].committed, self._lanes[Lane.DISK].committed
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -110,7 +115,9 @@ class Leading:
         return self.number
 
     def acknowledged(self, name: str, ack: Ack) -> None:
-        """Record which blocks a follower has acknowledged. Without effect if the follower is not live."""
+        """Record which blocks a follower has acknowledged. Do nothing if the follower does not receive new blocks yet
+        (`live` is False).
+        """
         state = self.followers[name]
         if state.live:
             state.received, state.safe = ack.received, ack.safe
@@ -172,8 +179,8 @@ class Leading:
         return 1 + sum(state.received >= number for state in states)
 
     def take_committed(self) -> list[Mark]:
-        """Return the marks of the blocks that were committed since the last call, oldest first. Of several marks of one
-        log, the caller needs only the last one.
+        """Return the marks of the blocks that were committed since the last call of this method, oldest first. Of
+        several marks of one log, the caller needs only the last one.
         """
         newly, self._newly = self._newly, []
         return newly

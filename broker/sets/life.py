@@ -75,7 +75,7 @@ class NodeEvent(Enum):
     data are older than before.
     """
     FAILED = auto()
-    """The work that this node's last action (for example STAND) had begun could not be done."""
+    """The last action of this node (for example STAND) has failed."""
     DISTRUSTED = auto()
     """The node's disk has failed or is full, or the node's data differ from the leader's data."""
     TRUSTED = auto()
@@ -110,9 +110,11 @@ class NodeAction(Enum):
     STEP_DOWN = auto()
     """Stop leading, and refuse the requests of clients."""
     RESIGN = auto()
-    """Write into ZooKeeper that this node does not lead, if other nodes are in sync."""
+    """If other nodes are in sync, write into ZooKeeper that this node no longer leads, so that one of them can be
+    elected.
+    """
     LET_IN = auto()
-    """Answer the followers that have connected since this node became a candidate; until now they had to wait for an
+    """Answer the followers that have connected since this node became a candidate. Until now, they have waited for an
     answer.
     """
     DECIDE = auto()
@@ -131,7 +133,7 @@ CANDIDATES = frozenset({_S.STANDING, _S.ELECTED})
 """In these states, a node gives no leader a grant (the promise not to stand for election for some time). The node
 checks that none of its grants is still valid, and enters STANDING in the same iteration of the reactor, so that it can
 give no grant in between. The node stays in these states until it knows the outcome of the election, however long that
-takes. (5)
+takes. (Invariant 5.)
 """
 
 LEADERS = frozenset({_S.LEADING, _S.SERVING})

@@ -1,7 +1,8 @@
 """Find data that a node's directories have lost since the node last wrote its file (history.py). Possible causes: a
 disk is not mounted, a directory was moved away, or a file system check has removed files. If the newest messages of a
 log are missing and the machine was restarted, this is not counted as a loss, because these messages may have been in
-memory only (rules.may_stand, `forgetful`). After a loss, this node's data no longer count as in sync.
+memory only (rules.may_stand, `forgetful`). After a loss, this node no longer counts as in sync, because its data get a
+new instance id.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def losses(store: Store, log_directory: str, known: Mapping[str, int], *, same_b
     StoreError.
 
     known: NodeFile.ends, the result of contents() at the time when the node's file was written. same_boot: True if the
-    machine has not been restarted since that time; in this case a log counts as lost if any byte is missing. Call this
-    function on the thread that owns the store, before anything is appended.
+    machine has not been restarted since that time. In this case, data that were only in memory cannot be lost, so a log
+    counts as lost if any byte is missing. Call this function on the thread that owns the store, before anything is
+    appended.
     """
     lost = [name for name, end in known.items() if end and name != DIRECTORY and _lacks(store, name, end, same_boot)]
     if known.get(DIRECTORY) and not _has_log(store.files, log_directory):

@@ -9,7 +9,7 @@ from metaq.coordination.records.set_payloads import SetState
 __all__ = ["ROLES", "MemberState"]
 
 ROLES = ("leader", "taking-over", "handing-over", "follower", "joining", "candidate", "waiting", "stopped")
-"""The roles of a node; see SetReport."""
+"""The roles of a node; the docstring of SetReport (status.py) explains each of them."""
 
 
 class MemberState(NamedTuple):

@@ -107,8 +107,8 @@ class SetMember:
         self._timer: LoopingCall | None = None
         self._incomplete = False
         """Whether this node has to catch up because its directories have lost data. Until it has caught up,
-        `history.json` is not written with the smaller ends, so that the loss is also found at a next start, or the data
-        are found complete if an unmounted disk was mounted again.
+        `history.json` keeps the ends from before the loss. So if the broker is started again, it finds the loss again
+        or, if the lost data were on an unmounted disk that was mounted meanwhile, finds the data complete.
         """
         self._transactions = SetTransactions(broker, self.refusal, self._disk_failed)
         self._set: BrokerSet | None = None
@@ -219,14 +219,14 @@ class SetMember:
 
     @property
     def _has_all(self) -> bool:
-        """Whether this node has all the data that other nodes may assume it to have: it leads, or follows and has
-        caught up, and has not lost any data before.
+        """Whether this node has all the data that the other nodes assume it to have. True if it leads, or follows and
+        has caught up; but False after a loss of data until it has caught up.
         """
         return not self._incomplete and (self.leader is not None or self._following.live)
 
     async def stop(self) -> None:
-        """Leave the broker set. Before that, if this node is the leader, hand the leadership over to another node; if
-        it follows, ask the leader to remove it from the in-sync set. The call takes some seconds at most.
+        """Leave the broker set. If this node is the leader, it first hands the leadership over to another node. If it
+        follows, it first asks the leader to remove it from the in-sync set. The call takes some seconds at most.
         """
         self._stopping = True
         complete = self._has_all
@@ -341,8 +341,9 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether this node, as a follower, serves readers that ask to read from a follower. True if readers see all
-        committed data here, except perhaps the newest data that the leader has just sent or is about to send.
+        """Whether this node, as a follower, serves readers that ask to read from a follower. True if such readers see
+        all committed data on this node. Only the newest data, which the leader has just sent or is about to send, may
+        be missing.
         """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
@@ -496,8 +497,8 @@ class SetMember:
         request later. So the node repeats the same write until it is answered or until the node reads another version
         (see rules.counted).
 
-        after: the view to return if ZooKeeper confirms the write. With `after`, ZooKeeper is not read again after such
-        a write.
+        after: the view to return if ZooKeeper confirms the write. If it is None, the node reads the view from ZooKeeper
+        after the write.
         """
         pauses = Backoff(0.01, tuning.CHANGE_PAUSE_SECONDS)
         while True:
@@ -633,8 +634,8 @@ class SetMember:
             _log.error("the disk has failed, so this node leaves its set until it is started again: %s", failure)
 
     def _look_for_room(self) -> None:
-        """Check whether a full disk has free space again. If so, let this node take part in its set again: unlike a
-        failed disk, a full disk has lost no data.
+        """Check whether a full disk has free space again. If so, let this node take part in its set again. That is safe
+        because a full disk, unlike a failed disk, has lost no data.
         """
         if not isinstance(self.failure, DiskFull) or self._stopping:
             return
@@ -781,7 +782,7 @@ class SetMember:
         self._decide()
 
     def _asked_to_lead(self, words: Mapping[str, Any]) -> None:
-        """Stand for election because the leader has asked this node to. Before asking, the leader has stopped
+        """Stand for election, because the leader has asked this node to do so. Before asking, the leader has stopped
         acknowledging messages and has waited until this node has all data.
         """
         if self._following.office is None:

@@ -57,7 +57,7 @@ class SetTransactions:
 
     async def write_back(self) -> None:
         """Write data that are only in the page cache to the disk. Called before this node hands over and begins to
-        follow: when it joins the new leader it must sync all its data, and this sync then takes less time
+        follow. When it joins the new leader, it must sync all its data; after `write_back` this sync takes less time
         (TransactionMirror.write_back).
         """
         try:
@@ -67,8 +67,8 @@ class SetTransactions:
             _log.warning("the hand-over may take long, because the disk is slow or fails: %r", error)
 
     async def prepare(self) -> None:
-        """Wait until the transaction log can be opened. It can be opened when its files are complete and all data of
-        the partitions are safe on this node's disk. Raises StoreError.
+        """Wait until the transaction log can be opened. For that, the log's files must be complete, and all data of the
+        partitions must be safe on this node's disk. Raises StoreError.
         """
         await self.mirror()
         safe: Deferred[None] = Deferred()

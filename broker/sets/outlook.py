@@ -23,8 +23,8 @@ class Outlook:
     has_data: whether the node has ever led or followed. view: the set's state and nodes as last read from ZooKeeper.
     present: whether this node's znode exists in the set. session_id: the id of the node's ZooKeeper session. gone:
     epoch and name of a leader that hands over to this node, or whose process has ended; None if there is none.
-    promised: whether this node has promised a leader not to stand for election, for a time that is not over. stopping:
-    whether the node's process is about to stop. led: the epoch in which the node leads; None if it does not lead.
+    promised: whether a promise of this node to a leader not to stand for election is still in force. stopping: whether
+    the node's process is about to stop. led: the epoch in which the node leads; None if it does not lead.
     """
 
     broker_id: int
@@ -84,10 +84,10 @@ class Outlook:
 
     @property
     def is_set_back(self) -> bool:
-        """Whether the set's state in ZooKeeper is older than a state that a present node has seen. Nodes that this
-        older state lists as in sync may later have been removed from the in-sync set, so they can lack data. A state
-        without a leader does not count as older, because it was written for an operator's choice or by a leader that
-        resigned.
+        """Whether the set's state in ZooKeeper is older than a state that a node which is now present in ZooKeeper has
+        seen. Nodes that this older state lists as in sync may later have been removed from the in-sync set, so they can
+        lack data. A state without a leader does not count as older, because it does not come from an old backup: it was
+        written when an operator chose a leader by hand, or when a leader resigned.
         """
         view, state = self.view, self.view.state
         if state is None:
@@ -105,10 +105,10 @@ class Outlook:
 
     @property
     def may_create(self) -> bool:
-        """Whether this node is allowed to create the set's state in ZooKeeper, which does not exist. A node that has
-        been in the set before is not allowed to: the state must have been lost, and only an operator can find out which
-        nodes have all acknowledged data. A new node is not allowed to either if a node is present that has been in the
-        set before. Of several new nodes, only the first by name creates the state.
+        """Whether this node is allowed to create the set's state, if ZooKeeper has none. A node that has been in the
+        set before is not allowed to: the state must have been lost, and only an operator can find out which nodes have
+        all acknowledged data. A new node is not allowed to either if a node is present that has been in the set before.
+        Of several new nodes, only the first by name creates the state.
         """
         nodes = self.view.nodes
         return (
@@ -119,8 +119,8 @@ class Outlook:
 
     @property
     def waits_for_promises(self) -> bool:
-        """Whether this node could stand for election now if it had given no grant to a leader (a promise not to stand
-        for some time).
+        """Whether only a grant keeps this node from standing for election now. A grant is the node's promise to a
+        leader not to stand for some time.
         """
         state = self.view.state
         return state is not None and self.promised and self._may_stand(state, promised=False)
@@ -183,8 +183,8 @@ class Outlook:
         return ""
 
     def _other_remedy(self) -> str:
-        """If this node has no data, return a text for the operator that says how a node with data can become the
-        leader. It replaces the usual advice to let this node lead. Return "" for a node with data.
+        """If this node has no data, return a text that tells the operator how a node with data can become the leader.
+        This text replaces the usual advice, which is to let this node lead. Return "" if this node has data.
         """
         if self.has_data:
             return ""

@@ -41,8 +41,8 @@ GRANT_SECONDS = 1.0
 """How long a follower does not stand for election after it has answered a ping."""
 
 COUNTED_SHARE = 0.9
-"""The part of GRANT_SECONDS on which the leader relies, as a fraction. The fraction is less than 1 because the rates of
-the nodes' clocks may differ by 10 %.
+"""The leader relies on a follower's grant only for this fraction of GRANT_SECONDS. The fraction is less than 1 because
+the rates of the nodes' clocks may differ by 10 %.
 """
 
 
@@ -79,8 +79,8 @@ def elected(epoch: int, in_sync: Collection[str], me: str, present: Collection[s
     """Return the new epoch and the new in-sync set, which a candidate writes to ZooKeeper to become the leader.
     (Invariants 1 and 2.)
 
-    epoch, in_sync: the values in ZooKeeper until now. In-sync nodes that are not present are left out, so that commits
-    need not wait for them. No node is added, because only a leader can know whether a node has caught up.
+    epoch, in_sync: the values in ZooKeeper until now. In-sync nodes that have no znode now are left out, so that
+    commits need not wait for them. No node is added, because only a leader can know whether a node has caught up.
     """
     return epoch + 1, tuple(sorted(name for name in in_sync if name == me or name in present))
 
@@ -95,9 +95,9 @@ def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     own_epoch: the highest epoch that the follower has seen and written to its disk. stream_epoch: the epoch of the
     leader whose epoch history the follower has taken over; 0 if the follower has not done so yet. A node that is still
     joining has stream_epoch 0, so it grants nothing.
-    standing: whether the follower is a candidate. A node becomes a candidate before it checks its promises. The node
-    stays a candidate until it knows for certain that the ZooKeeper transaction by which it wanted to become the leader
-    has failed, however long that takes.
+    standing: whether the follower is a candidate. A node becomes a candidate before it checks whether its own grants
+    are over, so it gives no grant in between. It stays a candidate until it knows for certain that the ZooKeeper
+    transaction by which it wanted to become the leader has failed, however long that takes.
     """
     return not standing and own_epoch == stream_epoch
 
@@ -150,14 +150,15 @@ def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozen
 
 
 def is_caught_up(acknowledged: int, committed: int, epoch_start: int) -> bool:
-    """Return whether a follower has all committed data of this partition, so that the leader may add the follower to
-    the in-sync set and tell it that it is no longer forgetful (see may_stand()). (Invariant 2.)
+    """Return whether a follower has all committed data. If so, the leader may add the follower to the in-sync set, and
+    tell it that it is no longer forgetful (see may_stand()). (Invariant 2.)
 
     acknowledged: the position that the follower has acknowledged. For the decision whether the follower is still
     forgetful, only acknowledgements on the present connection count.
     committed: the position up to which this leader knows that the data are committed. epoch_start: where the leader's
-    log ended at its election. All data that the former leader has committed are before this position. The new leader
-    does not know at first how much of them was committed, so a comparison with `committed` alone is not enough.
+    log ended at its election. All data that the former leader has committed are before this position. A new leader does
+    not know at first how much of these data was committed, so a comparison of `acknowledged` with `committed` alone is
+    not enough.
     """
     return acknowledged >= max(committed, epoch_start)
 
@@ -177,9 +178,9 @@ def visible_end(own: int, told: int) -> int:
     """Return the position up to which readers of a follower see the log: `told`, or the follower's own end if that is
     smaller. told: the leader has reported that all data before this position are committed. (Invariants 3 and 4.)
 
-    A node that has just started has no such report yet, so its readers see less than other nodes have shown them. If a
-    reader asks for a position between the returned one and the log's end, the request is not refused as out of range,
-    but waits.
+    A node that has just started has no such report yet, so it shows its readers less data than other nodes may have
+    shown them before. If a reader asks for a position between the returned one and the log's end, the request is not
+    refused as out of range, but waits.
     """
     return min(own, told)
 
@@ -212,15 +213,16 @@ def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
     """Return the position in a node's log where the data of an epoch end. (Invariant 6.)
 
     later_starts: where the log ended when each later epoch of the node's history began; 0 for a partition that did not
-    exist then. log_end: where the log ends now. The result is the smallest of all these positions, not the start of the
-    next epoch: if the node lost data that were not synced, an even later epoch began at a lower position.
+    exist then. log_end: where the log ends now. The result is the smallest of all these positions. The start of the
+    next epoch alone would be wrong: if the node later lost data that were not synced, a still later epoch began at a
+    lower position.
     """
     return min([log_end, *later_starts])
 
 
 def cut_end(own_epoch_end: int, leaders_epoch_end: int) -> int:
-    """Return the position at which a node that joins a leader cuts its log; it removes the data after it. Both
-    arguments are results of epoch_end() for the newest common epoch: own_epoch_end for the node's log,
+    """Return the position at which a node that joins a leader cuts its log: the node removes all data after this
+    position. Both arguments are results of epoch_end() for the newest common epoch: own_epoch_end for the node's log,
     leaders_epoch_end for the leader's log. (Invariants 2 and 6.)
 
     The cut must be on the disk before the leader's history replaces the node's own history.

@@ -1,5 +1,5 @@
-"""Find out up to which block of a broker set all blocks are safe on this node. A block is safe when those of its data
-that must be on this node's disk are there.
+"""Find out the number up to which all blocks of a broker set are safe on this node. A block is safe when those of its
+data that must be on this node's disk are there.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class SafeBlocks:
         self._waiting: deque[_Waiting] = deque()
 
     def add(self, number: int, ends: Sequence[tuple[PartitionLog, int]], when_others: WhenSafe | None = None) -> None:
-        """Add the next block. The block is safe when the data of each of these logs are safe up to the given end offset
-        and `when_others`, if given, has called its callback.
+        """Add the next block. The block is safe when two conditions hold: the data of each log in `ends` are safe up to
+        the end offset given with it, and `when_others`, if given, has called its callback.
         """
         if not ends and when_others is None and not self._waiting:
             self.number = number

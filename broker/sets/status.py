@@ -51,8 +51,8 @@ class Preference:
 
     def due(self, now: float, preferred: str, *, ready: bool) -> bool:
         """Return whether the leader should hand over to the node `preferred` now. If the result is True, the caller
-        must try to hand over, and this object returns False until PREFERRED_SECONDS have passed. now: monotonic time in
-        seconds.
+        must try to hand over. After that, this method returns False until PREFERRED_SECONDS have passed. now: monotonic
+        time in seconds.
 
         ready: True if this node leads and serves clients, and the preferred node is another node that is in sync and
         receives all new blocks.
@@ -157,8 +157,9 @@ class SetReport:
         return self._short_of(lambda topic: topic.min_in_sync)
 
     def _short_of(self, wanted: Callable[[TopicConfig], int]) -> list[str]:
-        """Return the names of the topics that need more in-sync nodes than there are now. wanted(topic configuration):
-        returns how many nodes the topic needs. Takes O(topics), or O(partitions) if a topic needs more nodes.
+        """Return the names of the topics that need more in-sync nodes than the set has now. wanted(topic
+        configuration): returns how many nodes the topic needs. Takes time proportional to the number of topics, or of
+        partitions if a topic needs more nodes.
         """
         leader, config = self._member.leader, self._broker.config
         if leader is None or all(wanted(each) <= leader.copies for each in (config.system, *config.topics.values())):
@@ -169,7 +170,9 @@ class SetReport:
         )
 
     def _configuration(self) -> dict[str, Any]:
-        """Return the settings that the status reports. They are read anew because a reload can change them."""
+        """Return the settings that the status reports. They are read at each call, because a reload of the
+        configuration can change them.
+        """
         config = self._broker.config
         if self._described[0] is not config:
             self._described = config, served_settings(config)
@@ -242,8 +245,8 @@ class SetReport:
                 _log.warning("waits: %s", text)
 
     def _tell_unnamed(self, role: str) -> None:
-        """Log the topics that this node serves as the leader although its server.ini has no section for them. Do so
-        once each time that it begins to lead, and after each reload.
+        """Log the topics that this node serves as the leader although its server.ini has no section for them. Log them
+        once each time that this node begins to lead, and after each reload of the configuration.
         """
         leader, config = self._member.leader, self._broker.config
         told = self._told_unnamed

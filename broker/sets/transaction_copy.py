@@ -1,7 +1,7 @@
 """Bring a follower's transaction log up to date: read the leader's files and send them to the follower, as
 catching_up.py does with the partitions.
 
-If size and digest of the follower's log show that it has the same bytes, no file data are sent.
+If size and digest of the follower's log show that it has the same bytes as the leader's log, no file data are sent.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ async def send_copy(
     theirs: size and digest of the follower's log (TransactionMirror.describe). If the follower's log is the same as the
     leader's, this function sends no data, only a message that says so.
 
-    Bytes that the leader writes to the log during the copy may be in the copy or not. The follower gets them in any
-    case, because the kept blocks contain them. Raises OSError.
+    It is uncertain whether the copy contains bytes that the leader writes to the log during the copy. The follower gets
+    these bytes in any case, because the kept blocks contain them. Raises OSError.
     """
     written: Deferred[None] = Deferred()
     broker.transactions.when_idle(lambda: written.callback(None))

@@ -1,14 +1,14 @@
 """A follower's copy of the transaction log: the leader's files, byte for byte.
 
 The reactor thread writes received bytes to the files as soon as they arrive, as it does with the bytes of partitions.
-So a record of the transaction log is in its file before the messages that the leader sends after this record are in
-theirs. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
+So a record of the transaction log is in its file before any message that the leader sends after this record is in the
+partition's file. A worker thread does all syncs and all operations that use file names, one job at a time, in order.
 
 When this node joins a leader, a copy of the leader's whole folder `transactions` is made beside this node's old folder.
 When the copy is on the disk, it replaces the old folder. Until then the old folder is kept, because it has all data
-that were committed while this node was in sync. A folder with the name `.transactions.new` is always complete. If it
-exists when the node starts, the replacement was interrupted and is continued. Bytes that only the old folder has are
-kept as `damaged-…` files.
+that were committed while this node was in sync. A folder with the name `.transactions.new` is always a complete copy.
+If it exists when the node starts, the replacement was interrupted and is continued. Bytes that only the old folder has
+are kept as `damaged-…` files.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def log_names(files: Files, directory: str) -> list[str]:
 
 class TransactionMirror:
     """Writes the leader's changes to this node's copy of the transaction log. Its methods run on the reactor thread.
-    Other code is allowed to use the folder only after the Deferred of `ready` has fired and until `take` is called
+    Other code is allowed to use the folder only after the Deferred of `ready` has fired and before `take` is called
     next.
     """
 
@@ -123,9 +123,9 @@ class TransactionMirror:
         self._failure: MetaqError | None = None
 
     def ready(self) -> Deferred[None]:
-        """Return a Deferred that fires when no worker thread uses the files, and when an interrupted replacement was
-        finished and an incomplete copy deleted. Then the caller can begin a new copy, or open the files as a
-        transaction log.
+        """Return a Deferred that fires when no worker thread uses the files. Before it fires, an interrupted
+        replacement is finished and an incomplete copy is deleted. Then the caller can begin a new copy, or open the
+        files as a transaction log.
 
         The Deferred fails with StoreError if the disk fails.
         """
@@ -325,8 +325,9 @@ class TransactionMirror:
 
     def write_back(self) -> None:
         """Sync the file systems of the partitions now, so that the sync at the end of the next copy has little to do.
-        Raises OSError. The caller may ignore this error: only the sync at the end of the copy decides whether the data
-        are safe, and its file descriptors stay open, so it reports errors of earlier writes, too.
+        Raises OSError. The caller may ignore this error, because only the sync at the end of the copy decides whether
+        the data are safe. That sync also reports errors of earlier writes, because its file descriptors stay open until
+        then.
         """
         file_systems = FileSystems(self._files)
         try:
@@ -336,8 +337,9 @@ class TransactionMirror:
 
     def _sync_all(self) -> None:
         """Sync the log's files and the partitions. Called when this node's log has the same bytes as the leader's, so
-        that no copy is needed. The partitions must be synced because the log no longer contains messages that the
-        leader has on the disk in its partitions, but that may be only in memory in this node's partitions.
+        that no copy is needed. The partitions must be synced because a replay of the log may not restore their
+        messages: the leader removes messages from the log when they are on the disk in the leader's partitions, but in
+        this node's partitions the same messages may be only in memory.
         """
         self._file_systems.sync(self._data_paths())
         for name in log_names(self._files, self._folder.path):

@@ -22,12 +22,12 @@ follower from the in-sync set.
 """
 
 DROP_SECONDS = 2.0
-"""If an in-sync follower sends nothing for this long, the leader removes it from the in-sync set. Once the follower's
-last grant is over, until the removal, the leader acknowledges no puts.
+"""If an in-sync follower sends nothing for this long, the leader removes it from the in-sync set. Between the end of
+the follower's last grant and the removal, the leader acknowledges no puts.
 """
 
 LAG_SECONDS = 10.0
-"""How long an in-sync follower may take to acknowledge a block before the leader removes it from the in-sync set."""
+"""If an in-sync follower takes longer than this to acknowledge a block, the leader removes it from the in-sync set."""
 
 JOIN_LAG_SECONDS = 0.5
 """If the oldest block that a follower has not acknowledged is at most this old, the leader begins to add the follower
@@ -76,36 +76,38 @@ the connection. When the follower connects again, it gets the data as a copy fro
 """
 
 HELD_BACKLOG_BYTES = 32 << 20
-"""If the blocks that a follower has not acknowledged yet have more than this many bytes, producers of topics with
-`ack=leader` also wait for followers.
+"""If the blocks that a follower has not acknowledged yet have more than this many bytes, even producers of topics with
+`ack=leader` must wait for followers, so that these blocks do not use more and more memory.
 """
 
 CONNECT_SECONDS = 2.0
-"""The time limit for connecting to the leader, and for the leader's answer to FOLLOW."""
+"""The time limit for connecting to the leader, and a second limit of the same length for the leader's answer to
+FOLLOW.
+"""
 
 LISTED_SECONDS = 1.0
-"""If a node asks to follow whose znode the leader has not seen, the leader reads ZooKeeper again, for at most this
-long, before it refuses the node.
+"""If the leader has not seen the znode of a node that asks to follow, the leader reads ZooKeeper again before it
+refuses the node. This value limits the time for that.
 """
 
 RECONNECT_SECONDS = (0.05, 1.0)
 """The first and the longest pause before a follower tries again to connect, after an attempt has failed."""
 
 TRANSACTIONS_SECONDS = 2.0
-"""How long a hand-over waits for the end of open transactions, which would otherwise be lost. During this time no new
-transactions begin, but everything else is served.
+"""How long a hand-over waits until open transactions have ended; transactions that are still open after that are lost.
+During this time no new transactions begin, but everything else is served.
 """
 
 WRITE_BACK_SECONDS = 3.0
-"""If a leader hands over but its process does not stop, it first writes its page cache to the disk, for at most this
-long, and only then refuses messages.
+"""If a leader hands over but its process does not stop, it first writes its page cache to the disk and only then
+refuses messages. This value limits the time for that.
 """
 
 DRAIN_SECONDS = 5.0
 """How long a hand-over waits until the next leader has all data."""
 
 JOINING_SECONDS = 3.0
-"""How long a hand-over waits for a follower that is connected but not in sync yet."""
+"""How long a hand-over waits until a follower that is connected but not in sync yet has become in sync."""
 
 HAND_OVER_SECONDS = 5.0
 """How long a hand-over waits for the next leader's election."""

@@ -12,9 +12,7 @@ __all__ = ["Crew", "Suspicion"]
 
 
 class Suspicion(IntEnum):
-    """How a record is leased now or, if it is not leased now, how it was leased last: NONE (as no suspect), or as a
-    suspect in one of two ways.
-    """
+    """How a record was leased last. NONE: not as a suspect. SUSPECT and ALONE are two ways to lease a suspect."""
 
     NONE = 0
     SUSPECT = 1
@@ -32,9 +30,9 @@ class Crew:
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The name of the member to which the next suspect that must be a member's only message will be leased; "" if
-        no member is chosen. The chosen member gets no other messages until it has settled all that it has. The other
-        members get messages as usual.
+        """The name of the chosen member; "" if no member is chosen. If a suspect must be its member's only message, one
+        member is chosen to get it. The chosen member gets no other messages until it has settled all that it has, and
+        then gets the suspect. The other members get messages as usual.
         """
         self.chosen_for: object = None
         """The SharedState of the partition that has the suspect for the chosen member; None if no member is chosen."""
@@ -52,7 +50,7 @@ class Crew:
         return member in self._suspects
 
     def has_one_alone(self, member: str) -> bool:
-        """Whether the member has leased a suspect that must be its only message, so that it may lease no other message
+        """Whether the member has leased a suspect that must be its only message. If so, it must not get another message
         now.
         """
         return member in self._alone

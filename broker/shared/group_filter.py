@@ -1,8 +1,8 @@
 """A shared group's filter on a topic: one filter for all members, stored in the internal log `/shared`.
 
-The first member that asks for messages of the topic sets the filter. While the filter is in use, a member that asks
-with another filter is refused. So no member needs the messages that the filter excludes, and they count as done. The
-code does no I/O and reads no clock.
+The first member that asks for messages of the topic sets the filter. While the filter is in use, the request of a
+member with another filter is refused. So no member needs the messages that the filter excludes, and these messages
+count as done. The code does no I/O and reads no clock.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class TopicFilter:
         self._asked_at = now
 
     def is_in_use(self, now: float) -> bool:
-        """Return whether a member has asked for messages in the last SHARED_MEMBER_SECONDS. Also True if this object
-        was created less than SHARED_MEMBER_SECONDS ago, because it is possible that a member asked shortly before the
-        broker was started.
+        """Return whether a member has asked for messages in the last SHARED_MEMBER_SECONDS. Also return True if this
+        object was created less than SHARED_MEMBER_SECONDS ago, because a member may have asked shortly before the
+        broker was restarted.
         """
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
@@ -101,8 +101,8 @@ class TopicFilter:
         """Make `wanted`, the filter in a member's request, the group's filter. If the group has another filter that is
         in use, refuse the request. Return whether the group's filter has changed.
 
-        has_leases: whether a member has leased messages of the topic or waits for such messages; if True, the present
-        filter is in use. Raises SharedRefused, InvalidWhere.
+        has_leases: whether a member has leased messages of the topic or waits for such messages. If it is True, the
+        present filter counts as in use. Raises SharedRefused, InvalidWhere.
         """
         changes = wanted != self.filter
         if changes:

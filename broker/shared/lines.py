@@ -1,6 +1,6 @@
 """Two kinds of queues for messages that wait to be leased: `Line` for new messages; `Again` for messages that were
-leased before and, in an ordered group, also for new messages. The messages of one partition are in a queue of each kind
-for each priority; both kinds yield their messages in the partition's order.
+leased before and, in an ordered group, also for new messages. A partition has one `Line` and one `Again` for each
+priority. Every queue yields its messages in the partition's order.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class Line:
 
 
 class Again:
-    """A queue of records that were leased before or, in an ordered group, of new records. They are added in any order
-    and taken in the partition's order. A record is not removed when a member settles it, so the owner has to check
-    whether the record that `peek` returns still waits to be leased. Used on the reactor thread.
+    """A queue of records that were leased before or, in an ordered group, of new records. The records are added in any
+    order and are taken from the queue in the partition's order. A record is not removed when a member settles it, so
+    the owner has to check whether the record that `peek` returns still waits to be leased. Used on the reactor thread.
     """
 
     __slots__ = ("_heap",)

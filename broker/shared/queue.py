@@ -53,8 +53,8 @@ _log = logging.getLogger(__name__)
 
 
 class Handed(NamedTuple):
-    """The leased records that were read from the partition, in the order of their lease. grants, parts: the records,
-    and the bytes that contain them, without the damaged ones. damaged: the records whose checksum is wrong.
+    """The leased records that were read from the partition, in the order of their lease. grants: the records whose
+    checksum is right. parts: the bytes of these records. damaged: the records whose checksum is wrong.
     """
 
     grants: list[Grant]
@@ -107,8 +107,7 @@ class SharedQueue:
         self._members: dict[str, float] = {}  # when each member asked last, by the reactor's clock
         self._asked_at = -tuning.SHARED_MEMBER_SECONDS
         self.damaged_bytes = 0
-        """The number of the partition's bytes that were skipped because they are damaged, since this object was
-        created.
+        """The number of the partition's bytes that this object has skipped because they are damaged.
         """
         self.failure: MetaqError | None = None
         """Why the last attempt to read ahead in the partition has failed; None if it has not."""
@@ -146,8 +145,8 @@ class SharedQueue:
         self._epoch += 1
 
     def use_filter(self) -> None:
-        """If the filter has changed since the last call, drop the waiting messages, so that they are read ahead again
-        and selected by the new filter. To be called before messages are leased.
+        """If the filter has changed since the last call, drop the messages that were read ahead and wait to be leased.
+        They are then read again, and the new filter selects among them. To be called before messages are leased.
         """
         if self._filter_is_new:
             self._filter_is_new = False
@@ -170,7 +169,7 @@ class SharedQueue:
 
     @property
     def is_asked(self) -> bool:
-        """Whether a member has asked for messages in the last SHARED_MEMBER_SECONDS."""
+        """Whether any member has asked for messages in the last SHARED_MEMBER_SECONDS."""
         return self._reactor.seconds() - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     @property
@@ -181,8 +180,8 @@ class SharedQueue:
     # --- memory -------------------------------------------------------------------------------------------------------
 
     def count(self) -> None:
-        """Count the memory that the state uses now as used by this queue's address. To be called after each change of
-        the state.
+        """Measure the memory that the state uses now, and count it as used by this queue's client address. To be called
+        after each change of the state.
         """
         known = self.state.known_bytes
         self._memory.add(self._address, known - self._counted)
@@ -445,8 +444,8 @@ def _read_cold(log: Snapshot, spans: Sequence[_Span]) -> Handed:
 
 
 def _checked(spans: Sequence[_Span], parts: Sequence[Buffer]) -> Handed:
-    """Return the spans' records as a Handed, divided by their checksums into good and damaged ones. parts: the bytes of
-    each span.
+    """Check the checksum of each record in the spans, and return the records as a Handed, which lists good and damaged
+    ones separately. parts: the bytes of each span.
     """
     good: list[Grant] = []
     good_parts: list[Buffer] = []

@@ -18,9 +18,10 @@
 All numbers are big-endian. until: Unix milliseconds. DONE: the records at [start, end). SKIPPED: bytes that no member
 has to acknowledge, because the group's filter excludes their records or they contain no record. STATE and FORGOTTEN
 replace all earlier sections of the same group and partition. There are two logs `/shared`: one with group commit and
-one with asynchronous flush. serial: a number that is higher in each new record, no matter to which of the two logs the
-record is appended. If both logs have sections of the same group and partition, only the log that has the section with
-the highest serial is used for them; its first section of this group and partition is a STATE.
+one with asynchronous flush. serial: a number that identifies a record; each new record gets a higher one, no matter to
+which of the two logs it is appended. If both logs have sections of the same group and partition, only one log is used
+for them: the one with the highest serial among these sections. It has the whole state, because its first section of
+this group and partition is a STATE.
 """
 
 from __future__ import annotations
@@ -284,8 +285,8 @@ def _suspects(text: str) -> list[Suspect]:
 
 
 def apply(section: RowSection, state: SharedState) -> None:
-    """Change a state that is being read from a log as this section says. Must not be called for a STATE, FORGOTTEN or
-    FILTER section. Raises StoreError.
+    """Apply a section that was read from a log to the group's state, which is being read from the same log. Must not be
+    called for a STATE, FORGOTTEN or FILTER section. Raises StoreError.
     """
     kind, payload = section.kind, section.payload
     if kind is RowKind.LEASED:

@@ -8,21 +8,23 @@
 Invariants, which a unit test checks after every change of a state:
 - every record from `low` to `scanned` is exactly one of done, held and waiting;
 - a record is leased to at most one member, until `until`;
-- with `ordered`, only the first record of a key that is not done is held or may be leased.
+- if the group is ordered (`ordered`), of all records with the same key that are not done, only the first is held or may
+  be leased.
 
 Times are seconds of the caller's clock, which never goes back. While a state is being read from a log, its times are
 Unix milliseconds; `begin` converts them before the state is used.
 
 A member whose lease has expired may settle the message as long as no other member has leased it; the token in the
-request shows which lease is meant. If a member has leased the same message twice in a row, it may settle the message
+request shows which lease is meant. If the same member has leased a message twice in a row, it may settle the message
 with the token of either lease.
 
 *Suspects* are messages whose lease has expired before the member settled (acknowledged or released) them. Either the
-suspect itself or another message that the member had may have killed the member's process. Therefore the lease whose
-expiry made the message a suspect does not count as an attempt. A suspect is leased alone, without other messages in the
-same lease, and a member has only one suspect at a time. If the member has no other message of the group when it leases
-the suspect, or if the message's lease has expired twice, the member gets no other message until it has settled the
-suspect (crew.py). If such a lease expires, it counts as an attempt, because no other message can be the cause.
+suspect itself or another message that the member had may have killed the member's process. So it is not certain that
+the suspect is to blame, and the lease whose expiry made the message a suspect does not count as an attempt. A suspect
+is leased alone, without other messages in the same lease, and a member has only one suspect at a time. If the member
+has no other message of the group when it leases the suspect, or if the message's lease has expired twice, the member
+gets no other message until it has settled the suspect (crew.py). If such a lease expires, it counts as an attempt,
+because no other message can be the cause.
 """
 
 from __future__ import annotations
@@ -172,8 +174,8 @@ class Limits(NamedTuple):
     """The limits of one group on one partition. held: the maximum number of leased or released records. ahead: the
     maximum number of records read ahead and not leased. ahead_ordered: the same in an ordered group. ahead_bytes: the
     maximum number of bytes of the records read ahead. ranges: the maximum number of ranges of acknowledged records.
-    share: of this many leased records, one is the oldest waiting record whatever its priority, so that records of low
-    priority are leased, too.
+    share: of each group of this many leased records, one is the oldest waiting record, whatever its priority. So
+    records of low priority are leased, too.
     scarce: used instead of `held` and `ahead` while memory is scarce.
     """
 
@@ -200,8 +202,8 @@ class SharedState:
         """The byte offset where reading ahead will continue; all data before it have been read ahead."""
         self.ordered = False
         self.scarce = False
-        """Whether the group's client address has used up its part of the broker's memory. While this is True, only a
-        few records are held and read ahead (`Limits.scarce`).
+        """Whether the client address to which the group's memory is charged has used up its part of the broker's
+        memory. While this is True, only a few records are held and read ahead (`Limits.scarce`).
         """
         self.leased = 0
         self.done_above = 0
@@ -274,8 +276,8 @@ class SharedState:
         return self.leased > 0 and any(held.state is _LEASED and held.until > now for held in self._held.values())
 
     def figures(self) -> Generator[None, None, HeldFigures]:
-        """Count the held records, and yield after each SHARED_COUNTED of them. Changes that are made between the steps
-        are counted only in part.
+        """Count the held records, and yield after each SHARED_COUNTED of them. If the state is changed while the
+        generator waits at a yield, the result contains only a part of the change.
         """
         every = list(self._held.values())
         delayed = most_attempts = 0
@@ -298,9 +300,9 @@ class SharedState:
         single record can be larger.
 
         Call `expire` before this method. until: when the lease ends. token: identifies this lease. If a suspect is
-        leased, it is the only record of the result. The result can be empty although records are available: if the
-        member has a suspect that must be its only message, or must settle its messages because it will get such a
-        suspect.
+        leased, it is the only record of the result. The result can be empty although records are available. This
+        happens if the member has a suspect that must be its only message, or if it is chosen for such a suspect and
+        must settle its other messages first.
         """
         crew = self.crew
         if crew.has_one_alone(member):
@@ -354,8 +356,8 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Return whether `line` has a waiting suspect whose next lease must be of the kind `suspicion`. Entries of
-        other records are removed from the line's beginning, so that this suspect is then the first.
+        """Return whether `line` has a waiting suspect that must be leased next in the way `suspicion`. Entries of other
+        records are removed from the line's beginning, so that this suspect is then the first.
         """
         while (returned := line.peek()) is not None:
             held = self._held.get(returned.offset)
@@ -517,8 +519,8 @@ class SharedState:
         lines[suspicion].add(QueuedMessage(offset, held.size, held.key))
 
     def _let_go(self, held: HeldMessage) -> None:
-        """Count one leased record less, because the lease of this held record ends. Called before the record's state
-        and member are changed.
+        """If this held record is leased, subtract it from the counts of leased records, because its lease ends. Called
+        before the record's state and member are changed.
         """
         if held.state is _LEASED:
             self.leased -= 1
@@ -737,7 +739,7 @@ class SharedState:
 
     def look_again(self, *, ordered: bool) -> None:
         """Remove all records that were read ahead and never leased from the state, so that they are read ahead again.
-        Held records that are READY become UNSEEN until then.
+        Held records that are READY become UNSEEN until the broker has read ahead up to them again.
         ordered: the new value of the attribute `ordered`.
         """
         self.ordered = ordered
@@ -817,7 +819,9 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """Add records to this state that are leased, or held in another state, as a stored section says."""
+        """Add the held records that a stored section names to this state. state: the state of these records; by default
+        they are leased.
+        """
         for offset, size, priority, attempts in grants:
             before = self._held.get(offset)
             held = self._held[offset] = HeldMessage(size, priority, attempts, token, until_ms, member)

@@ -75,8 +75,8 @@ class StoredStates(LogReader):
         self._states[key] = StoredState(serial, state, found, filter_serial)
 
     def take_all(self) -> dict[SharedKey, StoredState]:
-        """Return the states that were read, and drop this object's references to them. Afterwards the object has to
-        read the log from its beginning.
+        """Return the states that were read, and drop this object's references to them. If the states are needed again,
+        the object must read the log again from its beginning.
         """
         states, self._states = self._states, {}
         self.forget()

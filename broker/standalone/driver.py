@@ -41,7 +41,7 @@ PEERS_IN_TURN = 256
 """The maximum number of connections to which one turn of the server sends answers."""
 
 BUFFERED_BYTES = 256 * 1024
-"""If unsent answers and requests that wait to be handled have more than this many bytes for one connection, the driver
+"""If the unsent answers and the waiting requests of one connection together have more than this many bytes, the driver
 stops reading from this connection.
 """
 
@@ -150,8 +150,8 @@ class _Peer(TwistedProtocol):
 
 def _is_too_much(connection: PeerConnection) -> bool:
     """Return whether a connection's unsent answers and requests that wait to be handled have more than BUFFERED_BYTES
-    bytes together. If only a part of one request has arrived, its bytes do not count, because otherwise a request
-    larger than the limit could never be received.
+    bytes together. The bytes of a request that has arrived only in part do not count. Otherwise a request larger than
+    the limit could never be received.
     """
     return connection.unsent + (connection.buffered if connection.whole else 0) > BUFFERED_BYTES
 
@@ -251,8 +251,8 @@ class ServerDriver(Factory):
 
     def _now(self) -> Moment:
         """Return the present time of the server's clock. This clock does not count the time during which the reactor
-        thread was prevented from running. So sessions do not expire after such a pause before the requests that arrived
-        meanwhile are handled.
+        thread was prevented from running. So after such a pause, the requests that arrived during the pause are handled
+        before any session can expire.
         """
         now = moment()
         return now._replace(ms=now.ms - self._stalled_ms)

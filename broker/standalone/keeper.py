@@ -70,7 +70,7 @@ class Keeper:
 
     def look_after(self, server: StandaloneServer) -> bool:
         """Take the server's new log entries and let the worker thread write them; begin or continue a snapshot if one
-        is due. Return whether this method should be called again soon.
+        is due. Return whether work is left, so that this method should be called again soon.
         """
         if batch := server.take_log():
             self._add_batch(batch)

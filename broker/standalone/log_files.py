@@ -13,9 +13,9 @@ entry. A block contains the zxid of its last entry. Each log file begins with th
 the previous log file.
 
 Invariants:
-- A block is written only after the block before it is synced. So a crash can leave only the last block of the last file
-  incomplete. If an intact block follows a bad block, the bad block was complete and was damaged later.
-- A snapshot file gets its final name only after two syncs: of the snapshot, and of all log entries whose changes the
+- A block is written only after the block before it is synced. So after a crash, only the last block of the last file
+  can be incomplete. If an intact block follows a bad block, the bad block was once complete and was damaged later.
+- A snapshot file gets its final name only after the snapshot was synced, and also all log entries whose changes the
   snapshot can contain.
 - A log file is removed when no snapshot that is kept needs its entries.
 """
@@ -110,7 +110,7 @@ class LogFiles:
         return restored
 
     def append(self, entries: bytes, zxid: int) -> None:
-        """Append a block with these entries to the log and sync it. zxid: of the last entry."""
+        """Append a block with these entries to the log and sync it. zxid: the zxid of the last of these entries."""
         block = _encode_block(entries, zxid)
         with naming(self._log_path):
             write_all(self._files, self._fd, [block], self._end)
@@ -250,8 +250,9 @@ class LogFiles:
             self._open_end(path, at, len(data))
 
     def _secure(self, path: str) -> None:
-        """Make sure that all bytes of the file are on the disk. After a failed sync of an earlier run, some bytes may
-        be only in the page cache and would never be written, so they are written again.
+        """Make sure that all bytes of the file are on the disk. If a sync failed in an earlier run of the server, some
+        bytes may be only in the page cache, and the kernel would never write them to the disk. So these bytes are
+        written again.
         """
 
         def sync() -> None:

@@ -73,8 +73,8 @@ class BackgroundSyncs:
         """Request a background job for the log; no put waits for this job. kind: what the job does, as the bits DATA
         and INDEX (durability.py). The job starts at once unless the maximum number of background jobs are running.
 
-        A job that only writes index units does not wait until syncs have ended; otherwise the units in memory would
-        become more and more while the disk is slow. For the same reason, the log's index units are written at once if a
+        A job that only writes index units does not wait until syncs have ended. If it waited, the number of units in
+        memory would grow while the disk is slow. For the same reason, the log's index units are written at once if a
         checkpoint is requested again while the first request is waiting.
         """
         if kind == INDEX or self._pending.get(log) == kind == DATA | INDEX:
@@ -116,9 +116,9 @@ class BackgroundSyncs:
         self._closed = True
 
     def finish(self) -> None:
-        """If so many logs have data that no checkpoint covers that one sync of the whole file systems takes less time
-        than a sync of each log, make this one sync, and the checkpoints, on this thread. Otherwise do nothing. To be
-        called after `stop`. Blocks.
+        """If more than GROUPED_FROM logs have data that no checkpoint covers, make one sync of the whole file systems
+        and then the checkpoints of these logs, on this thread. For so many logs this takes less time than one sync for
+        each log. For fewer logs, do nothing. To be called after `stop`. Blocks.
         """
         logs = [log for log in self._dirty if log.durability.dirty]
         if len(logs) > tuning.GROUPED_FROM:

@@ -75,7 +75,7 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """Return the same as `encode_puts`, but faster for more than a few puts. For these, the function uses numpy, and
+    """Return the same as `encode_puts`, but faster for more than a few puts: in this case the function uses numpy, and
     copies the bodies.
     """
     if len(puts) <= tuning.FEW_PUTS:
@@ -91,8 +91,9 @@ class StampedRecords(NamedTuple):
     """Whole records that already have their message ids, together with their index units.
 
     data: the records back to back, possibly read-only. starts, ends: where each record starts and ends in `data`.
-    units: an array of UNIT_DTYPE. Their byte offsets count from the beginning of `data`; when the records are appended,
-    the offset of `data` in the partition is added. intact: for each record, whether its body matches its checksum.
+    units: an array of UNIT_DTYPE. The byte offsets in these units count from the beginning of `data`; when the records
+    are appended, the offset of `data` in the partition is added to them. intact: for each record, whether its body
+    matches its checksum.
     flags: all flag bits that are set in any of the records.
     """
 

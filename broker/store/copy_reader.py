@@ -46,8 +46,8 @@ class CopyReader:
     """
 
     def __init__(self, segments: Segments, start: int, piece_bytes: int) -> None:
-        """Prepare to read the partition's present content. Called on the thread that owns the store. The index units
-        that are not in the index files yet are copied, at most 2 MiB per segment.
+        """Prepare to read the partition's present content. Called on the thread that owns the store. Index units that
+        are not in the index files yet are copied in memory, at most 2 MiB per segment.
 
         start: byte offset of the first piece to read. piece_bytes: maximum size of a piece; a larger record is a piece
         by itself.
@@ -101,8 +101,8 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the index units of the records from `offset` on: of as many records as fit into one piece of the copy
-        and follow each other without a gap, but of at least one. The result is empty only if no record is left.
+        """Return the index units of the next records from `offset` on. They are as many as fit into one piece of the
+        copy and follow each other without a gap, but at least one. The result is empty only if no record is left.
         """
         reader = self._readers.get(segment)
         if reader is None:

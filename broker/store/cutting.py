@@ -1,7 +1,7 @@
 """Cut off the ends of partitions while the store is in use: wait until a cut is possible, let a worker thread change
 the files, and then let the log objects use the changed segments.
 
-First, all data of these partitions are synced, and the journal removes all files that it has now, because the next
+First, all data of these partitions are synced. The journal also removes all files that it has now, because the next
 start of the broker could restore the removed data from these files. Then a worker thread changes the partitions' files
 (cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). Each call of `tick` checks
 whether the next of these steps can begin.
@@ -97,8 +97,8 @@ class Cutting:
         self._lock = threading.Lock()  # held while files are changed: close() waits for it
 
     def start(self, changes: Mapping[PartitionLog, Change], done: CutsDone) -> None:
-        """Begin to carry out these changes, or after the earlier requests if there are any. The caller must not append
-        to these logs until `done` is called.
+        """Begin to carry out these changes. If earlier requests are not finished, begin after them. The caller must not
+        append to these logs until `done` is called.
         """
         self._waiting.append(_Request(dict(changes), done))
         self.tick()
@@ -212,4 +212,6 @@ class Cutting:
 
 
 def _no_sync() -> None:
-    """Used as the sync function of the recovery. Does nothing, because all data were synced before the cut."""
+    """Do nothing. The recovery of a cut partition uses this function as its sync function, because all data were synced
+    before the cut.
+    """

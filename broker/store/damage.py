@@ -81,7 +81,7 @@ class DamagedRanges:
         """Add a damaged range, and merge it with the known ranges that overlap it. Return how many bytes were not known
         as damaged before.
 
-        If the added range begins in a known range and ends behind it, the known range is extended.
+        If the added range begins in a known range and ends behind it, the known range is extended to the new end.
         """
         known = self.at(found.start)
         if known is not None:
@@ -115,7 +115,7 @@ def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -
     that begins there. Any thread may call this. Raises OSError.
 
     fd, first_offset: the descriptor of the segment's data file, and the segment's first offset. The damaged range ends
-    at the first good record, or where the next unit does not follow directly.
+    where the first good record begins, or earlier at the first gap between two of these units.
     """
     start = end = int(units[0]["offset"])
     for offset, _, _, size, _ in units.tolist():

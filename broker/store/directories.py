@@ -19,7 +19,9 @@ __all__ = ["LOCK_NAME", "PartitionDirectory", "lock_data_path", "lock_empty_path
 _log = logging.getLogger(__name__)
 
 LOCK_NAME = ".metaq.lock"
-"""The name of the lock file. It is a plain file, because the Java broker ignores plain files in a data directory."""
+"""The name of the lock file in a data directory. The lock is a file and not a directory, because the Java broker
+ignores plain files in a data directory.
+"""
 
 
 class PartitionDirectory(NamedTuple):
@@ -74,8 +76,9 @@ def _make(files: Files, path: str) -> None:
 
 
 def lock_empty_path(files: Files, path: str) -> int:
-    """Do the same as `lock_data_path`, for a data directory that is added while the broker is running. Raises
-    ConfigError also if the directory contains partitions, because the broker opens partitions only when it starts.
+    """Do the same as `lock_data_path`, for a data directory that is added while the broker is running. In addition,
+    raises ConfigError if the directory contains partitions, because a running broker does not open partitions that it
+    finds in a new directory.
     """
     fd = lock_data_path(files, path)
     try:

@@ -1,8 +1,9 @@
-"""Measure the free space of the data directories, and decide for which of them puts are refused because they are too
-full. Puts to a directory are refused if fewer bytes than its reserve are free; consumers can still read. The reserve is
-kept free for writes that must not fail: index units, checkpoints, the journal, commits of transactions.
+"""Measure the free space of the data directories, and decide which of them are so full that puts to them are refused.
+Each directory has a reserve, a number of bytes. If its file system has fewer free bytes than the reserve, puts to the
+directory are refused; consumers can still read. The reserve is kept free for writes that must not fail: index units,
+checkpoints, the journal, commits of transactions.
 
-Puts are accepted again when 5 % more than the reserve is free.
+Puts are accepted again when the free bytes are 5 % more than the reserve.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def no_room(error: OSError) -> bool:
-    """Return whether the error means that a write failed because the disk is full, so that no data were lost. False for
-    a failed sync, which may have lost data whatever its cause.
+    """Return whether the error means that a write failed because the disk is full. Such a failure loses no data. Return
+    False for a failed sync, which may have lost data whatever its cause.
     """
     return error.errno in _NO_ROOM and not isinstance(error, FailedSync)
 
@@ -91,8 +92,8 @@ class DiskSpace:
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 
     def lacking(self, least: int) -> DiskFull | None:
-        """Return the DiskFull error of a data directory to which puts are refused. If there is none, return the result
-        of `empty`.
+        """Return the DiskFull error of a data directory to which puts are refused. If there is no such directory,
+        return the result of `empty(least)`.
         """
         return next((_full(room) for room in self._rooms.values() if not room.takes_puts), None) or self.empty(least)
 

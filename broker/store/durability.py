@@ -5,9 +5,9 @@ Data are safe when they are stored on this node as durably as the topic's settin
 are safe when they are appended; with group commit, when they survive a power cut. Readers see all safe data, unless
 `PartitionLog.limit_visibility` has set a lower limit for them.
 
-Every method that is named after an event records the event and returns, as bits, the actions that the caller must
-execute. `Durability.take_answers` returns the callbacks that must be called after the event. The mode decides what an
-event means:
+Some methods, for example `appended`, are named after an event: they record the event and return the actions that the
+caller must execute, each as one bit of an integer. `Durability.take_answers` returns the callbacks that must be called
+after the event. The mode decides what an event means:
 
     SHOWING   asynchronous flush: readers see data as soon as it is appended, and a sync follows by count or time
     WAITING   group commit: readers see only safe data, and waiters are told when theirs is safe
@@ -66,7 +66,9 @@ SYNC_SOON = 16
 """Sync the partition's own files in the background, when other background syncs have ended. No put waits for this sync.
 """
 MARK_DIRTY = 32
-"""The partition has data that no checkpoint covers and had none before; from now on, call `due` regularly."""
+"""The partition now has data that no checkpoint covers, and had no such data before. From now on, call `due`
+regularly.
+"""
 
 _NEVER = float("-inf")
 _NOWHERE = -1
@@ -89,12 +91,12 @@ class DurabilityEvent(IntEnum):
     """Data were appended under asynchronous flush, and more records are not synced than the flush policy allows."""
     BEHIND_GAP = 2
     """Data were appended behind bytes that are neither in the journal nor synced. After a power cut these bytes would
-    be missing, so new data could not be restored from the journal; a sync must make them safe.
+    be missing, and the journal could not restore the data behind them. So a sync must make the appended data safe.
     """
     SAFE = 3
     """Because of a sync of the partition's files or of the journal, more data survive a power cut than before."""
     ALL_SAFE = 4
-    """The same as SAFE, in the mode LEAVING, when all data that were appended under group commit are safe now."""
+    """Used instead of SAFE in the mode LEAVING if all data that were appended under group commit are safe now."""
     GROUP_COMMIT = 5
     """The topic's settings were changed to group commit."""
     ASYNCHRONOUS = 6
@@ -142,12 +144,12 @@ TABLE: dict[Mode, dict[DurabilityEvent, tuple[Mode, int]]] = {
 
 class Durability:
     """Records which data of one partition are appended, safe and synced, and decides what to do (see the module's
-    docstring). All offsets are byte offsets in the partition. Counts are numbers of records in this node's log; the log
-    of another node of a broker set may have another count for the same offset.
+    docstring). All offsets are byte offsets in the partition. Counts are numbers of records. Each node counts the
+    records of its own log, so another node of a broker set may have another count for the same offset.
 
     Invariants: safe_end <= end. In the modes WAITING and LEAVING, data below safe_end survive a power cut. After a
     failure, safe_end does not change and no job begins. Each waiting callback is called once, in the order of arrival.
-    At most one syncing job runs at a time, and beside it at most one job that only writes index units.
+    At most one syncing job runs at a time. At most one job that only writes index units can run at the same time.
     """
 
     __slots__ = (
@@ -200,22 +202,23 @@ class Durability:
 
     @property
     def has_group_commit(self) -> bool:
-        """Whether puts wait for the disk: they are acknowledged and visible to readers only when they are safe. True in
-        the modes WAITING and LEAVING.
+        """Whether puts wait for the disk, that is, whether they are acknowledged and visible to readers only when they
+        are safe. True in the modes WAITING and LEAVING.
         """
         return self.mode is _WAITING or self.mode is _LEAVING
 
     @property
     def relies_on_logs(self) -> bool:
-        """Whether the partition has data that would be lost from its own files by a power cut and would have to be
-        restored from the journal or the transaction log. Data that are being written to the journal count, too.
+        """Whether the partition has data that a power cut would remove from the partition's own files, so that they
+        would have to be restored from the journal or the transaction log. Data that are being written to the journal
+        count, too.
         """
         journaled = max(self.safe_end, self._journal_end) if self.has_group_commit else _NOWHERE
         return max(journaled, self._committed_end) > self.synced_end
 
     def committed(self, end: int) -> None:
         """Record that the transaction log can restore the data below byte offset `end` until the partition's files are
-        synced. The data below `end` have been appended or will be appended at once.
+        synced. The caller has appended the data below `end`, or appends them immediately after this call.
         """
         self._committed_end = max(self._committed_end, end)
 
@@ -228,7 +231,9 @@ class Durability:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def appended(self, end: int, records: int) -> int:
-        """Record that `records` records were appended, so that the data now end at `end`. Return the actions."""
+        """Record that `records` records were appended, so that the data now end at byte offset `end`. Return the
+        actions that the caller must execute.
+        """
         base, self.end = self.end, end
         self.count = count = self.count + records
         self.unsynced_records = unsynced = self.unsynced_records + records
@@ -251,7 +256,7 @@ class Durability:
         actions.
 
         With group commit, the appended data become safe by a sync of the partition's own files; with asynchronous flush
-        they are safe at once. If the data contain damaged bytes, only a checkpoint makes them safe, because a start of
+        they are safe at once. But if the data contain damaged bytes, only a checkpoint makes the data safe: a start of
         the broker would cut off damaged bytes that no checkpoint covers.
         """
         self.end = end
@@ -344,9 +349,9 @@ class Durability:
     # --- who waits ----------------------------------------------------------------------------------------------------
 
     def wait(self, end: int, callback: SafeCallback) -> bool:
-        """Keep the callback until the data below `end` are safe or a sync fails, and return True; after that event,
-        `take_answers` returns the callback. If one of these is true now, do not keep the callback and return False; the
-        caller calls it with the result of `answer_for`.
+        """Keep the callback until the data below `end` are safe or a sync fails, and return True. After that event,
+        `take_answers` returns the callback. If the data are safe already, or a sync has failed already, do not keep the
+        callback and return False. The caller must then call the callback with the result of `answer_for`.
         """
         if self.safe_end >= end or self.failure is not None:
             return False
@@ -387,12 +392,12 @@ class Durability:
 
     def begin(self, kind: int) -> int:
         """Request a job of this kind (the bits DATA and INDEX); with `kind` 0, request nothing new. Return the kind of
-        the job that the caller must begin now, which includes what earlier calls have requested; 0 if no job is to
-        begin now.
+        the job that the caller must begin now; 0 if no job is to begin now. The returned kind includes the work that
+        earlier calls have requested and that no job has done yet.
 
-        While a syncing job is running, requests of syncing jobs are kept, and one next job serves them all. A job that
-        only writes index units can run at the same time as a syncing job. If such a job cannot begin now, its request
-        is dropped.
+        While a syncing job is running, requests of further syncing jobs are kept, and the next job serves all of them.
+        A job that only writes index units can run at the same time as a syncing job. If a job that only writes index
+        units cannot begin now, its request is not kept.
         """
         if kind == INDEX:
             if self.failure is not None or self._writing_units:
@@ -425,8 +430,9 @@ class Durability:
     # --- by the clock -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> int:
-        """Return the kind (the bits DATA and INDEX) of the job that must be started at monotonic time `now` (seconds)
-        because the last one was long enough ago; 0 if there is none. Called while `dirty` is True.
+        """Return the kind (the bits DATA and INDEX) of the sync or checkpoint that must be started at monotonic time
+        `now` (seconds), because the last one was long enough ago. Return 0 if none must be started. Called while
+        `dirty` is True.
         """
         if self.failure is not None:
             return 0

@@ -1,5 +1,5 @@
-"""The store's access to the file system. Every call of the operating system that can fail or wait goes through `Files`,
-so tests can make each call fail.
+"""The store's access to the file system. The store makes every call of the operating system that can fail or wait
+through an object of the class `Files`, so tests can make each call fail.
 
 `OpenFiles` limits the number of open descriptors, because ten thousand partitions must not need ten thousand
 descriptors.
@@ -58,7 +58,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 class FailedSync(OSError):
     """Raised if a sync has failed. The data that it should have written may be lost, even if the cause was a full disk
-    and space is freed later. This differs from a write that fails because the disk is full, by which no data are lost
+    and space is freed later. In contrast, a write that fails because the disk is full loses no data
     (disk_space.no_room).
     """
 
@@ -149,8 +149,8 @@ class Files:
 
     def preadv_nowait(self, fd: int, buffer: memoryview, position: int) -> int:
         """Read from `position` into `buffer`, but only bytes that are in the page cache. Return the number of bytes
-        read. Raises BlockingIOError if none of them are in the page cache, and OSError with EOPNOTSUPP if the file
-        system cannot tell which bytes are.
+        read. Raises BlockingIOError if no bytes from `position` on are in the page cache. Raises OSError with
+        EOPNOTSUPP if the file system cannot tell which bytes are in the page cache.
         """
         return os.preadv(fd, [buffer], position, os.RWF_NOWAIT)
 
@@ -174,7 +174,7 @@ class Files:
         _libc.sync_file_range(fd, ctypes.c_int64(position), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
     def fdatasync(self, fd: int) -> None:
-        """Sync the file's data. Raises FailedSync if that fails, like all methods that sync."""
+        """Sync the file's data. Raises FailedSync if the sync fails, as all methods that sync do."""
         with _syncing():
             os.fdatasync(fd)
 
@@ -310,8 +310,8 @@ def opened(files: Files, path: str, flags: int = os.O_RDONLY) -> Iterator[int]:
 
 
 def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) -> None:
-    """Replace a file and sync it. At every moment, `path` has either the complete new content or, as before this call,
-    the old file or no file. Blocks until the file is synced. Raises OSError.
+    """Replace a file and sync it. At every moment, either `path` is as it was before this call (the old file, or no
+    file), or it has the complete new content. Blocks until the file is synced. Raises OSError.
 
     data: the new content, or a function that makes it from the inode number of the new file.
     """
@@ -326,8 +326,8 @@ def replace_file(files: Files, path: str, data: bytes | Callable[[int], bytes]) 
 
 
 def unused_name(files: Files, path: str) -> str:
-    """Return `path` or, if a file with this path exists, `path` with a number appended, so that no file has it. The
-    caller then does not overwrite files that an earlier recovery has kept.
+    """Return a path that no file has: `path` itself or, if a file with this path exists, `path` with a number appended.
+    With this path, the caller does not overwrite files that an earlier recovery has kept.
     """
     name, number = path, 1
     with suppress(FileNotFoundError):
@@ -360,7 +360,7 @@ def may_exist(files: Files, path: str) -> bool:
 
 def default_open_limit() -> int:
     """Return the default for the number of file descriptors that the store keeps open. The result is half of the
-    process's soft limit, but at most 2,048; the other half is for connections.
+    process's soft limit for descriptors, but at most 2,048. The other half is left for connections.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 2048 if soft == resource.RLIM_INFINITY else max(16, min(2048, soft // 2))
@@ -402,7 +402,9 @@ class OpenFile:
             write_all(self._table.files, fd, buffers, position)
 
     def pin(self) -> int:
-        """Return the file's descriptor like `use`, and keep it open until `unpin` has been called as often as `pin`."""
+        """Return the file's descriptor like `use`, and keep the descriptor open until `unpin` has been called as often
+        as `pin`.
+        """
         fd = self.use()
         self.pins += 1
         return fd
@@ -494,11 +496,12 @@ class OpenFiles:
         return fd
 
     def write(self, file: OpenFile, buffers: Sequence[Buffer], position: int) -> None:
-        """Open a file that is not open, and write to it. If fewer than `limit` files are open, or an open file that was
-        not used lately can be closed instead, the written file stays open.
+        """Open a file that is not open, and write to it. The written file stays open if fewer than `limit` files are
+        open, or if an open file that was not used lately can be closed instead.
 
-        Otherwise it is closed after the write, and the other files stay open. Reason: if more than `limit` files are
-        written in rotation and each write closed another file, every file would be closed before its next write.
+        Otherwise the written file is closed after the write, and the other files stay open. Reason: if more than
+        `limit` files are written in rotation and each write closed another file, every file would be closed before its
+        next write.
         """
         if len(self._ring) < self.limit or self._has_idle():
             write_all(self.files, self.open(file), buffers, position)
@@ -508,8 +511,8 @@ class OpenFiles:
 
     def _has_idle(self) -> bool:
         """Return whether the open file that the clock algorithm examines next may be closed, because it was not used
-        lately. The algorithm goes on to the next file only once in MISSES_PER_STEP calls, which is enough to find
-        unused files.
+        lately. Only one in MISSES_PER_STEP calls examines a file and goes on to the next one; the other calls return
+        False. That is enough to find unused files.
         """
         self._missed += 1
         if self._missed % tuning.MISSES_PER_STEP:

@@ -1,5 +1,5 @@
 """The index file beside each segment contains one unit of fixed size for each record. If the file is lost, the broker
-computes it again from the segment's data, though store times only roughly (see below).
+computes it again from the segment's data. Some store times are then known only roughly (see below).
 
     <20-digit first offset>.index, little-endian
     off size header                                        off size unit (where: index_blocks.py)
@@ -19,11 +19,12 @@ computes it again from the segment's data, though store times only roughly (see 
 In a file of version 1, the units were back to back, without checksums. The broker trusts the checkpoint of such a file,
 but computes its units anew from the segment's data.
 
-Store time: the unit of a record of this broker is rebuilt with the time that the message id contains. A record that a
-Java broker has written has a negative message id, which contains no time. So when the unit of such a record is rebuilt,
-only an upper bound of its store time is known. The bound is stored as a NEGATIVE number: -t means "stored at t or
-earlier". Searches use the absolute value of this field and assume that it does not decrease from one unit to the next.
-This is true because the clock from which the broker takes store times never goes back.
+Store time: if the unit of a record that this broker has written is rebuilt, its store time is the time that the message
+id contains. A record that a Java broker has written has a negative message id, which contains no time. So when the unit
+of such a record is rebuilt, only an upper bound of its store time is known. The bound is stored as a NEGATIVE number:
+-t means "stored at t or earlier". Searches use the absolute value of this field and assume that it does not decrease
+from one unit to the next. The assumption holds because the clock from which the broker takes store times never goes
+back.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ _UNCHECKED_VERSION = 1
 class Checkpoint(NamedTuple):
     """The content of an index header. It states that the first `units` units in the file describe all data in
     [first_offset, end) (byte offsets in the partition), and that these data and units are on the disk. max_id: the
-    largest positive message id in these units, or 0.
+    largest positive message id in these units; 0 if there is none.
 
-    crc: the CRC-32 of the covered units in the last block (see Units.crc). None means that the file has version 1,
-    whose units the broker does not use.
+    crc: the CRC-32 of the covered units in the last block (see Units.crc); None if the file has version 1, whose units
+    the broker does not use.
     """
 
     first_offset: int
@@ -198,13 +199,13 @@ def write_units(
     anew. Return the CRC-32 of the units in the file's last, incomplete block, for the next call.
 
     crc: the result of the previous call for this file; 0 if `stored` is 0. vouched: a range of the segment's data that
-    the header of the existing file states to be synced. The caller passes it only if `stored` is 0 because the existing
-    file has version 1 or its range is damaged. If this function then overwrote the existing file, no header would state
-    that the range is synced until the next checkpoint is written. If the broker restarted before that checkpoint, it
-    would check, and perhaps cut, data that it could have trusted. So if `vouched` is given, this function replaces the
-    existing file by a new file with the same statement in its header, and waits for the disk. Any thread may call this
-    function, but only one thread at a time per file. Raises OSError; then the units that the header covers are
-    unchanged, and either the old file or the new one exists.
+    the header of the existing file states to be synced. The caller passes `vouched` only if it writes all units anew
+    (`stored` is 0), because the existing file has version 1 or is damaged. If this function then overwrote the existing
+    file, no header would state that the range is synced until the next checkpoint is written. If the broker restarted
+    before that checkpoint, it would check, and perhaps cut, data that it could have trusted. So if `vouched` is given,
+    this function replaces the existing file by a new file with the same statement in its header, and waits for the
+    disk. Any thread may call this function, but only one thread at a time per file. Raises OSError. Even then, the
+    units that the header covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -219,8 +220,8 @@ def replace_index(files: Files, path: str, units: UnitArray, first_offset: int, 
     of the units in the file's last, incomplete block (like `write_units`).
 
     The header says that the data in [first_offset, end) and the units for them are synced. `units` can also contain
-    units for data behind `end`, which are written but which the header does not cover. Any thread may call this. At
-    every moment either the old file or the new, synced file exists. Raises OSError.
+    units for data behind `end`. The function writes these units, too, but the header does not cover them. Any thread
+    may call this. At every moment either the old file or the new, synced file exists. Raises OSError.
     """
     fresh = path + FRESH_SUFFIX
     covered = int(np.searchsorted(units["offset"] + units["size"], end, "right"))
@@ -252,8 +253,8 @@ def write_checkpoint(files: Files, path: str, checkpoint: Checkpoint, *, sync: b
 
 
 FRESH_SUFFIX = ".new"
-"""The suffix of the new index file while `replace_index` writes it. If a crash has left such a file, the next rebuild
-overwrites it, or it is removed together with the segment.
+"""The suffix of the new index file while `replace_index` writes it. If a crash has left a file with this suffix, the
+next rebuild of the index overwrites it, or it is removed together with the segment.
 """
 
 
@@ -323,8 +324,8 @@ class Units(ABC):
         return read_block(self._load, self.path, block, self.stored, self.crc)
 
     def _search(self, key: Callable[[Unit], int], value: int, start: int = 0, stop: int | None = None) -> int:
-        """Search the units start … stop-1, and return the number of the first unit with key(unit) >= value. The keys
-        must not decrease from one unit to the next.
+        """Search the units start … stop-1, and return the number of the first unit for which key(unit) >= value. The
+        keys must not decrease from one unit to the next.
         """
         stored, held = self.stored, -1
         units: Buffer = b""
@@ -360,8 +361,8 @@ class Index(Units):
     Only the thread that owns the store may use this object; `write_units` runs in other threads on a copy of the units.
     `starting_before` and `ending_by` take O(1) for an offset at which the result of an earlier `units_ending_by` ended,
     because the object remembers these offsets. A consumer that reads a partition in order asks for just these offsets.
-    (Units never change, so a remembered offset stays valid.) Methods that read the file can raise NotCached, like
-    `OpenFile.read`.
+    (The units in an index never change, so a remembered offset stays valid.) Methods that read the file can raise
+    NotCached, like `OpenFile.read`.
     """
 
     __slots__ = ("_boundaries", "file", "max_stored_id", "vouched")

@@ -17,7 +17,7 @@ that the index header covers is written twice. Because the computation of the CR
 CRC-32 also detects a block that was written to another block's position.
 
 To save time, `read_units` reads and checks many blocks at once. Simpler code with the same results is in
-tests/unit/broker/store/test_references.py; the benchmark is `consume`.
+tests/unit/broker/store/test_references.py. The benchmark `consume` measures this code.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ def order_times(units: UnitArray, floor_ms: int = 0) -> None:
     """Increase the store times in the array `units` where necessary, so that each is at least `floor_ms` (Unix ms) and
     at least the time of the unit before it.
 
-    Within a segment times must never decrease, so that a binary search by time works. A negative time, which means an
-    upper bound, stays negative, and its absolute value counts. Times are increased and never decreased, so a search by
-    time can find an earlier message than necessary, but it skips none.
+    A binary search by time works only if the times within a segment never decrease. A negative time, which means an
+    upper bound, stays negative, and its absolute value counts. This function only increases times. So a search by time
+    can find an earlier message than necessary, but it skips none.
     """
     times = units["time_ms"]
     known = np.abs(times)
@@ -160,7 +160,8 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
     """Return the buffers that must be written at `unit_position(stored)` to add these units to the file. Also return
     the CRC-32 of the units in the block that will be incomplete after the write of these buffers.
 
-    crc: the CRC-32 of the units in the incomplete block, as the last call returned it; 0 if nothing is stored.
+    stored: how many units the file has. crc: the CRC-32 of the units in the file's incomplete block, as the last call
+        returned it; 0 if `stored` is 0.
     """
     block = block_of(stored)
     room = (first_of(block + 1) - stored) * UNIT_BYTES
@@ -249,8 +250,8 @@ def _crc_before(block: int) -> int:
     A good block `i` has the CRC-32 _RIGHT if the computation begins with i. CRC-32 is linear. So if the computation for
     block `i` begins with the CRC-32 of the blocks before it and not with i, the result differs from _RIGHT by a value
     that does not depend on the block's content: the difference that the two start values make if one computes the
-    CRC-32 of as many zero bytes as a block has. Damage that one CRC-32 per block would detect in one block is also
-    detected in this way. Damage in several blocks is detected except once in 2^32 cases.
+    CRC-32 of as many zero bytes as a block has. If one block is damaged, this check detects all damage that a CRC-32 of
+    this block alone would detect. If several blocks are damaged, it fails to detect the damage in one of 2^32 cases.
     """
     if block >= len(_crcs):
         with _growing:

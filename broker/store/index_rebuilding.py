@@ -22,8 +22,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Lost(NamedTuple):
-    """The log of a segment without an index. not_before: the monotonic time in seconds; before it, no rebuild of this
-    index begins.
+    """A log that has a segment without an index. not_before: the monotonic time, in seconds, before which no rebuild of
+    this index begins.
     """
 
     log: PartitionLog
@@ -61,8 +61,8 @@ class IndexRebuilding:
         return len(self._lost)
 
     def add(self, log: PartitionLog) -> None:
-        """Plan to rebuild the missing indexes of the log. Before `start` was called, no rebuild begins; afterwards the
-        next `tick` begins one.
+        """Plan to rebuild the missing indexes of the log. The rebuild does not begin before `start` was called; after
+        that, a later call of `tick` begins it.
         """
         for segment in log.segments:
             if segment.index is None:

@@ -6,7 +6,7 @@ cuts it as it does with a partition. Its directory's name has no `-`, so Java br
 `/`, so no client can use it: clients' topics must not contain `/` (limits.check_topic). `Store.logs()` does not return
 internal logs.
 
-The code that opens the store passes it the list of internal topics (assembly/kinds.py). Each internal topic has two
+The code that opens the store passes the list of internal topics to it (assembly/kinds.py). Each internal topic has two
 logs: one for partitions with asynchronous flush and one for partitions with group commit. Data that belong to a message
 are written to the log for the flush mode of the message's partition. So these data are made safe in the same way as the
 message.
@@ -52,9 +52,10 @@ class InternalTopic:
     """The settings of an internal topic. directory: its directory below the first data path. max_segment_size: bytes.
 
     with_messages: whether appends to this topic become safe together with the messages that are appended to partitions
-    in the same iteration of the reactor. If True, then after a crash the broker finds either both the appends to this
-    topic and those messages, or neither. recovered: called when a log of this topic has been recovered. At that time
-    the broker has not yet recovered the partitions and the internal topics behind this one in its list.
+    in the same iteration of the reactor. If it is True, a crash cannot separate them: the next start of the broker
+    finds either both the appends to this topic and those messages, or neither. recovered: called when a log of this
+    topic has been recovered. At that time, neither the partitions nor the internal topics that follow this one in the
+    list of internal topics have been recovered.
     """
 
     directory: str

@@ -5,14 +5,15 @@ A put is written to its partition's file, which need not be synced at once, and 
 synced. All puts that arrive during one sync of the journal become safe by the next sync. So one sync serves puts of
 many connections to many partitions, and the cost of an acknowledgement does not grow with the number of partitions.
 Checkpoints sync the partitions' own files later. When checkpoints have synced the data of all entries of a journal file
-there, the file is removed. If the waiting puts belong to only one or two partitions, the broker syncs these partitions'
-own files and does not write the puts to the journal, which saves the second write. For the files' format see
-journal_format.py.
+in the partitions' own files, the journal file is removed. If the waiting puts belong to only one or two partitions, the
+broker syncs these partitions' own files and does not write the puts to the journal, which saves the second write. For
+the files' format see journal_format.py.
 
 Invariants. The entries of one partition follow each other without a gap, in offset order. A journal file is removed
-only when the data of all its entries are synced in the partitions' own files. If an older journal file is kept because
-a partition has failed, newer journal files can be removed before it. After a failed write or sync of the journal,
-nothing more is written to it, except if the write failed because of a full disk and was undone.
+only when the data of all its entries are synced in the partitions' own files. If a partition has failed, the journal
+files with its data are kept, and newer journal files can be removed before them. After a failed write or sync of the
+journal, nothing more is written to it. There is one exception: a write that failed because of a full disk and was
+undone.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ time, because one is created for every append.
 """
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
-"""A dict from each log that has appends in a group to the arguments `end` and `count` of its last one."""
+"""A dict from each log that has appends in a group to the `end` and `count` of the log's last append in the group."""
 
 
 class _NoRoom(Exception):
@@ -147,9 +148,9 @@ class Journal:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def add(self, log: PartitionLog, base: int, end: int, count: int, data: Sequence[Buffer]) -> None:
-        """Make the bytes safe that were appended to `log` at [base, end). When they are safe in the journal, call the
-        log's method `safe`. If the bytes were made safe by a sync of the log's own files and not in the journal, call
-        the log's method `end`.
+        """Make the bytes safe that were appended to `log` at [base, end). The journal makes them safe in one of two
+        ways. If it writes and syncs them itself, it then calls the log's method `safe`. If it syncs the log's own files
+        instead, it then calls the log's method `end`.
 
         count: the log's own count of records up to `end`. data: the bytes, which must not change until they are safe.
         """
@@ -171,7 +172,7 @@ class Journal:
 
     def when_settled(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when each append that was added so far is safe or has failed; call it at once if no
-        append is pending. The callback can ask the logs which of these is true.
+        append is pending. The callback can ask each log whether its append is safe or has failed.
         """
         if self._waiting:
             self._callbacks.append(callback)
@@ -346,10 +347,10 @@ class Journal:
                 self._checkpoint(log)
 
     def _is_direct(self, group: Sequence[_Append]) -> bool:
-        """Return whether to sync the own files of the group's few partitions and not to write the group to the journal.
-        Return False if the group contains data of an internal log and has few bytes, because one write to the journal
-        then costs less. Also return False if data of an internal log must be in the same journal block as messages of
-        the group (InternalTopic.with_messages).
+        """Called if the group's appends belong to few partitions. Return whether to sync these partitions' own files
+        instead of writing the group to the journal. Return False if the group contains data of an internal log and has
+        few bytes, because one write to the journal then costs less. Also return False if data of an internal log must
+        be in the same journal block as messages of the group (InternalTopic.with_messages).
         """
         internal = {log.topic for log, *_ in group if is_internal(log.topic)}
         if not internal:
@@ -382,12 +383,12 @@ class Journal:
         self._files.unlink(file.path)
 
     def turn_over(self) -> int | None:
-        """Request what is needed so that all present journal files can be removed: checkpoints of the partitions with
-        data in them. Return the number of the next journal file, for calls of `has_older`.
+        """Begin to remove all present journal files: request checkpoints of the partitions that have data in these
+        files.
 
-        After these checkpoints, `tick` removes the files. Later appends go to a new file. Returns None, without any
-        effect, while appends wait or a group of appends is being written. The caller must then call this method again
-        later.
+        After these checkpoints, `tick` removes the files. Later appends go to a new file. Return the number of this new
+        file, for calls of `has_older`. While appends wait or a group of appends is being written, do nothing and return
+        None; the caller must then call this method again later.
         """
         if self._running is not None or self._waiting:
             return None
@@ -413,8 +414,9 @@ class Journal:
         return next((f"the journal is kept for {log.directory}: {log.read_only}" for log in failed), None)
 
     def check_gone(self, number: int) -> None:
-        """Check that no journal file with a number lower than `number` exists, and sync the directory, so that no
-        removed file is there again after a crash. Waits for the disk, so the caller runs it in a worker thread.
+        """Check that no journal file with a number lower than `number` exists, and sync the directory. Without this
+        sync, removed files could exist again after a crash. Waits for the disk, so the caller runs it in a worker
+        thread.
 
         Raises OSError, also if such a file exists.
         """
@@ -426,8 +428,8 @@ class Journal:
             self._files.fsync_directory(self.directory)
 
     def start_after(self, number: int) -> None:
-        """Let the next journal file have the number `number` + 1. number: the highest number of a journal file that an
-        earlier run has left.
+        """Let the next journal file have the number `number` + 1. number: the highest number among the journal files
+        that an earlier run of the broker has left.
         """
         self._next_number = number + 1
 
@@ -439,7 +441,7 @@ class Journal:
             self._closed = True
 
     def close(self) -> None:
-        """Remove all journal files, or keep all of them if the data of some log are not synced. To be called after
+        """Remove all journal files. But if the data of any log are not synced, keep all of them. To be called after
         `stop` and after the logs are closed.
         """
         files = [*self._full, *((self._file,) if self._file is not None else ())]

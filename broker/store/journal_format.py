@@ -9,8 +9,8 @@ A block contains the data of several appends, which become safe together by one 
 
 If a block is incomplete or its CRC-32 is wrong, the broker uses none of its data. An incomplete block can be dropped
 without loss, because puts are acknowledged only after their whole block was synced. No block except the last block of
-the last file can be incomplete. At all other places, bytes that are not a good block are damage; the broker skips them
-and uses the good blocks behind them.
+the last file can be incomplete. So anywhere else, bytes that are not a good block are damage. The broker skips such
+bytes and uses the good blocks behind them.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class JournalData:
 class JournalGap(NamedTuple):
     """Bytes [start, end) of a journal file that contain no good block.
 
-    damaged: whether the bytes perhaps contained acknowledged puts. If False, they are at the end of the last journal
-    file, and are probably a block whose write did not end.
+    damaged: whether the bytes perhaps contained acknowledged puts. If it is False, the bytes are at the end of the last
+    journal file, and are probably a block whose write was interrupted.
     """
 
     path: str
@@ -187,8 +187,8 @@ def _read_file(files: Files, path: str, contents: JournalContents, *, last: bool
 
 
 def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, npt.NDArray[Any], int] | None:
-    """Examine the block at `position`. Return where its names begin, where its data begin, its table of entries (one
-    row for each entry), and where it ends. Return None if the block is not good.
+    """Examine the block at `position`. Return four values: where the block's names begin, where its data begin, its
+    table of entries (one row for each entry), and where the block ends. Return None if the block is not good.
     """
     head = position + _PREFIX.size
     if head + _HEAD.size > len(data):
@@ -204,9 +204,7 @@ def _block_at(data: memoryview, position: int, number: int) -> tuple[int, int, n
 
 
 def _next_block(data: memoryview, position: int, number: int) -> int:
-    """Return where the next good block begins that starts behind `position`. Return the end of the data if there is
-    none.
-    """
+    """Return the position of the first good block behind `position`, or the end of the data if there is none."""
     raw = data.obj
     assert isinstance(raw, bytes)
     while (position := raw.find(_MAGIC_BYTES, position + 1)) >= 0:

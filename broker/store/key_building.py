@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Lacking(NamedTuple):
-    """A segment whose key file may lack blocks, with its state at the time when the thread that owns the store started
-    the job that writes a block. known: the blocks that were read from the key file, None if it was not read yet.
+    """A segment whose key file may lack blocks. The values describe the segment at the time when the job that writes a
+    block was started. known: the blocks that were read from the key file; None if the file was not read yet.
     """
 
     segment: Segment
@@ -39,8 +39,9 @@ class _Lacking(NamedTuple):
 
 
 def _extend_keys(files: Files, lacking: _Lacking, block_bytes: int) -> tuple[KeyBlock, ...]:
-    """Append one block to the segment's key file if enough data have no block: `block_bytes` of records, or in a closed
-    segment any rest. Return all blocks of the key file.
+    """Append one block to the segment's key file if enough of the segment's records are in no block yet. Enough are
+    `block_bytes` bytes or KEY_BLOCK_RECORDS records; in a closed segment, any number of records is enough. Return all
+    blocks of the key file.
 
     Any thread may call this. Raises OSError, IndexDamaged.
     """
@@ -105,8 +106,8 @@ class KeyBuilding:
         self._waiting.clear()
 
     def consider(self, log: PartitionLog) -> None:
-        """Plan to write the next block of the log's key files if enough data have no block. The caller calls this after
-        each checkpoint of the log. Takes O(1).
+        """Plan to write the next block of the log's key files if enough of the log's records are in no block yet. The
+        caller calls this after each checkpoint of the log. Takes O(1).
         """
         segments = log.segments
         if self._lacks(segments[-1], closed=False) or (len(segments) > 1 and self._lacks(segments[-2], closed=True)):
@@ -161,8 +162,8 @@ class KeyBuilding:
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
-        """Return the newest segment of the log whose key file lacks blocks; None if there is none. Newest first,
-        because recent data are requested most often and are probably in the page cache.
+        """Return the newest segment of the log whose key file lacks blocks; None if there is none. The newest segment
+        comes first, because recent data are requested most often and are probably in the page cache.
         """
         *closed, active = log.segments
         if self._lacks(active, closed=False):

@@ -19,12 +19,13 @@ data.
      76   16 zero
      92    4 CRC-32 of bytes 0…91
 
-Hashes are practically random and the entries of a block are sorted by hash, so the value of a hash shows about where
-its entries are. A search reads a few KiB around this position. Different keys may have the same hash, so the results
-are only candidates, and the caller compares the keys in the records. After a block was written, a Java broker can cut
-the segment and write other records there. So a block's header describes the last record that the block covers: if the
-segment does not contain this record any more, the block is not used. The entries of a block are synced before its
-header is written. So if a block has a complete header after a crash, its entries are complete, too.
+Hashes are practically random, and the entries of a block are sorted by hash. So the value of a hash tells roughly at
+which position in the block its entries are. A search reads a few KiB around this position. Different keys may have the
+same hash, so the results are only candidates, and the caller compares the keys in the records. After a block was
+written, a Java broker can cut the segment and write other records there. So a block's header describes the last record
+that the block covers: if the segment does not contain this record any more, the block is not used. The entries of a
+block are synced before its header is written. So if a block has a complete header after a crash, its entries are
+complete, too.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ Java producer can have sent a larger record.
 
 class KeyBlock(NamedTuple):
     """A block of a key file. start, end: the byte offsets in the partition between which the block covers all records.
-    entries: how many entries the block has. lowest_id, highest_id, ascending: about the message ids of these records,
-    as in the header. position: the byte position in the key file where the block's entries begin.
+    entries: how many entries the block has. lowest_id, highest_id: the lowest and the highest message id of these
+    records. ascending: whether each id is higher than the one before it. position: the byte position in the key file
+    where the block's entries begin.
     """
 
     start: int
@@ -195,7 +197,7 @@ def positions_of(entries: Entries, key: int, low: int, high: int) -> list[int]:
     """Return the positions of the records that have a key with hash `key` and begin in bytes [low, high) of the
     segment. The positions ascend, and each is returned once.
 
-    entries: sorted. They can contain a record several times for one hash.
+    entries: sorted entries; several of them can have the same hash and the same record.
     """
     bounds = np.array([key << _POSITION_BITS | low, (key << _POSITION_BITS) + high], np.uint64)
     first, stop = entries.searchsorted(bounds)
@@ -234,9 +236,10 @@ def read_blocks(
     """Return the good blocks of a key file that describe the segment [first_offset, end). Return () if there is no such
     file.
 
-    Any thread may call this. The result ends before the first block that is incomplete, belongs to other data, or whose
-    last record is no longer in the segment; that block and all later ones must be written again. check_entries: if
-    True, the list also ends before a block whose entries do not match their checksum. Raises OSError.
+    Any thread may call this. The result ends before the first block that cannot be used, because it is incomplete,
+    belongs to other data, or covers a last record that is no longer in the segment. That block and all later ones must
+    be written again. check_entries: if True, the list also ends before a block whose entries do not match their
+    checksum. Raises OSError.
     """
     try:
         size = files.status(path).size
@@ -322,8 +325,9 @@ def append_block(
     """Write a block with these entries, which belong to the records in `covered`, at `position` of the key file, and
     return it. Create the file if it is missing.
 
-    Any thread may call this, but only one at a time per file. Bytes behind `position` are cut off first. Raises
-    OSError; in this case the file may end with entries that have no block header, which the next call cuts off.
+    Before the write, cut off all bytes of the key file behind `position`. Any thread may call this, but only one at a
+    time per file. Raises OSError; in this case the file may end with entries that have no block header, which the next
+    call cuts off.
     """
     start, end, units = covered
     ids = units["id"]

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[Concatenate[Lookup, P], T]:
     """Decorate a query method of Lookup: if the query finds that a segment's index is damaged, drop this index and
-    repeat the query. Each repetition has one index less, so the repetitions end.
+    repeat the query. At each repetition the partition has one index less, so there cannot be endless repetitions.
     """
 
     def ask(self: Lookup, /, *arguments: P.args, **more: P.kwargs) -> T:
@@ -47,9 +47,9 @@ def _despite_damage(question: Callable[Concatenate[Lookup, P], T]) -> Callable[C
 
 GiveUp = Callable[[Segment, Index, IndexDamaged], bool]
 """give_up(segment, index, damage): drops the segment's index, which is damaged, and plans its rebuild. Returns False if
-the index cannot be dropped now, or need not be dropped because the segment has a new index or no longer exists. Before
-the index of the last segment is dropped, a new last segment is created. Raises StoreError if the new segment cannot be
-created.
+the index cannot be dropped now. Also returns False if it need not be dropped, because the segment has a new index or no
+longer exists. Before the index of the last segment is dropped, a new last segment is created. Raises StoreError if the
+new segment cannot be created.
 """
 
 
@@ -146,14 +146,15 @@ class Lookup:
 
     @_despite_damage
     def messages_behind(self, offset: int) -> int:
-        """Return the number of readable messages that do not end at or before this byte offset."""
+        """Return the number of readable messages that end behind this byte offset."""
         before = self._count_before(offset)
         return self._segments.message_count - before
 
     @_despite_damage
     def count_before(self, offset: int) -> int:
-        """Return the number of messages between the partition's first_offset and this byte offset, without a message
-        that ends behind `offset`. Messages of segments whose index is being rebuilt are not counted.
+        """Return the number of messages between the partition's first_offset and this byte offset. A message that
+        begins before `offset` but ends behind it is not counted. Messages of segments whose index is being rebuilt are
+        not counted.
         """
         return self._count_before(offset)
 
@@ -192,11 +193,10 @@ class Lookup:
 
     @_despite_damage
     def offset_after(self, offset: int, messages: int, max_bytes: int) -> int:
-        """Return the largest byte offset that is at most `messages` whole messages and at most `max_bytes` bytes after
-        `offset`.
-
-        offset: where a message begins. The result is also the beginning of a message, or visible_end. The result is
-        never inside a segment whose index is being rebuilt; it is then the end of this segment.
+        """Go forward from `offset`, where a message begins, by as many whole messages as possible: at most `messages`
+        messages and at most `max_bytes` bytes. Return the byte offset that is reached. It is the beginning of a
+        message, or visible_end. If it would be inside a segment whose index is being rebuilt, return the end of this
+        segment.
         """
         segments = self._segments
         message = min(self._count_before(offset) + messages, self._count_before(offset + max_bytes))
@@ -213,9 +213,9 @@ class Lookup:
         """Return the byte offset of the first readable record that was stored at `time_ms` (Unix ms) or later. Return
         visible_end if there is none.
 
-        The result is exact for records of this broker. For a Java broker's records, the search uses the latest time at
-        which they can have been stored, because their store time is unknown. If a segment's index is being rebuilt, the
-        search assumes that all records of the segment were stored at `time_ms` or later.
+        The result is exact for records of this broker. The store time of a Java broker's records is unknown. For such
+        records, the search uses the latest time at which they can have been stored. If a segment's index is being
+        rebuilt, the search assumes that all records of the segment were stored at `time_ms` or later.
         """
         visible_end = self._segments.visible_end
         for segment in self._segments:
@@ -234,12 +234,13 @@ class Lookup:
         """Return index units (UNIT_DTYPE) of the readable records that start at or after `offset` and end by offset +
         max_bytes.
 
-        All units belong to the segment that contains `offset`, and their records are back to back. Where damage was
-        found when the index was made, the index has no units, so there is a gap between two units. The result ends
-        before the first gap behind `offset`. If `offset` itself is in a gap, the first returned record starts behind
-        `offset`. If the first record is larger than max_bytes, its unit is returned alone, so that a caller that reads
-        piece by piece always gets further. The result is empty if `offset` is visible_end, or is inside the last record
-        of a segment or inside damage behind that record. Raises OffsetOutOfRange and StoreError like `Segments.read`.
+        All units belong to the segment that contains `offset`, and their records are back to back. If damage was found
+        when the index was made, the index has no units for the damaged bytes, so there is a gap between two units. The
+        result ends before the first gap behind `offset`. If `offset` itself is in a gap, the first returned record
+        starts behind `offset`. If the first record is larger than max_bytes, its unit is returned alone. So a caller
+        that reads piece by piece never gets stuck at a large record. The result is empty if `offset` is visible_end, or
+        is inside the last record of a segment or inside damage behind that record. Raises OffsetOutOfRange and
+        StoreError like `Segments.read`.
 
         If the segment's index is being rebuilt, this method reads the records one after the other: at most 4 MiB, or
         one record of MAX_RECORD_BODY_BYTES. In this case `offset` must be the start of a record. The result is empty if
@@ -303,8 +304,8 @@ class Lookup:
 
 
 def _without_gap(units: UnitArray) -> UnitArray:
-    """Return the units before the first gap between two of these units. Usually there is no gap, which one comparison
-    of sums shows.
+    """Return the units before the first gap between two of these units. One comparison of sums shows whether there is a
+    gap; usually there is none.
     """
     first, last = units[0], units[-1]
     if int(last["offset"]) + int(last["size"]) - int(first["offset"]) == int(units["size"].sum(dtype=np.int64)):

@@ -1,9 +1,10 @@
-"""The log of one partition. A PartitionLog holds the partition's segments, appends records to them, and knows which
-data are safe: synced to the disk if the topic uses group commit, merely written if it uses asynchronous flush.
+"""The log of one partition. A PartitionLog contains the partition's segments, appends records to them, and knows which
+data are safe. If the topic uses group commit, data are safe when they are synced to the disk; if it uses asynchronous
+flush, as soon as they are written.
 
-Four objects do parts of the work: the attributes `segments` and `lookup` read data, `Writer` appends data, and
+Four objects do parts of the work. The attributes `segments` and `lookup` read data, and a `Writer` appends data. A
 `Durability` decides when data must be synced, up to where readers may see data, and which waiting callbacks must be
-called. The PartitionLog carries out these decisions. Each of the four objects has its own invariants. The following
+called; the PartitionLog carries out these decisions. Each of the four objects has its own invariants. The following
 invariants hold as well; tests check all of them after every step (`testing.check_invariants`):
 - visible_end == durability.safe_end, or the bound of `limit_visibility` if that is smaller;
 - with asynchronous flush safe_end == end_offset; with group commit the data below safe_end are on the disk;
@@ -92,8 +93,8 @@ class PartitionLog:
         self.directory = directory
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
-        """Called with this log each time readers can see more data, after the callbacks that were passed to `when_safe`
-        for these data.
+        """Called with this log each time readers can see more data. The callbacks that were passed to `when_safe` for
+        these data are called before.
         """
         self.renewals = 0
         """How many times since the start of the broker the log's segments were replaced because the log's end was cut
@@ -108,7 +109,7 @@ class PartitionLog:
         """
         self.told_end = 0
         """The highest end offset that was passed to `raise_bound`, or the log's end if the log was later cut before
-        that offset. Other nodes of the broker set also have all data before this offset.
+        that offset. All data before `told_end` are stored on other nodes of the broker set, too.
         """
         self._damaged_end = -1  # end of copied damage that no synced header covers yet
         self._jobs: list[SyncJob] = []  # running
@@ -177,19 +178,19 @@ class PartitionLog:
         are visible to readers. units: one packed UNIT for each record, with absolute byte offsets from `end_offset` on,
         and store times in order. If a store time is lower than the log's last store time (because the clock was set
         back), it is raised to the last store time. Either all records are appended or none: after a failed write the
-        file is cut back to its former size. Then LogReadOnly is raised, and the log accepts no more appends; but if the
-        write failed only because the disk is full, DiskFull is raised and the log stays writable. If the append makes
-        the segment reach its maximum size, a new segment begins afterwards. If the units do not describe the data,
-        ValueError is raised and nothing is written.
+        file is cut back to its former size. If the write failed only because the disk is full, DiskFull is raised and
+        the log stays writable. After any other failed write, LogReadOnly is raised and the log accepts no more appends.
+        If the append makes the segment reach its maximum size, a new segment begins afterwards. If the units do not
+        describe the data, ValueError is raised and nothing is written.
 
         segment: given only for a log that is copied from another node: the byte offset where the segment of these
         records begins on that node, as `Store.on_append` reported it there. The records are written into that segment,
         which is created if it begins at `end_offset`. If `segment` is given, no new segment begins because of the
         maximum size. Raises ValueError if the given segment is not the last one and cannot become the last one. Raises
         StoreError if the segment's index must be rebuilt first. journaled: whether group commit also writes the data to
-        the journal. False is for the copying of a large amount of data from another node, when nobody waits until each
-        append is safe. With group commit, the data are then safe only after the next sync of this log's own files,
-        which the caller has to request. If `journaled` is False, the data's pages are also dropped from the page cache.
+        the journal. Pass False to copy a large amount of data from another node, when nobody waits until each append is
+        safe. With group commit, the data are then safe only after the next sync of this log's own files, which the
+        caller has to request. If `journaled` is False, the data's pages are also dropped from the page cache.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -231,8 +232,9 @@ class PartitionLog:
         bytes. Damaged bytes have no index units. Segment, result and errors are as in `append`.
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which this method
-        starts. The reason: a start of the broker checks all data behind the last checkpoint. It would treat these bytes
-        as new damage on this node and cut the log there, not only after a power cut but also after kill -9.
+        starts. The reason: a start of the broker checks all data behind the last checkpoint. Without a new checkpoint,
+        it would treat these bytes as new damage on this node and cut the log there, not only after a power cut but also
+        after kill -9.
         """
         durability, shared = self.durability, self._shared
         if durability.read_only is not None:
@@ -256,7 +258,7 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """If more index units are in memory than is allowed before the next regular checkpoint, write them to the index
+        """If too many index units are only in memory to wait for the next regular checkpoint, write them to the index
         file now, or make a checkpoint now, which also writes them.
         """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
@@ -311,8 +313,8 @@ class PartitionLog:
         """Remove the empty last segment, so that appends continue in the segment before it. The call makes its thread
         wait for the disk; this is acceptable because the call is rarely necessary.
 
-        The removal of the empty segment's file is synced before the segment before it grows. Otherwise, after a power
-        cut, a start of the broker could find both files, and their segments would overlap.
+        The removal of the empty segment's file is synced before anything is appended to the earlier segment. Otherwise,
+        after a power cut, a start of the broker could find both files, and their segments would overlap.
         """
         segments = self.segments
         before = segments[-2]
@@ -341,9 +343,9 @@ class PartitionLog:
 
     @property
     def _owes_names(self) -> bool:
-        """Whether the segments' file names must be synced before a new segment begins. They must be synced if both of
-        these are true: some file name may not be on the disk yet, and some of the log's data would survive a power cut
-        only in the journal or the transaction log.
+        """Whether the segments' file names must be synced before a new segment begins. They must be synced if two
+        conditions hold: some file name is perhaps not on the disk yet, and some of the log's data would survive a power
+        cut only in the journal or the transaction log.
 
         Without this sync, the name of a newer segment's file could reach the disk before the name of an older one, so
         that only the newer segment exists after a power cut. A start of the broker would then assume that retention has
@@ -410,8 +412,8 @@ class PartitionLog:
 
     def when_safe(self, end: int, callback: SafeCallback) -> None:
         """Call `callback(None)` exactly once when durability.safe_end >= end. If the data before `end` are safe
-        already, call it at once, else when the sync that makes them safe has ended. Waiting callbacks are called in the
-        order in which they were passed to this method.
+        already, call it at once. Otherwise call it when the sync that makes them safe has ended. Waiting callbacks are
+        called in the order in which they were passed to this method.
 
         If the sync fails or has failed before, the callback is called with a LogReadOnly error instead of None. end:
         the end offset of an append, at most end_offset.
@@ -490,8 +492,8 @@ class PartitionLog:
     # --- what readers see ---------------------------------------------------------------------------------------------
 
     def limit_visibility(self) -> None:
-        """From now on, show readers only the data that they see now, and later the data up to the offset given to
-        `raise_bound`. No effect if a bound is already set.
+        """Set a bound for readers: from now on, new data become visible only when they are safe and `raise_bound` has
+        moved the bound behind them. Data that readers see now stay visible. Do nothing if a bound is already set.
         """
         if self.bound is None:
             self.bound = self.segments.visible_end, self.segments.counted
@@ -502,7 +504,7 @@ class PartitionLog:
 
         end, count: the values that `Store.on_append` of this node reported for an append to this log. Values that
         another node reported cannot be used, because the count of each node begins with the records that it had when it
-        started. If the log has no bound, or a bound at `end` or higher, readers see no more than before.
+        started. If the log has no bound, or if its bound is at `end` or higher, nothing changes for readers.
         """
         if end > self.told_end:
             self.told_end = end
@@ -521,7 +523,7 @@ class PartitionLog:
     def all_visible(self) -> Iterator[None]:
         """Make all safe data readable within this `with` block, without calling `on_visible`. Use this context manager
         only on the thread that owns the store. The code in the block must finish without returning to the event loop
-        (no `await` or callback), because other code would see these data.
+        (no `await` or callback), because otherwise other code would see these data, too.
         """
         bound, on_visible = self.bound, self.on_visible
         self.bound = self.on_visible = None
@@ -562,9 +564,9 @@ class PartitionLog:
         `job.pin()`, runs the job in a worker thread, alone or together with jobs of other logs, and afterwards calls
         `end` and `go_on`.
 
-        Return None if an earlier sync has failed, or if no job can begin now because others are running. In the second
-        case a sync (DATA) is noted, and `go_on` begins it when they have ended; but a job that only writes index units
-        (INDEX) is not noted, so the caller must request it again.
+        Return None if an earlier sync has failed, or if no job can begin now because other jobs are running. In the
+        second case, a request for a sync (DATA) is kept, and `go_on` begins the sync when the running jobs have ended.
+        A request for a job that only writes index units (INDEX) is not kept, so the caller must repeat it later.
         """
         if kind == INDEX and not self._settle_units():
             return None
@@ -590,8 +592,8 @@ class PartitionLog:
             self._shared.syncs.sync_ended(self)
 
     def go_on(self) -> None:
-        """Continue the work that had to wait for a job: begin a new segment if one waited, and begin the sync jobs that
-        were requested while the job was running. Called after `end`.
+        """Continue the work that had to wait until a job ended: begin a new segment if one must begin, and begin the
+        sync jobs that were requested while the job was running. Called after `end`.
         """
         if self._roll_owed and not self._owes_names and self.read_only is None:
             self._roll()

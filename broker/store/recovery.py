@@ -1,7 +1,8 @@
 """Check and repair a partition directory when the broker starts (storage.md §4), and report exactly what was repaired.
 
-Data that the partition's newest checkpoint covers were synced and are trusted. All data behind it, in the same segment
-and in later ones, are checked by CRC, because a power cut can have destroyed any part of them. The rules are:
+Data that the partition's newest checkpoint covers were synced and are trusted. The CRCs of all data behind that
+checkpoint, in the same segment and in later ones, are checked, because a power cut can have destroyed any part of these
+data. The rules are:
 - An incomplete record or zeros at the end of the file come from a write that a crash has interrupted. These bytes are
   cut off, and their number is reported.
 - Bytes that fail the check but have good records behind them are damage. All data of the segment from the first damaged
@@ -64,10 +65,11 @@ _log = logging.getLogger(__name__)
 
 
 _WRITTEN_BACK_MS = 10 * 60 * 1000
-"""If a segment without a checkpoint was last changed more than this many milliseconds before the last change of any
-segment of its partition, its data are assumed to be on the disk, because the kernel writes changed data to the disk
-after 30 seconds. Segments without a checkpoint come from a Java broker; this broker makes checkpoints at least every 30
-seconds. Without this rule, the first start of this broker in a Java broker's directory would have to read all segments.
+"""Concerns segments without a checkpoint. If such a segment was last changed more than this many milliseconds before
+the newest change of its partition's segments, its data are assumed to be on the disk, because the kernel writes changed
+data to the disk after 30 seconds. Segments without a checkpoint come from a Java broker; this broker makes checkpoints
+at least every 30 seconds. Without this rule, the first start of this broker in a Java broker's directory would have to
+read all segments.
 """
 
 
@@ -103,8 +105,8 @@ class RecoveryReport:
     synced.
     """
     set_aside: tuple[str, ...] = ()
-    """The new paths of the files of segments that were removed from the log, because they lie behind the offset where
-    the log was cut.
+    """The files of segments that were removed from the log because they lie behind the offset where the log was cut:
+    the paths under which these files are kept.
     """
 
     rewritten_bytes: int = 0
@@ -144,10 +146,10 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
     """Open all segments of a directory, and repair data that no checkpoint covers. An empty directory gets its first
     segment.
 
-    sync: a PageCacheSync. Cuts are synced, but bytes that were written again (rewriting.py) and the name of a new file
-    are not; `synced` of each segment says up to where the segment is known to be synced. Called on the thread that owns
-    the store, before the log is used. Raises StoreError if segments before the newest checkpoint have a gap or an
-    overlap, for a bad file name, and if a file cannot be read.
+    sync: a PageCacheSync. Cuts are synced. Bytes that were written again (rewriting.py) and the name of a new file are
+    not synced. The attribute `synced` of each segment says up to where the segment is known to be synced. Called on the
+    thread that owns the store, before the log is used. Raises StoreError in three cases: segments before the newest
+    checkpoint have a gap or an overlap, a file name is bad, or a file cannot be read.
     """
     try:
         finish_cut(open_files.files, directory)
@@ -187,14 +189,14 @@ def _names(directory: str) -> tuple[str, ...]:
 
 
 def first_unsafe(files: Files, found: Sequence[SegmentFile]) -> int:
-    """Return the position in `found` of the first segment that a start checks and may cut. found: the partition's
-    segments, at least one. Raises OSError.
+    """Return the position in `found` of the first segment that a start of the broker checks, and cuts if necessary.
+    found: the partition's segments, at least one. Raises OSError.
     """
     return _first_unsafe(found, [trusted_checkpoint(files, file) for file in found])
 
 
 def _first_unsafe(found: Sequence[SegmentFile], known: Sequence[Checkpoint | None]) -> int:
-    """Return the position in `found` of the first segment that may not be completely on the disk.
+    """Return the position in `found` of the first segment that is perhaps not completely on the disk.
 
     All segments before the one with the newest checkpoint are on the disk, because a checkpoint is written only after
     all earlier segments are synced. Segments without a checkpoint are assumed to be on the disk if their files are old
@@ -218,8 +220,8 @@ def _open_closed(open_files: OpenFiles, file: SegmentFile, known: Checkpoint | N
 
 
 class _Tail:
-    """Checks and repairs the last segments of a partition: those that may not be completely on the disk
-    (`_first_unsafe`). They are checked in order, up to the first segment that ends before the next one begins.
+    """Checks and repairs the last segments of a partition, from the first one that is perhaps not completely on the
+    disk (`_first_unsafe`). They are checked in order, up to the first segment that ends before the next one begins.
     """
 
     def __init__(self, open_files: OpenFiles, directory: str, sync: Callable[[], None]) -> None:
@@ -289,7 +291,7 @@ class _Tail:
 
     def _set_following_aside(self, following: Sequence[SegmentFile]) -> None:
         """Rename the files of the segments in `following`, so that they no longer belong to the log but their data are
-        kept. The log now ends before these segments, with a gap between.
+        kept. Called if the log now ends before the first of these segments begins, so that there is a gap.
 
         After a power cut, a new segment may exist although the unsynced end of the segment before it is lost.
         """
@@ -310,8 +312,8 @@ def trusted_checkpoint(files: Files, file: SegmentFile) -> Checkpoint | None:
     """Return the checkpoint of a segment's index if the index describes exactly the data in the segment's file, else
     None. Raises OSError.
 
-    An index unit is compared with the record that it describes, because a Java broker, which does not know this index,
-    may have cut the file and written other records since the checkpoint.
+    To decide this, an index unit is compared with the record that it describes. A Java broker, which does not know this
+    index, may have cut the file since the checkpoint and written other records.
     """
     return _believed(files, file, read_checkpoint(files, file.index_path, file.first_offset))
 
@@ -340,9 +342,9 @@ def _describes(files: Files, fd: int, file: SegmentFile, known: Checkpoint, last
     readable record with its unit.
 
     They differ if another broker has cut the file at the beginning of a record and then appended other records. If the
-    index has a checksum and the file has no good record at any unit's offset, the file is damaged; then the result is
-    True, because a recovery would otherwise check these synced data and cut them off. Raises IndexDamaged, OSError,
-    StoreError.
+    index has a checksum and the file has no good record at any unit's offset, the file is damaged. In this case the
+    result is also True: with False, the recovery would check these synced data and cut them off. Raises IndexDamaged,
+    OSError, StoreError.
     """
     same = _has_record(files, fd, file, last_unit)
     if same is None and known.crc is not None:
@@ -412,8 +414,8 @@ def _covered_units(files: Files, file: SegmentFile, known: Checkpoint) -> UnitAr
 
 def _judge_tail(files: Files, fd: int, file: SegmentFile, position: int) -> tuple[str, PartitionDamage | None]:
     """Find out why the file has no good record at byte position `position`, which must be before the file's end. Return
-    the reason as a text, and a PartitionDamage. The PartitionDamage is None if no good record follows, because the
-    bytes then are the rest of an interrupted write.
+    the reason as a text, and a PartitionDamage. The PartitionDamage is None if no good record follows: then the bytes
+    are the rest of an interrupted write.
     """
     if is_zero(files, fd, position, file.size):
         return "a tail of zeros", None

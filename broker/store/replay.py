@@ -2,12 +2,13 @@
 data are written into the segment, behind its last good record.
 
 After a power cut, any part of the unsynced data of a partition's own file may be lost; after kill -9, nothing is lost.
-Good records of the file are kept even if the journal has other bytes at these offsets: a Java broker, which does not
+Good records of the file are kept even if the journal has other bytes at these offsets. A Java broker, which does not
 know the journal, may have run after the journal was written, and may have written these records. The journal's data are
-added from the end of the good records on. If a journal entry begins before this end, the rest of the entry is added
-only if the good records are equal to its beginning. There is one exception: if the power cut has destroyed only the
-first bytes of a record in the file, the journal's data are added from this record on. If a Java broker has written its
-own messages in place of acknowledged messages, the loss is reported.
+added from the end of the good records on. If a journal entry begins before this end, the part of the entry that the
+file already has is compared with the good records. The rest of the entry is added only if this part is equal. There is
+one exception: if the power cut has destroyed only the first bytes of a record in the file, the journal's data are added
+from this record on. If a Java broker has written its own messages in place of acknowledged messages, the loss is
+reported.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 _FOREVER = 1 << 63
 _ID_AT = 8
-"""The position of the message id in a record, in bytes. The length and the checksum come before it; both are zero in
-the record of an empty message (record.HEADER).
+"""The position of the message id in a record, in bytes. The record's length and checksum come before the id; both are
+zero in the record of an empty message (record.HEADER).
 """
 
 ReadSegment = Callable[[int, int], bytes]
@@ -46,7 +47,7 @@ class Gap(NamedTuple):
 
     If `replaced` is False, neither the partition's files nor the journal have these bytes, although the journal
     continues behind them. If `replaced` is True, the journal has these bytes, but they cannot be restored, because the
-    files have other good records at these offsets or directly before them.
+    files have good records of other messages at these offsets or directly before them.
     """
 
     start: int
@@ -178,8 +179,8 @@ def _write(files: Files, directory: str, found: Continuation) -> None:
 
 
 def _forget_index(files: Files, directory: str, file: SegmentFile) -> None:
-    """Remove a segment's index before the segment gets data from the journal, if the index does not describe the
-    present content of the segment's file; sync the removal.
+    """Called before a segment gets data from the journal. If the segment's index does not describe the present content
+    of the segment's file, remove the index and sync the removal.
 
     If the index stayed, it would match the file again as soon as the lost bytes are restored, and its checkpoint would
     say that they are synced. But the restored bytes, and perhaps the name of a new file, are not on the disk yet. If
@@ -220,10 +221,11 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
     """Return whether a segment in front of `segments` is missing because of a power cut, not because retention has
     removed it.
 
-    As long as neither the directory nor the segment's file was synced, a file system may lose the name of an older
-    segment but keep the name of a newer one. The segment was lost in this way if the journal has entries from before
-    `segments` that continue without a gap up to the first of `segments`, and no segment has a checkpoint with units.
-    Before such a checkpoint is written, the directory and the files of earlier segments are synced.
+    If neither the directory nor the older segment's file was synced before the power cut, a file system may lose the
+    name of an older segment but keep the name of a newer one. The segment was lost in this way if the journal has
+    entries from before `segments` that continue without a gap up to the first of `segments`, and no segment has a
+    checkpoint with units. Before such a checkpoint is written, the directory and the files of earlier segments are
+    synced.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -292,8 +294,8 @@ def _replaced(
     records at the same offsets, from the last entry backwards, and stop at the first entry that is equal. Return the
     entries that differ, newest first. If the records end within an entry, only its beginning is compared.
 
-    It is enough to compare up to the first equal entry: another broker only appends records, so all records behind the
-    first one that it wrote are its own, too.
+    The first equal entry shows that all entries before it are in the segment, too, because another broker only appends
+    records: all records behind the first one that it wrote are its own.
     """
     start, end = checked
     found: list[JournalEntry] = []
@@ -328,7 +330,7 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:
-    """Return whether the journal entry with these bytes (`records`) may be split at `position`: a record ends there, or
-    `position` is at or before the entry's beginning.
+    """Return whether the journal entry with these bytes (`records`) can be split at `position`. True if a record ends
+    at `position`, or if `position` is at or before the entry's beginning.
     """
     return position <= 0 or position in {header.end for header in iter_headers(records)}

@@ -35,8 +35,9 @@ __all__ = ["RemovedSegment", "Retention", "SegmentAge", "count_excess", "count_e
 
 
 _SKEW_MS = 24 * 3600 * 1000
-"""How many milliseconds a file's modification time may be ahead of this machine's clock and still be trusted. The file
-then counts as changed just now; the clock of a file server may be ahead of this machine's clock.
+"""How many milliseconds a file's modification time may be ahead of this machine's clock and still be trusted. Such a
+file counts as changed just now. Small differences are trusted because the clock of a file server can be ahead of this
+machine's clock.
 """
 
 _log = logging.getLogger(__name__)
@@ -82,10 +83,10 @@ def count_excess(closed: Sequence[Sequence[SegmentAge]], excess: int) -> list[in
     """Return how many of the oldest closed segments to remove from each of a topic's logs so that the topic loses
     `excess` bytes.
 
-    closed: for each log its closed segments, oldest first. Each time, the first remaining segments of all logs are
-    compared, and the one that was changed the longest time ago is removed. The topic loses more than `excess` bytes if
-    the last removed segment is larger than needed, and fewer bytes if the closed segments together have fewer; the last
-    segment of a log is not closed and never removed.
+    closed: for each log its closed segments, oldest first. The segments to remove are chosen one by one: of the first
+    remaining segments of all logs, always the one that was changed the longest time ago. The topic loses more than
+    `excess` bytes if the last chosen segment is larger than needed. It loses fewer bytes if all closed segments
+    together have fewer; the last segment of a log is not closed and is never removed.
     """
     counts = [0] * len(closed)
     oldest = [(segments[0].modified, log) for log, segments in enumerate(closed) if segments]
@@ -114,7 +115,7 @@ class Retention:
     ) -> None:
         """clock: wall clock in seconds. on_restored(log): called when removed segments belong to the log again because
         their files could not be removed. If the index of such a segment was rebuilt while the segment did not belong to
-        the log, the segment does not use the rebuilt index yet.
+        the log, the segment does not use the rebuilt index, so the callee must plan the rebuild again.
         """
         self.enabled = True
         """Whether `apply` and `apply_sizes` remove segments. False while this node copies its logs from another node;
@@ -126,8 +127,8 @@ class Retention:
         self._turns = Turns(run_in_thread, tuning.MAX_DISCARDING)
         self._clock = clock
         self._busy: set[PartitionLog] = set()
-        """Logs whose files are being removed. Until this has ended, no further segments of these logs are removed: if
-        the first removal failed and a later one succeeded, the log would have a gap.
+        """Logs whose files are being removed. Until their removal has ended, no further segments of these logs are
+        removed. If the first removal failed and a later one succeeded, the log would have a gap.
         """
         self._untidy: dict[PartitionLog, None] = {}
         """Logs with files that should have been removed but still exist. The next call of `apply` tries to remove them
@@ -143,8 +144,8 @@ class Retention:
         files begins.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If a
-        file cannot be removed, this is logged, and the next call of `apply` tries again. If it is a data file, its
-        segment belongs to the log again until then.
+        file cannot be removed, the error is logged, and the next call of `apply` tries again. If the file is a data
+        file, its segment belongs to the log again until that call.
         """
         self._tidy()
         removed: list[RemovedSegment] = []
@@ -193,8 +194,8 @@ class Retention:
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
         """Remove the first segments of a log that end at or before byte offset `first_offset`, even if `enabled` is
         False. A segment stays, with all later ones, if it is the last one, if readers do not see all of it, or if it
-        still needs a sync job. Nothing is removed while `is_busy(log)`. The topic's policy says whether their files are
-        deleted or archived; without a policy they are deleted.
+        still needs a sync job. Nothing is removed while `is_busy(log)` is True. The topic's policy says whether the
+        files of the removed segments are deleted or archived; without a policy they are deleted.
         """
         going = 0
         if log.segments[0].end <= first_offset and log not in self._busy:
@@ -231,8 +232,9 @@ class Retention:
                 self._start(log, (), Disposal.DELETE)
 
     def _ages(self, log: PartitionLog) -> list[SegmentAge]:
-        """Return the closed segments of a log that may be removed, oldest first, up to the first one that may not: it
-        still needs a sync job, readers do not see all of it, or the time of its file cannot be read.
+        """Return the closed segments of a log that retention is allowed to remove, oldest first. The list ends before
+        the first segment that it must not remove, because the segment still needs a sync job, readers do not see all of
+        it, or the time of its file cannot be read.
         """
         ages: list[SegmentAge] = []
         if log in self._busy:
@@ -251,12 +253,12 @@ class Retention:
         return ages
 
     def _possible_date(self, segment: Segment, modified_ms: int) -> int:
-        """Return when a segment was last changed (Unix ms): `modified_ms`, the file's modification time, or, if that is
-        not plausible, the store time of the segment's last message. If neither is plausible, log a warning once and
-        return the present time, so that the segment is kept.
+        """Return when a segment was last changed (Unix ms). The result is `modified_ms`, the file's modification time,
+        if it is plausible; otherwise it is the store time of the segment's last message. If neither is plausible, log a
+        warning once and return the present time, so that the segment is kept.
 
-        A modification time is not plausible if it is in the future, because the segment and all later ones would then
-        be kept for too long, or if it is before metaq existed, because new messages would then be deleted at once.
+        A modification time in the future is not plausible; with it, the segment and all later ones would be kept for
+        too long. A time before metaq existed is not plausible either; with it, new messages would be deleted at once.
         """
         now_ms = int(self._clock() * 1000)
         if EPOCH_MS <= modified_ms <= now_ms + _SKEW_MS:
@@ -397,7 +399,7 @@ def _zip(files: Files, path: str) -> None:
     """
     unfinished = path.removesuffix(DATA_SUFFIX) + _UNFINISHED
     with opened(files, unfinished, os.O_RDWR | os.O_CREAT):
-        """Create the file like all files of this broker, so that no other user may read it."""
+        """Create the file with the same permissions as all files of this broker, so that no other user can read it."""
     with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED, allowZip64=True) as archive:
         try:
             archive.write(path, os.path.basename(path))

@@ -1,12 +1,13 @@
-"""Make sure that data which the broker has read at its start are on the disk, or that a later sync writes them to the
+"""Make sure that the data which the broker reads at its start are on the disk, or that the next sync writes them to the
 disk.
 
 If Linux fails to write changed pages of the page cache to the disk, it marks them as clean all the same. Reads still
 return the data of these pages, although the disk does not have them, and a later sync writes nothing and succeeds. It
-does not help to write the same bytes into these pages again: ext4 then wrongly assumes that the file's blocks on the
-disk are already marked as written, so that the blocks read as zeros once the pages are gone (seen on Linux 6.18). For
-this reason, cached data are first dropped from the page cache and then read again from the disk. If the bytes on the
-disk differ from those that were cached, the cached bytes are written again, into new pages.
+does not help to write the same bytes into these pages again. In that case ext4 wrongly assumes that the file's blocks
+on the disk are already marked as written. Once the pages are no longer in the page cache, reads of these blocks return
+zeros (seen on Linux 6.18). For this reason, cached data are first dropped from the page cache and then read again from
+the disk. If the bytes on the disk differ from those that were cached, the cached bytes are written again, into new
+pages.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def scan_units(
 
 def walk(files: Files, fd: int, start: int, size: int, first_offset: int) -> Iterator[Scan]:
     """Read a file like `scan_units`, but continue behind damage: yield scans that together cover the byte positions
-    [start, size). Each scan has either the units of a sequence of good records, or no units and the position where a
-    range of damaged bytes ends.
+    [start, size). Each scan describes either a sequence of good records, with their units, or a range of damaged bytes.
+    In the second case, it has no units, and its `end` is the position where the damaged bytes end.
 
     A scan has at most tuning.WALK_RECORDS records. The parameters, and what counts as a good record, are as in
     `scan_units`.
@@ -171,8 +171,8 @@ def _runs(data: bytes, max_records: int | None) -> Iterator[_Run]:
 
 def _same_sizes(data: bytes, position: int, size: int, limit: int) -> int:
     """Return how many records of `size` bytes follow each other without a record of another size from `position` on, at
-    most `limit`. Only if the first few have this size are all others compared, so that the call takes little time if
-    the records have different sizes.
+    most `limit`. The function first compares a few records, and compares the others only if these have the size `size`.
+    So the call takes little time if the records have different sizes.
     """
     available = min(limit, (len(data) - position) // size)
     for count in (min(available, tuning.SCAN_RUN_FROM), available):
@@ -249,12 +249,12 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Give each unit whose record's id does not tell a store time the latest possible store time instead, as a negative
-    number. This latest time is `modified_ms`, the time of the file's last change, or the store time of a later record
-    whose id tells one, whichever is earliest.
+    """Set the store time of each unit whose record's id contains no store time: to the latest time at which the record
+    can have been stored, as a negative number. This latest time is the earliest of these times: `modified_ms`, the time
+    of the file's last change, and the store times of later records whose ids contain one.
 
-    An id tells no store time if it is negative or cannot have been assigned by this broker software. Afterwards, if a
-    record's time is lower than the time of the record before it, it is raised to the earlier record's time. Without
+    An id contains no store time if it is negative or cannot have been assigned by this broker software. Afterwards, if
+    a record's time is lower than the time of the record before it, it is raised to the earlier record's time. Without
     this step, times could be out of order, because they come from the ids: the messages of a transaction get their ids
     before the commit, but their records are stored at the commit.
     """

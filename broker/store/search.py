@@ -3,8 +3,9 @@
 To find a key, it reads the segments' key files. A key file consists of blocks; each block lists hashes of the keys of a
 range of records. Records with the right hash are read to check whether they have the key. At the end of a growing
 segment, there are records that no block covers yet. These records are all read. The hashes of their keys are returned
-with the matches and kept, so that the next search need not read the same records. A search may read only a limited
-number of bytes. It counts the bytes that it did not search, so that the caller can report them.
+with the matches. The caller keeps the hashes, so that the next search need not read the same records. A search is
+allowed to read only a limited number of bytes. The bytes that it leaves out are counted, so that the caller can report
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 def find_id(files: Files, logs: Sequence[LogView], message_id: int, limit: int, budget: Budget) -> FoundMatches:
-    """Return at most `limit` messages that have this id. There can be several only if Java brokers have assigned the
-    id. Runs in a worker thread.
+    """Return at most `limit` messages that have this id. Several messages can have one id only if Java brokers have
+    assigned it. Runs in a worker thread.
     """
     found = FoundMatches()
     for log in logs:
@@ -263,8 +264,8 @@ class _SearchedSegment:
         return positions_of(entries, hashed, low, high)
 
     def _recent(self) -> Recent:
-        """Return the key entries (key hashes with positions) of the records that no block covers. Entries that earlier
-        searches have kept are used; only records behind these are read.
+        """Return the key entries (key hashes with positions) of the records that no block covers. Entries that were
+        kept from earlier searches are used; only records behind the records of these entries are read.
 
         The newest records are read first. If the budget does not allow reading all of them, the result lacks the older
         ones, and the new entries are not kept for later searches.
@@ -287,7 +288,8 @@ class _SearchedSegment:
 
     def _newest_first(self, start: int) -> Iterator[UnitArray]:
         """Yield arrays with the index units of the records from byte offset `start` on. The array with the newest
-        records comes first. The records' bytes are subtracted from the budget; stop when it is used up.
+        records comes first. The records' bytes are subtracted from the budget. The iteration stops when the budget is
+        used up.
         """
         last = self.reader.starting_before(self.view.end)
         first = self.reader.starting_before(start)

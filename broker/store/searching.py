@@ -62,8 +62,8 @@ class KeyQuery(NamedTuple):
 
 class Recent(NamedTuple):
     """The key entries (key hashes with positions) that a search has read from the records in bytes [start, end) of a
-    partition, sorted. When they were read, no block of a key file covered these records. They are kept so that later
-    searches need not read the records again.
+    partition, sorted. When they were read, no block of a key file covered these records. The entries are kept so that
+    later searches need not read the records again.
     """
 
     start: int
@@ -76,8 +76,8 @@ class SegmentView(NamedTuple):
     byte offset `end`.
 
     segment_index: the segment's index, which only the owning thread may use; the search reads the index through
-    `units`. If the index was being rebuilt, segment_index is None and `units` is empty. keys: the value of
-    Segment.keys.
+    `units`. If the segment had no index when the snapshot was made, segment_index is None and `units` is empty. keys:
+    the value of Segment.keys.
     """
 
     segment: Segment
@@ -89,7 +89,7 @@ class SegmentView(NamedTuple):
 
 
 class LogView(NamedTuple):
-    """The readable segments of a partition, oldest first."""
+    """A snapshot of a partition for a search: its readable segments, oldest first."""
 
     partition: int
     segments: list[SegmentView]
@@ -145,8 +145,8 @@ class Budget:
         return self._bytes_left <= 0 or self._clock() >= self._deadline
 
     def take(self, count: int) -> int:
-        """Return how many of the `count` bytes that the caller wants to read it may read, and subtract this number from
-        the budget.
+        """The caller wants to read `count` bytes. Return how many of them it is allowed to read, and subtract this
+        number from the budget.
         """
         allowed = 0 if self.spent else min(count, self._bytes_left)
         self._bytes_left -= allowed
@@ -179,8 +179,8 @@ class Searching:
         return SegmentView(segment, end, index, units, segment.keys, self._recent.get(segment))
 
     def take_in(self, found: FoundMatches, logs: Sequence[PartitionLog]) -> None:
-        """Apply what a search in these logs has found, besides the matches: keep what makes later searches faster, and
-        have damaged indexes and missing key files rebuilt.
+        """Use what a search in these logs has learned besides its matches: keep what makes later searches faster, and
+        let damaged indexes and missing key files be rebuilt.
         """
         for segment, blocks in found.learned:
             if segment.keys is None and not blocks:  # blocks are checked before they are trusted for ever

@@ -33,8 +33,8 @@ INDEX_SUFFIX = ".index"
 KEYS_SUFFIX = ".keys"
 
 MAX_OFFSET = 1 << 62
-"""The highest byte offset where a segment can begin. No partition becomes so long. The limit also leaves enough room
-that the offsets of records which are appended to such a segment still fit into 64 bits.
+"""The highest byte offset where a segment can begin. No partition becomes so long. Even if a segment begins at this
+offset, the offsets of records that are appended to it fit into 64 bits.
 """
 
 _log = logging.getLogger(__name__)
@@ -103,9 +103,8 @@ class Segment:
 
     @property
     def finished(self) -> bool:
-        """Whether this segment needs no further sync job. This is so if a checkpoint covers the whole segment. It is
-        also so if the whole segment is synced and its index is being rebuilt, because the rebuild itself writes a
-        checkpoint.
+        """Whether this segment needs no further sync job. True if a checkpoint covers the whole segment. Also True if
+        the whole segment is synced and its index is being rebuilt, because the rebuild itself writes a checkpoint.
         """
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size

@@ -50,8 +50,8 @@ class Segments(Sequence[Segment]):
         self.damage = DamagedRanges()
         """The ranges of damaged bytes that readers and rebuilds of indexes have found so far."""
         self.on_damage: Callable[[int, bool], None] | None = None
-        """Called when damage is found. Its arguments are the number of damaged bytes that were not known before, and
-        whether that is the whole range that was found (False if a part of the range was known).
+        """Called when damage is found. The first argument is the number of damaged bytes that were not known before.
+        The second argument is True if the found range was completely unknown, and False if a part of it was known.
         """
 
     @overload
@@ -74,9 +74,9 @@ class Segments(Sequence[Segment]):
 
     @property
     def counted(self) -> int:
-        """The log's own count of the records before `visible_end`. It begins when the broker starts or the segments are
-        replaced. Unlike `message_count`, it also includes records that retention has removed since, and records of a
-        segment that has lost its index since.
+        """The log's own count of the records before `visible_end`. The count is set when the broker starts or the
+        segments are replaced. Unlike `message_count`, it also includes records that retention has removed after that,
+        and records of a segment that has lost its index after that.
         """
         return self._visible
 
@@ -101,8 +101,8 @@ class Segments(Sequence[Segment]):
 
     @property
     def synced_end(self) -> int:
-        """All data before this byte offset are synced to the disk in the segments' files. The time it takes grows with
-        the number of unsynced segments.
+        """All data before this byte offset are synced to the disk in the segments' files. The property takes time
+        proportional to the number of unsynced segments.
         """
         end = self.end_offset
         for segment in reversed(self._segments):
@@ -114,9 +114,9 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`; 0 if there is no positive one. Usually the largest id of
-        each segment is known and suffices; all units of a segment's index are read only if its largest id is not below
-        `limit`.
+        """Return the largest known message id below `limit`; 0 if there is no positive one. Usually only the largest id
+        of each segment, which is kept in memory, is compared. All units of a segment's index are read only if its
+        largest id is not below `limit`.
         """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
 
@@ -149,8 +149,8 @@ class Segments(Sequence[Segment]):
             raise StoreError(f"{segment.path} cannot be read: {error}") from error
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
-        """Return the segment that contains byte `offset`, and how many bytes a read of at most `max_bytes` bytes from
-        `offset` on may return: it ends at the segment's end and at visible_end. Raises OffsetOutOfRange, ValueError for
+        """Return the segment that contains byte `offset`, and how many bytes can be read from `offset` on: at most
+        `max_bytes`, and none behind the segment's end or behind visible_end. Raises OffsetOutOfRange, ValueError for
         max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
@@ -165,8 +165,8 @@ class Segments(Sequence[Segment]):
         """Return the byte offset where the segment that contains byte `offset` starts. Return visible_end if offset >=
         visible_end, and first_offset if offset < first_offset.
 
-        Used for the `offset` command of metaq 1.x (wire.md §4). With this command a client asks for an offset at which
-        a record certainly begins, to start to read there.
+        Used for the `offset` command of metaq 1.x (wire.md §4). With this command, a client that wants to start reading
+        asks for an offset at which a record certainly begins.
         """
         if offset >= self.visible_end:
             return self.visible_end
@@ -174,7 +174,7 @@ class Segments(Sequence[Segment]):
 
     def number_at(self, offset: int) -> int:
         """Return the position in the list of segments of the segment that contains byte `offset`. Return the last
-        segment's position if offset is behind the end, and -1 if it is below first_offset.
+        segment's position if `offset` is behind the end of the last segment, and -1 if `offset` is below first_offset.
         """
         return bisect_right(self._starts, offset) - 1
 
@@ -226,8 +226,8 @@ class Segments(Sequence[Segment]):
         self._relist()
 
     def remove_empty_last(self) -> None:
-        """Remove the last segment, which is empty, and make the segment before it the active one. The caller has
-        deleted its file before.
+        """Remove the last segment, which is empty, so that records are appended to the segment before it. The caller
+        has already deleted the empty segment's file.
         """
         assert len(self._segments) > 1
         assert not self.active.size

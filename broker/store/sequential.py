@@ -1,11 +1,11 @@
 """Read a partition from front to back if its data are not in the page cache: let the kernel load the next bytes in
 advance (prefetch), and drop pages from the page cache that were read.
 
-If data were not prefetched, a reader that is far behind would wait for the disk at each request. If pages were not
-dropped, the old data that such a reader loads would replace newer data in the page cache, which readers at the
-partition's end need. A reader drops only pages that were not cached before it read them. It drops pages only when it is
-far behind them, and never pages near the end of the partition. While the machine has unused memory, no pages are
-dropped, unless the reader was made with spare_part=1.0.
+Without the prefetch, a reader that is far behind the partition's end would wait for the disk at each request. If pages
+were not dropped, the old data that this reader loads would replace newer data in the page cache, which readers at the
+partition's end need. A reader drops only pages that were not cached before it read them. It drops pages only when it
+has read far beyond them, and it never drops pages near the end of the partition. While the machine has unused memory,
+no pages are dropped, unless the reader was made with spare_part=1.0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SequentialReader:
     """Reads one partition for one client from front to back. Its methods run in worker threads, one at a time.
 
     The methods make few system calls, because each system call disturbs the reactor thread: after the call, the worker
-    thread waits for Python's interpreter lock, and when it gets the lock, the reactor thread cannot run.
+    thread takes Python's interpreter lock again, and while it has the lock, the reactor thread cannot run.
     """
 
     def __init__(self, files: Files, spare_part: float = tuning.SPARE_MEMORY_PART) -> None:
@@ -49,14 +49,14 @@ class SequentialReader:
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data that `read` wanted to prefetch last were in the page cache without this reader, because
-        other clients read the same data or because they were just written.
+        """Whether the data that `read` wanted to prefetch last were already in the page cache, because other clients
+        had read them or because they had just been written.
         """
         self._brought: deque[_Range] = deque()
 
     def read(self, log: Snapshot, offset: int, max_bytes: int, window: int = tuning.MAX_WINDOW_BYTES) -> bytes:
-        """Return the same data as `Snapshot.read`. Also prefetch up to `window` bytes behind them, and drop pages that
-        this reader has loaded and that are more than `window` bytes before their end.
+        """Return the same data as `Snapshot.read`. Also prefetch up to `window` bytes behind the returned data. Drop
+        pages that this reader has loaded and that are more than `window` bytes before the end of the returned data.
 
         log: a snapshot of the partition. All calls must be for the same partition.
         """

@@ -182,8 +182,8 @@ class Store:
         self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
-        """Write data that only the journal of an earlier run has into the partitions, recover every partition, sync the
-        recovered data, and remove the journal.
+        """If the broker's earlier run has left a journal, write the data that only the journal has into the partitions.
+        Then recover every partition, sync the recovered data, and remove the journal.
         """
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
         for topic, number in product(self._kinds, NUMBERS):
@@ -237,8 +237,8 @@ class Store:
         """Sync the recovered data of all logs with group commit, because readers of these logs must only see data that
         cannot be lost.
 
-        journaled: whether a journal of an earlier run will be removed next. If so, the data of all logs are synced,
-        because some acknowledged data may until now have been safe in that journal only. Raises StoreError.
+        journaled: whether a journal of an earlier run will be removed next. If True, the data of all logs are synced,
+        because some acknowledged data may until now have been safe only in that journal. Raises StoreError.
         """
         logs = [log for log in self.all_logs() if journaled or log.has_group_commit]
         segments = [
@@ -301,8 +301,8 @@ class Store:
         waits until the appended data are safe, and before any reader can see the data.
 
         Exceptions of the listener are logged. The listener must not append to a log. It must not use the buffers `data`
-        later than their owner keeps them unchanged: `PartitionLog.append` only requires that they do not change before
-        readers see the records.
+        after readers can see the records, because from then on the owner of the buffers is allowed to change them
+        (`PartitionLog.append`).
         """
         return self._shared.on_append
 
@@ -339,12 +339,13 @@ class Store:
         return taken
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-        """Call `callback` once when each log is settled: its data are safe on this node up to the offset given with it,
-        or they can no longer become safe. Call it at once if the data of all logs are safe.
+        """Call `callback` once, as soon as for each log one of two things is true: its data up to the offset given with
+        it are safe on this node, or they can no longer become safe. Call it at once if the data of all logs are safe
+        already.
 
-        "Safe" has the same meaning as in `PartitionLog.when_safe`. When the callback is called, readers may not see all
-        of the safe data yet. If the data are made safe by the journal, one callback in the journal serves all logs, so
-        that none has to be registered in each log.
+        "Safe" has the same meaning as in `PartitionLog.when_safe`. When the callback is called, it is possible that
+        readers do not see all of the safe data yet. If the journal makes the data safe, one callback is registered in
+        the journal for all logs, and none in the logs.
         """
         if all(log.durability.safe_end >= end for log, end in ends):
             callback([None] * len(ends))
@@ -490,8 +491,9 @@ class Store:
         return tuple(self._internal_logs.values())
 
     def internal_log(self, topic: str, group_commit: bool) -> PartitionLog:
-        """Return that of the topic's two internal logs which is for partitions with group commit (`group_commit` True)
-        or with asynchronous flush (False). Create the log if it does not exist. Raises StoreError.
+        """Return one of the topic's two internal logs: the log for partitions with group commit if `group_commit` is
+        True, else the log for partitions with asynchronous flush. Create the log if it does not exist. Raises
+        StoreError.
         """
         return self.numbered_internal_log(topic, number_of(group_commit))
 
@@ -557,9 +559,9 @@ class Store:
 
         done(kept, error). kept: for each log that was cut, the paths of the files that contain its removed data. error:
         why the other logs were not cut; None if all logs were cut. The error is a StoreError if no record of a log ends
-        at `end`, or if a log cannot be synced or cut. The logs before this one, in the order of `ends`, are cut, and
-        the logs behind it are not. If the error is CutUnfinished, the failed log accepts no writes before a restart.
-        The method itself raises StoreError if an end lies outside its log's data.
+        at `end`, or if a log cannot be synced or cut. The logs that come before the failed log in the order of `ends`
+        are cut, and the logs that come after it are not. If the error is CutUnfinished, the failed log accepts no
+        writes before a restart. The method itself raises StoreError if an end lies outside its log's data.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -638,9 +640,9 @@ class Store:
         its leader has removed these segments. Their files are deleted or archived in the background, as this broker's
         own policy for the topic says; without a policy they are deleted.
 
-        Not removed are the last segment, a segment that readers do not see completely, and a segment that is not on the
-        disk together with its index, nor segments behind such a segment. While files of the log are being removed, the
-        method does nothing and must be called again later.
+        Three segments are not removed: the last segment, a segment that readers do not see completely, and a segment
+        that is not on the disk together with its index. Segments behind one of these are not removed either. While
+        files of the log are being removed, the method does nothing and must be called again later.
         """
         return self._retention.drop_before(log, first_offset)
 
@@ -648,8 +650,8 @@ class Store:
 
     @property
     def unindexed_segments(self) -> int:
-        """The number of closed segments that have no index until it is rebuilt. The messages of these segments are not
-        included in message counts.
+        """The number of closed segments whose index is missing and must be rebuilt. The messages of these segments are
+        not included in message counts.
         """
         return len(self._rebuilding)
 
@@ -661,9 +663,9 @@ def _not_made(path: str, error: OSError) -> StoreError:
 
 
 def _ask(ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
-    """Call `callback` when each log's data up to its end offset are safe or have failed. This function is called when
-    the journal has no pending write of these data. So data that are not safe by now wait for a sync of the partition's
-    own files, which their log reports, or have failed.
+    """Call `callback` when each log's data up to its end offset are safe or can no longer become safe. This function is
+    called when the journal has no pending write of these data. So if data are not safe by now, either they have failed,
+    or they wait for a sync of the partition's own files; their log reports the end of this sync.
     """
     errors: list[MetaqError | None] = [None] * len(ends)
     left = {number for number, (log, end) in enumerate(ends) if log.durability.safe_end < end}

@@ -51,10 +51,10 @@ class SyncJob:
     """A sync of one partition. The thread that owns the store creates the job and, after the job has ended, records its
     result; a worker thread runs the job.
 
-    A job syncs the partition's data before the byte offset `end`. `count` is the number of records before `end`, as the
-    partition's log counts them. Before the job syncs anything, it writes the index units from memory to the index
-    files; from then on the units may be removed from memory (`settle_units`). The job writes the headers of the index
-    files last, because a header states that all data and units before a given offset are on the disk.
+    A job syncs the partition's data before the byte offset `end`. `count` is the log's count of its records at the time
+    when the job is created. Before the job syncs anything, it writes the index units from memory to the index files.
+    After that, `settle_units` can remove these units from memory. The job writes the headers of the index files last,
+    because a header states that all data and units before a given offset are on the disk.
     """
 
     def __init__(
@@ -102,8 +102,9 @@ class SyncJob:
             self.error = error
 
     def run(self) -> None:
-        """Run all steps of this job, not together with other jobs (`run_together`). `pin` must be called before. Do
-        nothing if the job was cancelled. A failure is stored in `error`. Called in a worker thread.
+        """Run all steps of this job alone; the function `run_together` runs several jobs together instead. `pin` must
+        be called before. Do nothing if the job was cancelled. A failure is stored in `error`. Called in a worker
+        thread.
         """
         if self.enter():
             try:
@@ -128,7 +129,7 @@ class SyncJob:
             self._cancelled = True
 
     def release(self) -> None:
-        """Release the file descriptors that `pin` keeps open. Called on the owning thread."""
+        """Release the file descriptors that `pin` keeps open. Called on the thread that owns the store."""
         for part in self._parts:
             if part.fd is not None:
                 part.segment.data.unpin()
@@ -140,7 +141,7 @@ class SyncJob:
     def settle_units(self) -> bool:
         """Remove the index units from memory if the job has written them to the index files. The files need not be
         synced yet, and `run` may still be running. Return whether the units are in the files; True for a job that
-        writes no units. Called on the owning thread.
+        writes no units. Called on the thread that owns the store.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True
@@ -150,8 +151,8 @@ class SyncJob:
         return self._units_written
 
     def apply(self) -> None:
-        """Record in the segment objects up to which offset their data are on the disk now. Called on the owning thread
-        after a successful run.
+        """Record in the segment objects up to which offset their data are on the disk now. Called on the thread that
+        owns the store after a successful run.
         """
         self.settle_units()
         for part in self._parts:

@@ -24,11 +24,13 @@ _SIZE_REMEDY = "use size=<bytes>, with a unit k, m, g or t, at least 1, as in de
 
 @dataclass(frozen=True, slots=True)
 class FlushPolicy:
-    """The rule when a topic's data are synced: as soon as a partition has more than `threshold` unsynced records, or
-    when the interval has passed since the first unsynced record (storage.md §3).
+    """The rule that says when the data of a topic's partition are synced (storage.md §3). They are synced as soon as
+    the partition has more than `threshold_records` unsynced records, or when `interval_ms` milliseconds have passed
+    since the first unsynced record was appended.
 
     A threshold of 0 means group commit: puts are answered, and readers see data, only after the sync. The sync begins
-    at once. All data that are appended while a sync runs share the next sync.
+    as soon as a record is appended, unless a sync is running. All data that are appended while a sync runs share the
+    next sync.
     """
 
     threshold_records: int
@@ -63,8 +65,8 @@ class DeletePolicy:
     """Retention rules of a topic. Segments that receive no more records and were not changed for `max_age_s` seconds
     are removed in the way that `action` names (deleted, renamed or compressed).
 
-    If a topic has more than `max_bytes` bytes of messages in all its partitions on this broker, its oldest closed
-    segments are removed, too. If `max_bytes` is None, there is no limit.
+    If a topic has more than `max_bytes` bytes of messages in all its partitions on this broker, its oldest segments are
+    removed, too, except the last segment of each partition. If `max_bytes` is None, there is no limit.
     """
 
     action: Disposal
@@ -95,7 +97,7 @@ def parse_delete_policy(text: str, option: str = "deletePolicy") -> DeletePolicy
 
     `size=`, the limit for the bytes of the topic, is an extension of this broker. Metaq 1.x ignores a `size=` that
     follows the age of `delete`. After the age of `archive`, 1.x expects `true` (compress the segments) or `false`; it
-    takes any other word, such as `size=10g`, for `false`. As in 1.x, words in all other positions are ignored. Raises
+    takes any other word, such as `size=10g`, for `false`. As in 1.x, all other words after the age are ignored. Raises
     ConfigError, which names `option`, the value and the accepted forms.
     """
     name, *values = [part.strip() for part in text.split(",")]

@@ -43,8 +43,8 @@ Benchmarks: `batch`, `latency`.
 """
 
 KEPT_COPY_BYTES = 16 << 20
-"""When the broker copies much data (for example from another node), the last bytes of the copy stay in the page cache
-while the kernel writes them to the disk. This value is their number. Benchmark: `python -m bench.catch_up`.
+"""When the broker copies much data (for example from another node), this many of the last copied bytes stay in the page
+cache while the kernel writes them to the disk. Benchmark: `python -m bench.catch_up`.
 """
 
 # --- memory for index units: `partitions-10240`, and the broker's memory there -------------------------------------
@@ -171,9 +171,10 @@ before it. This value is the maximum number of remembered positions.
 """
 
 MISSES_PER_STEP = 8
-"""The number of open files is limited. A write to a file that is not open must open it. Of this many such writes, only
-one closes another open file and keeps its own file open; each of the other writes closes its own file again at once. So
-most open files stay open even if many more files are written in turn than may be open. Benchmark: `partitions-10240`.
+"""A write to a file that is not open must open the file, but the number of open files is limited. When the limit is
+reached, at most one of this many such writes closes another open file and keeps its own file open. Each of the other
+writes closes its own file after the write. So most open files stay open even if the broker writes, one after the other,
+to many more files than the limit allows. Benchmark: `partitions-10240`.
 """
 
 # --- cold readers: `python -m bench.backlog` --------------------------------------------------------------------------

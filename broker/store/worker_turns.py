@@ -33,8 +33,9 @@ class Turns:
     created this object may use it. `run_in_thread` need not use threads: it may be any function that starts the work
     and calls `done` when the work has ended.
 
-    Each call is made with a key, such as a topic. The calls of each key have their own queue, and the queues take
-    turns: one call from each queue. So many calls with one key do not delay the calls with another key for long.
+    Each call of `run` names a key, such as a topic. The calls with the same key wait in one queue, and the queues take
+    turns: one call from each queue. Therefore a large number of calls with one key does not delay the calls with
+    another key for long.
     Invariant: a key is in `_waiting` as long as calls with this key wait, and the first key in `_waiting` has the next
     turn.
     """

@@ -29,8 +29,8 @@ class Writer:
 
     Invariants: the index units of a segment describe its records without gaps up to the segment's end, except for
     damaged bytes that were copied. The store times of a segment's records never decrease, even if the clock is set
-    back. If only an upper bound of a store time is known, the bound is stored as a negative number; then its absolute
-    value is what never decreases.
+    back. If only an upper bound of a store time is known, the bound is stored with a minus sign; for the order of the
+    times, its absolute value counts.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Writer:
         """Write whole records behind the last record of the partition. copied: whether the records belong to a large
         copy (for example from another node). The page cache need not keep such records.
 
-        Return the number of this segment's index units that are in memory but not in the index file, and the given
-        units as they were stored: a store time below the previous one was raised to the previous one.
+        Return two values. The first is the number of this segment's index units that are in memory but not in the index
+        file. The second is `units` as they were stored: if a unit's store time was earlier than that of the record
+        before it, the earlier time was replaced by the later one.
 
         The append is all or nothing: after a failed write the file is cut back to its former size. Raises DiskFull if
         the write failed because the disk is full. Raises LogReadOnly for any other failure; then nothing more may be
@@ -137,8 +138,9 @@ class Writer:
         """Tell the kernel to begin to write appended data to the disk. A worker thread makes this system call, because
         the call may have to wait for the device. During a large copy, the pages that were written earlier are dropped
         from the page cache, because they should be on the disk by now. The next pages of the copy can use the same
-        memory, so the copy does not push other data out of the page cache. It also needs no memory that nobody has used
-        for long, which is expensive to get in a virtual machine.
+        memory, so the copy does not push other data out of the page cache. Because the copy uses the same memory again,
+        it also needs no memory that has been unused for a long time; in a virtual machine, such memory is expensive to
+        get.
         """
         if not self._writing_back:
             self._writing_back = True

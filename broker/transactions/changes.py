@@ -40,7 +40,7 @@ class LogCopies(Protocol):
 
         done(None) is called when all in-sync nodes have made these changes and all earlier ones. If `disk` is True,
         done(None) is called only when these changes and all earlier ones are on the disks of these nodes. done(why) is
-        called if the outcome is unknown; `why` is the reason.
+        called if it is unknown whether the nodes have made the changes; `why` is the reason.
         """
 
     def refusal_now(self) -> MetaqError | None:

@@ -210,8 +210,8 @@ class TransactionLog:
             self._lock = None
 
     def check(self, logs: Iterable[PartitionLog]) -> None:
-        """Raise an error if a commit with messages for these partitions cannot be accepted now: LogReadOnly, or in a
-        broker set NotLeader or NotEnoughReplicas.
+        """Raise an error if a commit with messages for these partitions cannot be accepted now. The error is
+        LogReadOnly; in a broker set it may also be NotLeader or NotEnoughReplicas.
         """
         copies = self._writing.copies
         for log in logs:

@@ -232,7 +232,7 @@ class Registry:
         return len(self._open)
 
     def get(self, key: str) -> OpenTransaction | None:
-        """Return the open transaction with this key, even if it belongs to a connection; None if no open transaction
+        """Return the open transaction with this key, whichever connection it belongs to; None if no open transaction
         has this key.
         """
         return self._open.get(key)

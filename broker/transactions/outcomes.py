@@ -4,7 +4,8 @@ reactor thread.
 A commit is remembered by the transaction's key and the id of the transaction's first message. Only the newest commits
 are remembered. Message ids increase with time. So if a client asks for a transaction that is not remembered, the id of
 its first message is compared with the highest id that a forgotten commit's first message had. If the client's id is
-higher, the commit would still be remembered; so the transaction was not committed. Otherwise, its outcome is unknown.
+higher, a commit of this transaction would not have been forgotten; so the transaction was not committed. If the id is
+not higher, the outcome is unknown.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ class Placed:
 
     def look(self, after: int | None) -> None:
         """Search the partition for the block's records and add them to `places`. after: a byte offset; no record of the
-        block is before it. It limits the search only if the message ids are those of a Java broker.
+        block is before it. The search begins at this offset only if the message ids are those of a Java broker; for
+        other ids, it begins at the partition's first message and skips segments by their highest message ids.
         """
         for run in _runs(self._matches(after), self._bounds):
             self._take(run)
@@ -263,8 +264,8 @@ def find_block(block: Block, location: Location, now_ms: int) -> Location | None
     """Find the place of a block in its partition. Used if only some of the block's messages can be read in the
     transaction log. Return None if the partition does not have the whole block.
 
-    location: the location in the commit record; its size and checksum are those of the whole block, so they also tell
-    whether messages that the log lacks are in the partition.
+    location: the location in the commit record; its size and checksum are those of the whole block. So they also show
+    whether the partition has the messages that cannot be read in the transaction log.
     """
     lost = location.size - block.size
     if lost < 0:

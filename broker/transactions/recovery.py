@@ -14,12 +14,12 @@ records before and after the damage are kept:
 - a commit that has damaged messages and no message in any partition was not decided, so it is rolled back;
 - for any other commit, a block (the messages for one partition) that is not proven to be undamaged is looked up in its
   partition; if it is not there, it is lost;
-- a prepared transaction with a damaged message is rolled back as if an operator had decided so; its coordinator gets
-  this answer until it sends FORGET;
-- if the damaged bytes may have contained the commit or rollback record of a transaction, the transaction was committed
-  if a partition has a message of it.
+- a prepared transaction with a damaged message is rolled back as if an operator had decided so; its coordinator is told
+  of the rollback whenever it asks, until it sends FORGET;
+- if the damaged bytes may have contained the commit or rollback record of a transaction, the transaction counts as
+  committed if a partition has one of its messages.
 
-Bytes that are lost or replaced are first copied to `damaged-redo.<n>-<offset>`, and then reported.
+Before bytes are cut off or replaced, they are copied to `damaged-redo.<n>-<offset>`, and the damage is reported.
 
 A commit without any message in a partition was not decided, because nothing is appended before the commit record is
 synced (commit.py). A power cut may tear the write before this sync, so that the commit record can be read but an
@@ -264,8 +264,8 @@ class _Replay:
 
         A power cut may have left only a part of a block, at the end of its partition. The missing messages of such a
         block are appended at once. If they were appended only after all files are read, a block of another commit might
-        be appended first and separate the two parts of this block: redo files are read one after the other, which is
-        not the order in which the commits appended their messages.
+        be appended first and separate the two parts of this block. This can happen because redo files are read one
+        after the other, and commits in different files may have appended their messages in another order.
         """
         believed, there = ended.entry.attachment_problem is None, {}
         for block in ended.blocks:

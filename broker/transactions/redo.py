@@ -12,12 +12,12 @@ metaq adds three fields of its own to TxCommand. metaq 1.x ignores these fields:
     padding      field 13, bytes     zeros, in a record that replaces damaged bytes (`encode_filler`)
 
 crc: a CRC-32 over the record's position in its file (u64), the fields of 1.x, and the numbers messages and content.
-This CRC covers the position, so that bytes in a message's body that look like a record are never taken for a record: a
-record that was copied into a body has another position. messages: the number of messages of the transaction. content:
-the CRC-32 of the CRC-32s of these messages' records, in order. A replay compares `messages` and `content` with the
-messages that it has read, and so detects a lost message. Numbers are big-endian, except the fixed32, which protobuf
-makes little-endian. Records of Java brokers and of the first metaq releases have no such fields. redo_reader.py reads
-files.
+This CRC covers the position, because a message's body may contain a copy of a record. The copy is at another position
+than the record, so its CRC is wrong and it is never taken for a record. messages: the number of messages of the
+transaction. content: the CRC-32 of the CRC-32s of these messages' records, in order. A replay compares `messages` and
+`content` with the messages that it has read, and so detects a lost message. Numbers are big-endian, except the fixed32,
+which protobuf makes little-endian. Records of Java brokers and of the first metaq releases have no such fields.
+redo_reader.py reads files.
 """
 
 from __future__ import annotations

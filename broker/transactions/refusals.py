@@ -65,8 +65,9 @@ def incomplete(key: str, failure: MetaqError) -> XaRefused:
     """Return the error for the commit request of a transaction that is committed, but whose messages a partition could
     not store because of `failure`.
 
-    For an XA transaction the coordinator asks again after a restart. For a local transaction nobody can ask again, so
-    the code of the error tells the client that the transaction is committed.
+    For an XA transaction the error has the code XAER_RMFAIL, because the coordinator asks again after the broker's
+    restart. For a local transaction nobody can ask again, so the error has the code XA_HEURCOM, which tells the client
+    that the transaction is committed.
     """
     code = XaCode.XAER_RMFAIL if is_xa(key) else XaCode.XA_HEURCOM
     return XaRefused(code, f"'{key}' is committed, but {failure}; {AFTER_RESTART}")

@@ -364,7 +364,9 @@ class Transactions:
 
     def holding(self, log: PartitionLog) -> list[str]:
         """Return a list of everything that may still append messages to this partition, although it accepts no new
-        messages. The list contains the keys of open transactions, and the text `a commit` if a commit is running.
+        messages. The list contains the keys of open transactions, and the text `a commit` if a commit still has
+        messages to append to this partition. If the transaction log is not open yet, the list contains only a text that
+        says so.
         """
         if not self._is_open:
             return ["a transaction log that is not open yet"]

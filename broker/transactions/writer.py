@@ -3,9 +3,9 @@
 A job writes and syncs all queued records. Only one job runs at a time; the records of requests that arrive meanwhile
 share the next job (group commit). The position of a record in its file is determined as soon as the record is queued.
 After a failed write or sync, the writer writes nothing more, because nobody knows which records are on the disk. The
-broker must be restarted, which reads the log again. If the disk is full, the part of the job that was written is cut
-off again, and the job is repeated until there is room. In a broker set, a job that has found the disk full is not
-repeated; another node becomes the leader.
+broker must be restarted; when it starts, it reads the log and so learns which records are there. If the disk is full,
+the part of the job that was written is cut off again, and the job is repeated until there is room. In a broker set, a
+job that has found the disk full is not repeated; another node becomes the leader.
 
 In a broker set, the writer sends the records of each job to the other nodes when it creates the job, so that the disks
 of all nodes work at the same time. It calls the callbacks of a job when this node and the other nodes have written the
@@ -140,9 +140,10 @@ class _Job:
             self._ran, self._error = False, None
 
     def _without_room(self, failure: OSError) -> OSError | DiskFull:
-        """Called after the disk was full: remove the records that this job has written from the ends of the files, and
-        return DiskFull. If the job's syncs were done before the disk was full, the records stay in the files. If the
-        records cannot be removed, return the OSError.
+        """Clean up after a write of this job has failed because the disk is full, and return DiskFull. The records that
+        this job has written are cut off the ends of the files. But if the job had already synced the records when the
+        disk became full, the records stay in the files. If the records cannot be cut off, return the OSError of this
+        failure.
         """
         if not self._synced:
             try:

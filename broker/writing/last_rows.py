@@ -29,11 +29,12 @@ _RowKey = tuple[int, str, int]
 
 
 class LastRows(LogReader):
-    """The last two rows of each pair of producer and partition in one internal log. Two rows are kept because the last
-    row is appended before its write, so the write may not have been stored; then the row before it counts.
+    """The last two rows of each pair of producer and partition in one internal log. Two rows are kept because a row is
+    appended before the write that it describes. If the write of the last row was not stored, the row before the last
+    one counts.
 
     forgotten_ms: a time in Unix milliseconds. Pairs whose last write was at this time or earlier may have been
-    forgotten because there were too many pairs. 0 if no pair was forgotten.
+    forgotten because there were too many pairs. It is 0 if no pair was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:
@@ -53,9 +54,10 @@ class LastRows(LogReader):
 
     @property
     def _is_other(self) -> bool:
-        """Whether the whole log must be read again. It must be for the reasons of LogReader, and also if too many pairs
-        of producer and partition are in memory and the log's oldest rows were removed after the log was last read from
-        its beginning: reading the log again leaves out the pairs of the removed rows.
+        """Whether the whole log must be read again. This is necessary in the cases that LogReader names. It is also
+        necessary if too many pairs of producer and partition are in memory and the log's oldest rows were removed after
+        the log was last read from its beginning. In this case, reading the log again leaves out the pairs of the
+        removed rows.
         """
         return super()._is_other or (self._is_full and self._read_from < self.log.first_offset)
 

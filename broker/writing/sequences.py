@@ -2,7 +2,8 @@
 write is stored only once.
 
 A producer gives its writes to a partition increasing numbers, and has only one write to a partition in progress at a
-time. So only the last write is remembered. A new write is handled according to its number:
+time. So only its last write can be repeated, and only this write is remembered. A new write is handled according to its
+number:
 
     higher than the last number     the write is stored, and is the last from then on
     the last number                 nothing is stored; the answer is the first one's, once that is safe
@@ -12,8 +13,9 @@ time. So only the last write is remembered. A new write is handled according to 
 
 The number of pairs of producer and partition is limited (tuning.MAX_SEQUENCES). If there are more, entries (one for
 each pair) of the client address with the most entries are forgotten first. So the entries of an address with many
-producers do not displace the entries of other addresses. The time of the youngest forgotten entry is remembered, also
-in the internal logs, because a write that is older than this time may be a repetition of a forgotten one.
+producers do not displace the entries of other addresses. The time of the youngest forgotten entry is remembered in
+memory and in the internal logs. If a repeated write was first sent before this time, its entry may have been forgotten,
+so nobody knows whether it is stored.
 
 The entries are read from rows in the internal logs (memory/sequence_rows.py), so they are as durable as the messages.
 The row that describes a write is appended before the messages of the write. A row counts only if its messages are
@@ -123,8 +125,9 @@ class Sequences(Memory[LastRows]):
         reactor: ReactorTime,
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
-        """store: an open store. clock: returns the time in seconds since 1970. for_waiting: normally
-        `Partitions.for_waiting`.
+        """store: an open store. clock: returns the time in seconds since 1970. for_waiting: a function that returns the
+        log of a partition that will get delayed messages; None if its topic is no longer accepted
+        (`Partitions.for_waiting`).
         """
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
@@ -444,8 +447,8 @@ class Sequences(Memory[LastRows]):
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def _address(self, sender: SendingPeer | None) -> _Address:
-        """Return the entries of the sender's address, creating the list if necessary. The caller must add an entry to
-        it.
+        """Return the entries of the sender's address; if there are none, create an empty table for them. The caller
+        must add an entry to the returned table, because no table may stay empty.
         """
         host = "?" if sender is None else sender.host
         found = self._addresses.get(host)
@@ -454,8 +457,9 @@ class Sequences(Memory[LastRows]):
         return found
 
     def _come_from(self, unknown: _Address, key: _Key, sender: SendingPeer | None) -> _Address:
-        """Entries that were read from the internal logs have no address until their producer sends again. Now it has
-        sent: move its entry `key` from `unknown` to the entries of the sender's address, and return these.
+        """Move the entry `key` from `unknown` to the entries of the sender's address, and return these. Entries that
+        were read from the internal logs are in `unknown`, because their addresses are not known until their producers
+        send again. Called when the producer of `key` has sent again.
         """
         self._leave(unknown, key)
         address = self._address(sender)

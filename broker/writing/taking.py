@@ -1,5 +1,5 @@
 """Process the records in requests: determine the kind of each record, and handle it accordingly. The records of a
-request are processed as columns, not one by one.
+request are processed together in arrays (columns) that have one item for each record, not one by one.
 
 A decoder (requests/put.py, requests/send.py, requests/transaction.py) passes the contents of a request to this module.
 The decoder gets back `Write` objects with the results, or the errors of refused records, and encodes these for the
@@ -90,8 +90,9 @@ ASKS = DELAYED_FLAG | COMPRESSED_FLAG
 
 def check_in_transaction(writing: Writing, topic: str, puts: Sequence[tuple[int, int, Buffer]], meant: int) -> None:
     """Check whether messages may be added to a transaction. puts: the flag, checksum and body of each message. meant:
-    the flag bits that are instructions for the broker; a client of 1.x may use the same bits for its own purposes, so
-    they are not in `meant`. Raises TransactionRefused, DelayRefused, CompressionNotAccepted, PayloadUnreadable.
+    the flag bits that are instructions for the broker. A client of 1.x may use the same bits for its own purposes; for
+    such a client they are not in `meant`. Raises TransactionRefused, DelayRefused, CompressionNotAccepted,
+    PayloadUnreadable.
     """
     if not writing.takes_all_kinds:
         raise TransactionRefused("a broker in synchronous replication has no transactions: send without one")
@@ -148,11 +149,11 @@ def _wait(write: Write, pended: Pended, target: PartitionLog) -> None:
 def _stored_before(
     writing: Writing, make: Callable[[PartitionLog], W], topic: str, partition: int, number: Number | None
 ) -> W | None:
-    """Called for records that must be refused now: if an earlier send of the same records has stored them, return a
-    write with the offsets where they are stored; otherwise return None. If it cannot be determined whether they were
-    stored, the returned write has an `error`. If the stored records are not safe yet, the next `append` returns this
-    write among the writes that are not safe yet. make: creates the write for a log. number: the sequence number; None
-    if the records have none.
+    """Look up whether an earlier send has stored these records, which must be refused if they are new. If they are
+    stored, return a write with the offsets where they are stored. If they are not stored, return None. If it cannot be
+    determined whether they were stored, the returned write has an `error`. If the stored records are not safe yet, the
+    next call of `Writing.append` returns this write among the writes that are not safe yet. make: creates the write for
+    a log. number: the sequence number; None if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -164,8 +165,8 @@ def _stored_before(
 def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None) -> Iterator[W]:
     """Yield the writes that must be appended. If a write has a sequence number, the row about it is appended to the
     internal log before the write is yielded. A repeated write is not yielded: it gets an `error`, or the offsets where
-    it was stored for the first time. If these are not safe yet, `append` returns the repeated write among the writes
-    that are not safe yet.
+    it was stored for the first time. If the records at these offsets are not safe yet, `Writing.append` returns the
+    repeated write among the writes that are not safe yet.
     """
     admit, numbers = writing.sequences.admit, writing.numbers
     for write in writes:
@@ -176,7 +177,7 @@ def _admitted(writing: Writing, writes: Iterable[W], sender: SendingPeer | None)
 def _kept(error: MetaqError) -> MetaqError:
     """Return the error without its traceback, to save memory. The stack frames in a traceback take 3 KB, and they and
     the connection refer to each other, so only Python's garbage collector can free them. If they survive one
-    collection, the usual later collections do not examine them.
+    collection, the usual later collections do not examine them, so their memory would not be freed for a long time.
     """
     return error.with_traceback(None)
 
@@ -837,8 +838,9 @@ class TakenParts:
         return bases
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
-        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. Stop when the
-        time `until` has come, and return only the first logs, because creating each log takes a third of a millisecond.
+        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. When the time
+        `until` has come, return only the logs that were found so far, because a log that does not exist must be
+        created, which takes a third of a millisecond.
         """
         if self._chunk:
             self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}

@@ -1,5 +1,5 @@
-"""The class for one append of a request's records, which also has the result of the append, and the class for the
-append's sequence number.
+"""Define `Write`, one append of a request's records together with the result of the append, and `Number`, the sequence
+number of a write.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ __all__ = ["Number", "Write"]
 class Number:
     """The sequence number that a producer has given to a write.
 
-    records: the number of records in the write; for delayed messages its high bits say which internal log has them
-    (`row_bits`). repeat_ms: how many milliseconds ago the producer first sent the write; -1 if the write is sent for
-    the first time. before: the producer's last write to the partition before this one; None if there was none.
+    records: the number of records in the write; if they are delayed messages, the high bits of this number say which
+    internal log contains the messages (`row_bits`). repeat_ms: how many milliseconds ago the producer first sent the
+    write; -1 if the write is sent for the first time. before: the producer's last write to the partition before this
+    one; None if there was none.
     """
 
     producer: int

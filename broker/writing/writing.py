@@ -59,8 +59,8 @@ class Copies(Protocol):
 
     def when_copied(self, writes: Sequence[Write], done: Callable[[], None]) -> None:
         """Call `done` when each of these writes has an `error`, or is stored on as many nodes as its topic's setting
-        `ack` requires. Before that, set the `replicas` of the writes. The writes must be from the current turn of the
-        reactor.
+        `ack` requires. Before that, set the `replicas` of the writes. The writes must have been appended in the current
+        turn of the reactor.
         """
 
 
@@ -128,8 +128,9 @@ class Writing:
         return log
 
     def logs(self, topics: Sequence[str], partitions: Sequence[int]) -> list[PartitionLog] | None:
-        """Return the log for each pair of topic and partition. All partitions must be named in the request. Return None
-        if a partition is refused, if there is a slave, or if the puts have to be processed one by one.
+        """Return the log for each pair of topic and partition. The requests must name the partitions; a partition that
+        the broker has chosen is not allowed. Return None if a partition is refused, if there is a slave, or if the puts
+        have to be processed one by one.
         """
         if self.slave is not None:
             return None

@@ -58,9 +58,9 @@ def browse(
 
 
 class TopicBrowser(Closing):
-    """Iterable over all messages that a topic contains when the iteration begins. The iteration goes partition by
-    partition, in the order of (broker id, partition). A browser joins no group, commits nothing and leaves no trace in
-    ZooKeeper.
+    """An iteration over this object returns all messages that a topic contains when the iteration begins. The messages
+    come partition by partition, in the order of (broker id, partition). A browser joins no group, commits nothing and
+    leaves no trace in ZooKeeper.
 
     (It corresponds to TopicBrowser of 1.x. If the oldest messages of a partition were deleted, 1.x treats the partition
     as empty; this browser begins at the oldest message that still exists.) A new iteration reads the topic again. Use a

@@ -173,7 +173,8 @@ class DeadLetters(Closing):
         to: "topic" sends each original message to its own topic, with its key, tag and properties, and so to all groups
         that read the topic. "group" sends it only to this group. The number of attempts begins at zero again. A message
         whose time to live is over is sent without a time to live, because otherwise no consumer would get it. If there
-        are very many letters, `read` them with a `limit`.
+        are very many letters, pass them in several calls (use the argument `limit` of `read`), because the result of a
+        call contains all of its letters.
 
         If the call ends early, for whatever reason, each letter is either still open, or sent and marked as done. There
         is one exception: the letter that was just being sent may be both sent and open, and then the next redrive sends

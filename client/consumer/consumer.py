@@ -278,15 +278,16 @@ class Consumer(Poller):
         further tries (5 by default; None: without limit). on_reject: a function that gets the message after the last
         try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
 
-        By default `retry` is a Retry() if all brokers of the topics that answer keep delayed messages. By default
-        `retry` is None for Java brokers and for broadcast=True. As long as no broker has answered, failed messages are
-        tried again in place.
+        By default `retry` is a Retry() if every broker of the topics keeps delayed messages; brokers that do not answer
+        are ignored. By default `retry` is None for Java brokers and for broadcast=True. As long as no broker has
+        answered, failed messages are tried again in place.
 
         Raises ConfigError, for example if options contradict `retry`, or if there is a Retry and a broker keeps no
-        delayed messages. It is also raised if the LocalRecoverStore is needed but the user has no home directory.
-        Raises InvalidName with a Retry if the group's name is too long for the names of its own topics. Also raises
-        LocalStoreError, ClientError, exceptions of on_assigned and on_revoked, and exceptions of a handler that do not
-        derive from Exception (SystemExit …); with a Retry also CoordinationUnavailable.
+        delayed messages. ConfigError is also raised if the LocalRecoverStore is needed but the user has no home
+        directory. With a Retry, raises InvalidName if the group's name is too long, because the names of the group's
+        own topics contain it. Also raises LocalStoreError, ClientError, exceptions of on_assigned and on_revoked, and
+        exceptions of a handler that do not derive from Exception (SystemExit …); with a Retry also
+        CoordinationUnavailable.
         """
         check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)
@@ -304,9 +305,10 @@ class Consumer(Poller):
         """Call the handler as `run` does, but with up to `max_messages` messages of one partition in each call. The
         messages of one call count as consumed together.
 
-        If the handler fails on a batch, it gets the messages of the batch one by one: with a Retry at once, without a
-        Retry only after it has failed on the whole batch max_retries times more. So a failed attempt is counted only
-        for a message on which the handler fails alone, and only such a message can be rejected.
+        If the handler fails on a batch, it then gets the messages of the batch one by one. With a Retry this happens at
+        once. Without a Retry the handler first gets the whole batch again, and gets single messages only after it has
+        failed on the batch max_retries times more. So a failed attempt is counted only for a message on which the
+        handler fails alone, and only such a message can be rejected.
         """
         check_call_back("handler", handler)
         check_number("max_messages", max_messages, most=INT32_MAX)

@@ -53,13 +53,13 @@ _FIRST = StartPosition(0)
 
 class MemberCore:
     """Makes the decisions of one member of a group. The methods may be called by only one thread at a time.
-    `holds_claims`, `drained` and the attributes are excepted: any thread may use them at any time.
+    Exceptions are `holds_claims`, `drained` and the attributes, which any thread may use at any time.
 
     start: the position where reading of newly owned partitions begins; set by the driver. closing: set to true by the
     driver when failures shall no longer be logged. reason: why the last failed action has failed. gains: partitions
     that the last plan gives to this member and that it does not own. losses: partitions that it owns and that the last
     plan does not give to it. known: all partitions of the group's topics. brokers: the brokers at the last plan.
-    pauses: number of pauses so far.
+    pauses: number of pauses before repeated tries so far.
     """
 
     def __init__(self, group: str, me: str, core: ConsumerCore) -> None:
@@ -147,8 +147,9 @@ class MemberCore:
         self._change_noted = True
 
     def zones_to_agree_on(self, snapshot: GroupSnapshot, now: float) -> Mapping[int, str] | None:
-        """Return the broker zones on which the group must agree: the driver must write them to ZooKeeper before it
-        calls `plan`. None if the zones that are written there need no change.
+        """Return the zone of each broker, by broker id, on which the group must agree. The driver must write these
+        zones to ZooKeeper before it calls `plan`. Return None if the zones in ZooKeeper need no change, or if the group
+        does not assign partitions by zones.
         """
         if snapshot.zones is None:
             return None
@@ -213,8 +214,8 @@ class MemberCore:
 
     @property
     def looks_in(self) -> list[float]:
-        """For how many seconds from now the last plan is good at most, one number for each reason. When this time is
-        over, this member must plan again, even if no change was reported.
+        """For each reason why the last plan stops to be valid by itself: the number of seconds until then. When the
+        first of these times is over, this member must plan again, even if no change was reported.
         """
         return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
 
@@ -284,8 +285,9 @@ class MemberCore:
         fence: int,
     ) -> None:
         """Become the owner of these partitions, which the driver has claimed in ZooKeeper. stored: their committed
-        offsets. resumed: for each partition the position from an earlier ownership where this member continues; None if
-        it begins at the committed offset. fence: the ZooKeeper session on which the partitions were claimed.
+        offsets. resumed: for each partition the position that this member remembers from an earlier ownership and where
+        it continues; None if it begins at the committed offset. fence: the ZooKeeper session on which the partitions
+        were claimed.
         """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
@@ -382,8 +384,8 @@ class MemberCore:
     # --- the end of ownership ---------------------------------------------------------------------------------------
 
     def lose(self, lost: Sequence[PartitionCursor], why: str) -> None:
-        """Stop to read and to own partitions that this member no longer owns in ZooKeeper. why: the reason, for the
-        log.
+        """Stop reading partitions that this member no longer owns in ZooKeeper, and no longer count them as owned. why:
+        the reason, for the log.
         """
         self._core.lose(lost)
         if lost:

@@ -61,9 +61,9 @@ class GroupMember:
         on_brokers: Callable[[Collection[int]], None] = lambda _: None,
         on_given_up: Callable[[Iterable[PartitionCursor]], None] = lambda _: None,
     ) -> None:
-        """is_idle: returns whether the program does not poll now. A member that is about to leave the group because the
-        program does not poll first calls is_idle, and stays if the program polls again. on_brokers: called with the ids
-        of the registered brokers each time the ids were read from ZooKeeper.
+        """is_idle: returns whether the program does not poll now. Before a member leaves the group because the program
+        does not poll, it calls is_idle, and stays in the group if the program polls again. on_brokers: called with the
+        ids of the registered brokers each time the ids were read from ZooKeeper.
         on_given_up: called with partitions that are being given up. At this time their offsets are committed and the
         core does not count them as owned any more, but the nodes in ZooKeeper that name this member as their owner
         still exist. If on_given_up raises a MetaqError, the current action fails.
@@ -490,8 +490,9 @@ class MissingTopics:
                 log.warning("group %s: %s", self._group, trouble)
 
     def _trouble(self, topic: str, known: Collection[str]) -> str | None:
-        """Return the text of the warning for a subscribed topic without a partition. Return None if it is registered
-        now, because it was registered only after this member has planned. known: all registered topics.
+        """Return the text of the warning for a subscribed topic without a partition. Return None if the topic is
+        registered now: then it was registered only after this member had read the group's state, and no warning is
+        needed. known: all registered topics.
         """
         if self._view.consumer_partitions(topic):
             return None

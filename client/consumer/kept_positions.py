@@ -111,8 +111,9 @@ class KeptPositions:
         remembers, each with its committed offset (None if it is missing).
 
         If this member lost a partition before its last session ended, another member may have owned the partition
-        since, so any committed offset overrules the remembered position. A partition is also returned if this member
-        has claimed it and the former owner, without knowing of the claim, has then written its own offset again.
+        since, so any committed offset overrules the remembered position. A partition is also returned in another case:
+        this member has claimed the partition, and after that the former owner, which did not know of the claim, has
+        written its own lower offset again.
 
         kept: the result of `positions`. stored: the committed offsets, in the same order. newer: for each of them,
         whether it overrules the remembered position because it was written later.
@@ -144,8 +145,8 @@ class KeptPositions:
     def resume(
         self, partitions: Sequence[TopicPartition], stored: Sequence[Reached | None], newer: Sequence[bool]
     ) -> list[Reached | None]:
-        """Return for each claimed partition the position from which this member must read: the position that it
-        remembers, if no other member has read and committed more, or None, which means the committed offset. stored,
+        """Return for each claimed partition the position from which this member must read: the remembered position if
+        no other member has read and committed more, otherwise None. None means the committed offset. stored,
         newer: as in `behind`.
         """
         found: list[Reached | None] = []

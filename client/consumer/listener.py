@@ -41,8 +41,8 @@ Deliver = Callable[[Sequence[Message]], object]
 
 
 def delivering_living(deliver: Deliver, core: ConsumerCore) -> Deliver:
-    """Return a function that gets messages from a local store of rejected messages and passes them to `deliver`. It
-    leaves out expired messages, and decodes the values of the others.
+    """Return a function that gets messages from a local store of rejected messages and passes them to `deliver`. The
+    returned function leaves out expired messages, and decodes the values of the others.
     """
 
     def deliver_living(messages: Sequence[Message]) -> None:
@@ -70,9 +70,9 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 
 class Handling(NamedTuple):
     """The options of a call of run(). deliver: calls the handler with at most `batch` messages; the messages count as
-    consumed when the handler returns. failed: the object that sends messages on which the handler has failed to the
-    broker. None: such a message is tried again in place up to max_retries times, and then passed to `reject`. suspects:
-    takes care of messages that may have killed a former owner's process; None: no special care.
+    consumed when the handler returns. failed: the object that sends a message back to the broker after the handler has
+    failed on it. None: such a message is tried again in place up to max_retries times, and then passed to `reject`.
+    suspects: takes care of messages that may have killed a former owner's process; None: no special care.
     """
 
     deliver: Deliver
@@ -362,8 +362,8 @@ class Listener:
     def _take_care(self, work: Work, suspects: Suspects) -> float | None:
         """Before the handler gets the first message of `work`, do what is necessary if the message may kill the
         process: wait until no other message is handled, commit the offset and name the message in the mark. Return None
-        if the handler may get the message now. Otherwise return how many seconds the partition must pause; 0 means no
-        pause: the message was sent away as failed, and the next message is the first one now.
+        if the handler may get the message now. Otherwise return how many seconds the partition must pause. 0 means no
+        pause: the message was sent back as failed, and the message after it is now the first one of `work`.
         """
         offset = work.messages[0].offset
         try:

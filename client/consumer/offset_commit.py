@@ -109,7 +109,9 @@ class OffsetCommitter:
         return [None if each is None else (each.offset, each.message_id) for each in found]
 
     def changed_since(self, partitions: Sequence[tuple[str, str]], zxid: int) -> list[bool]:
-        """Call OffsetStore.changed_since. Raises the same errors as load."""
+        """Return for each partition whether its committed offset was written after the change `zxid`
+        (OffsetStore.changed_since). Raises the same errors as load.
+        """
         return self._store.changed_since(self._group, partitions, zxid)
 
     def restore(self, cursors: Sequence[PartitionCursor]) -> int:
@@ -129,9 +131,9 @@ class OffsetCommitter:
             return sum(map(len, lost.values())) + overwritten
 
     def _look(self, cursors: Sequence[PartitionCursor]) -> None:
-        """Called before a commit: if it is the first one on its ZooKeeper connection, count the lower stored offsets
-        that it will overwrite. If there is no connection, wait for the next one; the commit then uses the same
-        connection.
+        """Called before a commit. If the commit is the first one on its ZooKeeper connection, count the stored offsets
+        that the commit will overwrite although they are lower than those that this member committed before. If there is
+        no connection, wait for the next one; the commit then uses the same connection.
         """
         while cursors and (connection := self._connection()) != self._seen_on:
             less = len(self._with_less(cursors))

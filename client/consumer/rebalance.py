@@ -7,9 +7,9 @@ claims partitions and leaves.
                      ↓                ↓                                                                   ↓
                  JOIN_LATER       PLAN_LATER ─pause over, or changed→ PLANNING ←──────────────────────────┘
 
-If the program does not poll, its member leaves the group for the time being: in the states STABLE, PLAN_LATER,
-JOIN_LATER and DRAINING, in which the member only waits, the event IDLE leads to STEPPING_OUT and then to AWAY. The next
-poll leads to JOINING.
+If the program does not poll, its member leaves the group for the time being. The member leaves only from a state in
+which it just waits: in STABLE, PLAN_LATER, JOIN_LATER and DRAINING, the event IDLE leads to STEPPING_OUT and then to
+AWAY. The next poll leads to JOINING.
 
 Every failure leads to a pause and another try, without limit. During the pause the member keeps its partitions. When
 its ZooKeeper session is lost, it owns no partitions any more (DISCONNECTED), and it joins the group again.
@@ -107,8 +107,8 @@ class Action(Enum):
     CLAIM = auto()
     """Claim the newly assigned partitions. Reports CLAIMED, FAILED or SESSION_LOST."""
     SETTLE = auto()
-    """Reset the back-off, because the rebalance has succeeded. Reports CHANGED if the members or partitions changed
-    during the rebalance.
+    """Make the next pause after a failure the shortest one again, because the rebalance has succeeded. Reports CHANGED
+    if the members or partitions changed during the rebalance.
     """
     NOTE_CHANGE = auto()
     """Remember that the group has changed, so that the member must plan again when the present rebalance has ended."""

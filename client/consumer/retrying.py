@@ -1,5 +1,5 @@
-"""Send a message on which a handler has failed back to a broker, which keeps it until the time of its next attempt, or
-after the last attempt to the group's dead letters.
+"""Send failed messages (messages on which a handler has failed) to a broker. The broker keeps a failed message until
+the time of its next attempt. After the last attempt, the message is sent to the group's dead letters.
 """
 
 from __future__ import annotations

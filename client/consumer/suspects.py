@@ -1,14 +1,15 @@
-"""Handle messages that may have killed the process of a partition's former owner in such a way that the message that
-did it can be found.
+"""Find the message that has killed the process of a partition's former owner. For this purpose, the messages that may
+have killed it are handled with special care.
 
 A member whose run() sends failed messages back to the broker writes a mark in ZooKeeper for each partition that it
 owns. The member removes the mark when it gives the partition up. So if a member claims a partition and finds a mark,
 the last owner has died or lost its session. But the new owner does not know which message after the committed offset
 the last owner was handling at that time. So before each of the first SUSPECT_MESSAGES messages, the new owner commits
-its offset and records in the mark which message is next. After these messages it commits after 2, 4, 8 … times as many
-messages. If the new owner dies, too, the next owner begins at a later offset, closer to the message that kills. Sooner
-or later this message is the first one after a commit, and then the mark names it. If a process dies while it handles
-only the message that the mark names, the death counts as a failed attempt of this message.
+its offset and records in the mark which message is next. After these messages, the new owner commits its offset after
+2, 4, 8 … times SUSPECT_MESSAGES further messages. If the new owner dies, too, the next owner begins at a later offset,
+closer to the message that kills. Sooner or later this message is the first one after a commit, and then the mark names
+it. If a process dies while it handles only the message that the mark names, the death counts as a failed attempt of
+this message.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class WorkerDied(Exception):
 @dataclass(slots=True, eq=False)
 class Care:
     """The state of the careful phase of one partition. The phase begins when this member has claimed a partition whose
-    last owner died, and lasts as long as messages are recorded or commits are made as the module's text says. begun:
-    the content of the mark that the last owner left. Only the worker thread that has the partition uses the object.
+    last owner died. It ends when this member no longer records single messages in the mark and no longer makes the
+    additional commits that the module's text describes. begun: the content of the mark that the last owner left. Only
+    the worker thread that has the partition uses the object.
     """
 
     begun: Begun
@@ -115,9 +117,10 @@ class Suspects:
         self._known = {each: self._known[each] for each in owned if each in self._known} | cares
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
-        """Called in the careful phase before the message at `offset` is handled: commit the partition's offset, and
-        name this message in the mark, if it is time for that. alone: whether no other message is handled in this
-        process at the same time. Raises the same errors as OffsetCommitter.commit.
+        """Called in the careful phase before the message at `offset` is handled. For each of the first messages, commit
+        the partition's offset and name the message in the mark. For later messages, only commit the offset, and only if
+        no message may be handled before the next commit (`care.left`). alone: whether no other message is handled in
+        this process at the same time. Raises the same errors as OffsetCommitter.commit.
         """
         if care.marked == offset:
             return

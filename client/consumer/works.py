@@ -113,8 +113,9 @@ class Work:
         return [self.messages[number] for number in range(min(size, len(self.messages)))]
 
     def given(self, living: Sequence[Message], may_have_failed: bool) -> Sequence[Message]:
-        """Return the messages as the handler gets them. If `may_have_failed` is true and some may have failed before,
-        they are replaced by their original messages with the number of attempts.
+        """Return the messages as the handler gets them. If `may_have_failed` is true and the first message has failed
+        here, or the topic contains messages that failed earlier, each message is replaced by its original message with
+        the number of attempts.
         """
         if may_have_failed and (self.tries or self.is_of_own_topic):
             return [as_original(each, self.tries) for each in living]
@@ -134,7 +135,7 @@ class Work:
 
 class Works:
     """All Work objects (one for each partition) of one call of run(). The caller of a method must hold the driver's
-    lock. Excepted are `done` and the methods that handle a failure: the worker thread that has the Work calls them
+    lock. Exceptions are `done` and the methods that handle a failure, which the worker thread that has the Work calls
     without the lock.
 
     alone: the only Work with which the handler may be called now; None: it may be called with all. If a method returns
@@ -201,8 +202,9 @@ class Works:
 
     def left(self, work: Work, pauses: bool) -> list[Work]:
         """Take a Work object back from its worker thread, which has processed it or must pause. Return the Work objects
-        that the driver must give to worker threads now: that of a later claim of the same partition, or the same object
-        if it does not pause and has more messages. pauses: whether the Work waits until `resumed` is called.
+        that the driver must give to worker threads now. This may be the Work object of a later claim of the same
+        partition, or `work` itself if it does not pause and has more messages. pauses: whether the Work waits until
+        `resumed` is called.
         """
         if self.alone is work and not (work.care and work.care.waits and work.is_current()):
             self.alone = None

@@ -129,7 +129,8 @@ class Chunk(Records):
         at `now_ms` (Unix milliseconds) are left out.
 
         The batch may be empty. Afterwards `last_id` is the id of the last message that was taken. CorruptRecord is also
-        raised if the first remaining message cannot be decompressed; that error has an `end`.
+        raised if the first remaining message cannot be decompressed; the error's attribute `end` is then the offset
+        after this message.
         """
         from ..records.arrow import decode_columns  # pyarrow is an extra
 
@@ -148,8 +149,8 @@ class Chunk(Records):
 
     def keep_unpackable(self, taken: list[Message]) -> list[Message]:
         """Return the messages in `taken`, which the last `take` has returned, up to the first message that cannot be
-        decompressed. Put back that message and the following ones. Raises CorruptRecord if already the first message of
-        `taken` cannot be decompressed.
+        decompressed. Put back that message and the following ones. Raises CorruptRecord if the first message of `taken`
+        cannot be decompressed, because then there is nothing to return.
         """
         for number, message in enumerate(taken):
             if message.flag & COMPRESSED_FLAG:

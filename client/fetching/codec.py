@@ -154,8 +154,9 @@ class PullCodec:
 
     def _go_on_at(self, request: Request, offset: int, endpoint: Endpoint) -> Sequence[Chunk]:
         """Return an empty chunk that lets the consumer go on at `offset`. The broker names this offset if the requested
-        one is before the oldest or after the newest message that it can deliver. A slave's answer must not move the
-        position backwards.
+        one is before the oldest or after the newest message that it can deliver. If a slave names an offset before the
+        requested one, BrokerUnavailable is raised and the position stays, because the slave may only lack messages that
+        the master has.
         """
         cursor, position = request.cursor, request.offset
         if offset < position and self._is_slave(endpoint):

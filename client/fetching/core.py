@@ -16,9 +16,9 @@
 | the session is doubted, or proved | `in_doubt` | nothing is delivered |
 | it is time to commit | `changes`, then cursor `committed_to` | what to write, and on which session |
 
-The drivers are thin: fetcher.py sends requests over connections, group_member.py moves partitions as rebalance.py says,
-consumer.py is the caller's poll(), listener.py calls handlers. To drive the core in one thread, from asyncio or from a
-simulator with a clock of its own, repeat
+The drivers make no decisions of their own: fetcher.py sends requests over connections, group_member.py moves partitions
+as rebalance.py says, consumer.py is the caller's poll(), listener.py calls handlers. To drive the core in one thread,
+from asyncio or from a simulator with a clock of its own, repeat
 
     while (cursor := core.next_wanting()) is not None:
         if (request := cursor.next_request(now)) is not None:
@@ -80,9 +80,9 @@ class ConsumerCore:
     owned: the partitions that the consumer owns now; a new dict at each change, so any thread may read it. notices:
     pending calls of the user's callbacks. in_doubt: whether another member may own the partitions; while it is true,
     nothing is delivered. under_way: whether a poll has taken messages and has not returned them yet. The poll sets this
-    attribute just before it returns. No method does this, because a signal handler may run, and raise an exception,
-    when the call of a method returns, but not between an assignment and the following `return`. nearest: chooses nodes
-    of broker sets other than the leader to read from; the driver sets it.
+    attribute just before it returns. The poll assigns the attribute itself and calls no method for it. The reason: a
+    signal handler may run and raise an exception when a call of a method returns, but not between an assignment and the
+    following `return`. nearest: chooses nodes of broker sets other than the leader to read from; the driver sets it.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class ConsumerCore:
         announced: bool = False,
     ) -> Sequence[PartitionCursor]:
         """Become the owner of these partitions, and begin to read at the positions `begins`. stored, consumed and
-        recorded have an item for each partition. stored: its committed offset. consumed: messages before this offset
-        already count as consumed. recorded: false if the offset where the group begins must be committed first; the
-        user is told of the partition only after that. announced: if true, messages are delivered without calling
-        on_assigned for the partitions.
+        recorded have an item for each partition. stored: the partition's committed offset. consumed: messages before
+        this offset already count as consumed. recorded: false if the offset where the group begins must be committed
+        first; the user is told of the partition only after that. announced: if true, messages are delivered without
+        calling on_assigned for the partitions.
         """
         unknown = [None] * len(partitions)
         cursors = [
@@ -188,8 +188,8 @@ class ConsumerCore:
         self.notices.put(Notice(True, [each.partition for each in cursors], told))
 
     def recorded(self, requests: Iterable[Request]) -> None:
-        """Called when the offsets of these RECORD requests, where the group begins to read partitions, are committed:
-        begin to read these partitions, and tell the user that they are assigned.
+        """Begin to read the partitions of these RECORD requests, and tell the user that they are assigned. Called when
+        the offsets where the group begins to read these partitions are committed.
         """
         with self._telling:
             cursors = [each.cursor for each in requests if each.cursor.begin_recorded(each)]
@@ -272,8 +272,8 @@ class ConsumerCore:
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
         """Process the header of an answer before its body has arrived. The header tells where the answer's data end, so
-        the next request can be sent now. Return the next request; None if none shall be sent yet. The broker can work
-        on it while the body arrives and the user consumes the messages.
+        the next request can be sent now. Return the next request; None if none shall be sent yet. If the next request
+        is sent this early, the broker can work on it while the body arrives and the user consumes the messages.
         """
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
@@ -340,7 +340,7 @@ class ConsumerCore:
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
         """Process the failure of a request: its answer is wrong or did not come. Return the seconds until the partition
         needs another request; None if it needs none. endpoint: the node that was asked. If another node of its broker
-        set can answer such requests, `endpoint` gets none for some seconds.
+        set can answer such requests, `endpoint` gets no requests for some seconds.
         """
         cursor = request.cursor
         self._avoid(endpoint, now)
@@ -400,8 +400,8 @@ class ConsumerCore:
 
     def make_ready(self, cursor: PartitionCursor) -> None:
         """Mark a cursor as ready, because it may have messages to deliver. The cursor stays ready until the thread that
-        takes messages finds nothing to deliver in it. So if data may not be delivered at the moment (`in_doubt`), the
-        cursor is still ready when they may.
+        takes messages finds nothing to deliver in it. So a cursor whose data may not be delivered now (`in_doubt`) is
+        still ready later, when the data may be delivered.
         """
         with self._ready_lock:
             self._ready[cursor] = None
@@ -464,7 +464,8 @@ class ConsumerCore:
                 self.under_way = False
 
     def take(self, limit: int, *, unpacks: bool = False) -> list[Message]:
-        """Return at most `limit` fetched messages. The messages are taken chunk by chunk, from the partitions in turn.
+        """Return at most `limit` fetched messages. The messages are taken chunk by chunk, and the partitions take
+        turns.
 
         unpacks: whether to decompress the payloads at once; a payload that cannot be decompressed counts as damage.
         Raises CorruptRecord, and exceptions of `accept` and on_damaged.
@@ -542,8 +543,8 @@ class ConsumerCore:
 
     def _damaged(self, cursor: PartitionCursor, chunk: Chunk, error: CorruptRecord, report: bool) -> None:
         """Handle damaged data. If the end of the damage is not known yet, fetch the data again, to check them again. If
-        the end is known, skip the damaged range, or, if the setting `damage` does not allow that, raise the error at
-        each poll until the user seeks.
+        the end is known and the setting `damage` allows it, skip the damaged range. If the setting does not allow it,
+        raise the error at each poll until the user seeks.
 
         report: whether the poll has no other messages to return, so that the error may be raised.
         """

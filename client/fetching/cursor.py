@@ -78,8 +78,8 @@ class Request(NamedTuple):
 
     verify: whether the broker must check the record at `offset`. size: number of bytes to request over the text
     protocol. last_id: id of the message that this consumer has read directly before `offset`; the broker compares it
-    with the message that it has there. UNKNOWN_MESSAGE_ID: the broker shall not compare. asked_at: time at which the
-    request was made; −inf if the time does not matter.
+    with the id of the message that the broker has directly before `offset`. UNKNOWN_MESSAGE_ID: the broker shall not
+    compare. asked_at: time at which the request was made; −inf if the time does not matter.
     """
 
     cursor: PartitionCursor
@@ -224,8 +224,8 @@ class PartitionCursor:
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Fetch the data from the current position on again. Messages after this position that were taken already are
-        delivered a second time.
+        """Drop the fetched data, and fetch the data after the current position a second time. Messages after this
+        position that were taken already are delivered a second time.
         """
         if self.opened and self.active and not self.revoking:
             self._restart(None)
@@ -315,8 +315,8 @@ class PartitionCursor:
             return Request(self, self._generation, Ask.PULL, offset)
 
     def awaits(self, request: Request) -> bool:
-        """Whether the answer to this request is needed. It is not if the partition was lost, its position was moved, or
-        the request was replaced by a new one.
+        """Whether the answer to this request is needed. The answer is not needed if the partition was lost, its
+        position was moved, or the request was replaced by a new one.
         """
         return request.generation == self._generation and self.active
 
@@ -633,9 +633,9 @@ class PartitionCursor:
         self.committed = reached
 
     def may_record(self, request: Request) -> bool:
-        """Return whether the offset of this RECORD request may be committed. It may not if the partition was lost,
-        moved by a seek, or will be handed over, because the commit could overwrite the offset where the next owner
-        begins.
+        """Return whether the offset of this RECORD request may be committed. The offset may not be committed if the
+        user has moved the position by a seek. It may also not be committed if the partition was lost or will be handed
+        over, because the commit could overwrite the offset where the next owner begins.
         """
         return self.awaits(request) and not self.revoking
 

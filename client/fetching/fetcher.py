@@ -5,12 +5,12 @@ pull arrives, this thread stores the data and at once sends the partition's next
 partition is full. If there is only one broker, its connection has no thread of its own: the thread that waits in poll()
 reads it, and while the user's code works, the next answer waits in the socket's buffer. If there are several brokers,
 each connection is read by a background thread. Work that must wait for a time (the pause after an error or after an
-empty answer of the text protocol) runs on the timer thread. Work that must wait for a broker (connecting, other
-questions) runs on a thread of that broker, so that a hung broker blocks no other.
+empty answer of the text protocol) runs on the timer thread. Work that must wait for a broker (connecting, requests
+other than pulls) runs on a thread of its own for each broker, so that a hung broker blocks no other.
 
 A user's thread may be interrupted at any line (interrupts.py). If the interrupted thread had marked a request as in
-flight, it may or may not have sent it. So the timer thread sends a new request for the partition (`_ask_anew`), and the
-answer to the first one, if it comes, is dropped.
+flight, nobody knows whether the thread has sent this request. So the timer thread sends a new request for the partition
+(`_ask_anew`), and the answer to the first one, if it comes, is dropped.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Fetcher:
     # --- the thread in poll() ---------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Wake the thread that waits in poll(), so that it looks for data. The thread does not wait longer than until
-        its current system call ends.
+        """Wake the thread that waits in poll(), so that it looks for data. If the thread is in a system call, it looks
+        for data when this call has ended.
         """
         with self._bell_lock:
             if not self._rung:
@@ -186,9 +186,9 @@ class Fetcher:
             self._then(request, self._core.failed(request, error, time.monotonic()))
 
     def go_on(self, requests: Sequence[Request], pause: float = 0.0) -> None:
-        """Called after a commit of the offsets of these RECORD requests was tried: in `pause` seconds, let each of
-        these partitions send its next request. If its offset was committed, this request begins to read; if not, the
-        commit is tried again.
+        """In `pause` seconds, let each partition of these RECORD requests send its next request. Called after a try to
+        commit the offsets of the RECORD requests. If a partition's offset was committed, its next request begins to
+        read; if not, its next request is RECORD again, so that the commit is repeated.
         """
         for each in requests:
             self._timers.call_later(pause, partial(self.ask, each.cursor))

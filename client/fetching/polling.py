@@ -46,10 +46,10 @@ class Poller(Closing):
     def poll(self, max_messages: int = 500, timeout: Duration = 1.0) -> list[Message]:
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
-        The messages that earlier calls returned now count as consumed. Raises CorruptRecord if the bytes [position,
-        end) of a partition are damaged. Each call raises it again until you seek to the end of the damage, unless
-        ConsumerConfig.damage is "skip". Also raises ClientError (closed, or called on two threads at once), and
-        exceptions of `accept`, on_assigned, on_revoked and on_damaged.
+        The messages that earlier calls returned now count as consumed. Raises CorruptRecord if bytes of a partition are
+        damaged; the error's `position` and `end` are the offsets where the damage begins and ends. Each call raises it
+        again until you seek to the end of the damage, unless ConsumerConfig.damage is "skip". Also raises ClientError
+        (closed, or called on two threads at once), and exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []

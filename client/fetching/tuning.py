@@ -36,7 +36,8 @@ one by one.
 """
 ALONE_LOOK_SECONDS = 0.05
 """If a process may have died because of a message, the next worker thread that has this message gives it to the handler
-only when no other message is being handled in its process. This is the number of seconds between two checks for that.
+only when no other message is being handled in its process. This is the number of seconds between two checks whether
+another message is still being handled.
 """
 SUSPECT_MESSAGES = 64
 """After a process has died, the next owner of a partition records each of this many messages in ZooKeeper before it
@@ -72,8 +73,8 @@ value equals the default of poll().
 """
 ZONE_SETTLE_SECONDS = 120.0
 """When a broker's leader is in another zone than before, a group with strategy="zone" waits this many seconds before it
-reassigns the broker's partitions. The time is longer than a restart of the preferred leader takes, which leads again 60
-s after it has joined the broker set again.
+reassigns the broker's partitions. After a restart, the preferred leader leads again 60 s after it has joined the broker
+set again. ZONE_SETTLE_SECONDS is longer than the restart and these 60 s, so such a restart causes no rebalance.
 """
 SENDING_LOOK_SECONDS = 0.25
 """Seconds that a worker waits until the broker has stored a failed message, before it works on other partitions. Later

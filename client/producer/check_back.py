@@ -6,9 +6,9 @@ If the caller does not wait, the half message is sent like every asynchronous me
 broker's answer to the half message hands the transaction to the threads of LocalWork. The LocalWork threads do the work
 and send the outcome (ending_halves.py). The thread that reads the broker's answer to the outcome ends the future.
 
-If so much time has passed that the broker may have asked another producer of the group about the transaction, the local
-work is not begun (`check_age`): the other producer would have answered that nothing is committed, and the broker would
-have rolled the transaction back.
+The local work is not begun if so much time has passed that the broker may have asked another producer of the group
+about the transaction (`check_age`). The other producer may have answered that nothing is committed, and then the broker
+has rolled the transaction back.
 """
 
 from __future__ import annotations

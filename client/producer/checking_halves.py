@@ -230,8 +230,8 @@ class _Asker:
         self._pace = CheckPace()
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
-        """The topics that the request now waiting at the broker names; if no request waits there now, the topics of the
-        last request.
+        """The topics that are named in the request that is waiting at the broker now. If no request is waiting there,
+        the topics of the last request.
         """
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")

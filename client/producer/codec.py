@@ -156,8 +156,8 @@ class FlightCodec:
 
     def requests(self, turns: Sequence[Turn], broker: Speaks, now: float) -> Sequence[FlightRequest]:
         """Return the requests for these turns. A turn is the messages of one partition. There are several requests if
-        the broker does not accept several turns in one frame, or if only some turns can have sequence numbers: a turn
-        whose partition the broker shall choose cannot have one.
+        the broker does not accept several turns in one frame. There are also several if only some turns can have
+        sequence numbers; a turn cannot have one if the broker shall choose its partition.
         now: the present time in monotonic seconds.
         """
         if len(turns) > 1 and not broker.takes_many:

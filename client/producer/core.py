@@ -4,20 +4,22 @@ The code here has no threads, sockets or timers.
 **Natural batching.** A message to an idle partition is sent at once. While its request is in flight, further messages
 wait in the partition's queue. After the answer all of them are sent as one batch. If a broker accepts SEND_MANY (one
 request with the messages of several partitions), at most `max_requests_in_flight` requests to this broker are in
-flight. Messages for other partitions that come in this time are sent together in the next request. So requests become
-only as large as the broker's speed requires, and at low rates no message waits. Messages of a partition keep their
-order, even if requests are retried.
+flight. While this limit is reached, messages for the broker's idle partitions wait, too, and the next request contains
+all of them. So requests grow only if messages come faster than the broker answers, and at low rates no message waits.
+Messages of a partition keep their order, even if requests are retried.
 
 **Numbers.** A partition's requests are numbered. While it is unknown whether the broker has stored a request, the
-request is repeated unchanged with its number, so the broker stores it only once. A message may be sent to another
-partition or in another batch only if it is certainly not stored.
+request is repeated unchanged with its number, so the broker stores it only once. A message is sent to another partition
+or in another batch only if the broker has certainly not stored it.
 
 **A driver** reports events to the core and executes the returned actions:
 
-1. `join` or `add` for each message of the user; `landed` and then `release` for the end of a flight; `view_changed` if
-partitions or brokers have changed; 2. at `wake_at` or soon after, `wake`; at `expire_at` or soon after, `expire`;
-3. it sends each flight (messages that go to one broker together) to its broker; codec.py makes the bytes. It tells the
-   callers of the messages in `ended` and `late` the errors, and then confirms the messages in `ended` with `forget`.
+1. It calls `join` or `add` for each message of the user. When a flight (messages that go to one broker together) has
+   ended, it calls `landed` and then `release`. If partitions or brokers have changed, it calls `view_changed`. At the
+   time `wake_at` or soon after it calls `wake`, and at `expire_at` or soon after `expire`.
+2. The calls return flights, some of them in an `Actions` object. The driver sends each flight to its broker; codec.py
+   makes the bytes. It tells the callers of the messages in the `ended` and `late` of an `Actions` object the errors,
+   and then confirms the messages in `ended` with `forget`.
 
 The threads of `Producer` are one driver. An event loop or a simulator can be a driver, too: it has a clock, checks
 `wake_at` and `expire_at` after each event, and makes all calls on one thread. If the buffer has no room, `add` returns
@@ -72,8 +74,9 @@ class ProducerCore:
     """Holds all accepted messages until the driver confirms their end with `forget` or `release`.
 
     interruptible: returns whether an exception may interrupt the caller's thread at any line
-    (coordination/runtime/interrupts.py). On such a thread, the core sends only messages for which a single step is
-    enough; other messages are sent by the next `wake`, which the driver calls on another thread.
+    (coordination/runtime/interrupts.py). On such a thread, the core returns a flight only if one step, which no
+    interrupt can split, makes all changes of its state. The messages of other flights are sent by the next `wake`,
+    which the driver calls on another thread.
     """
 
     def __init__(
@@ -85,7 +88,9 @@ class ProducerCore:
         interruptible: Callable[[], bool] = lambda: False,
         follow: Callable[[MetaqError], float | None] = lambda _: None,
     ) -> None:
-        """follow: see ConnectionPool.follow."""
+        """follow: a function that takes the error of a request. If another node leads the broker set, it returns the
+        seconds to wait before the request is sent to that node, otherwise None; see ConnectionPool.follow.
+        """
         self._places = places
         self._clock = clock
         self._interruptible = interruptible
@@ -109,8 +114,9 @@ class ProducerCore:
         self._depart = self._all.depart
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
-        """The work that `wake` will do: a heap of (time, number, queue), sorted by time. An entry whose queue is None
-        means all queues. A driver may only check whether the heap is empty.
+        """The work that `wake` will do: a heap of (time, number, queue), sorted by time, and entries of the same time
+        by number. For an entry whose queue is None, `wake` sends the messages of all queues. A driver must do nothing
+        with the heap but check whether it is empty.
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
@@ -142,8 +148,9 @@ class ProducerCore:
     def join(
         self, where: Hashable, flag: int, body: bytes, deadline: float, on_delivery: OnDelivery | Losses
     ) -> tuple[Outcome, int] | None:
-        """Add a message to a batch that accepts further messages (open). where: the topic or the partition of the
-        batch. Return the batch's Outcome, from which the message's future gets its result, and the message's index in
+        """Add a message to a batch that accepts further messages (open). where: the topic that the message is sent to
+        or, if the caller has named a partition, this partition; messages share a batch only if their `where` is the
+        same. Return the batch's Outcome, from which the message's future gets its result, and the message's index in
         the batch. Return None if there is no open batch, or if the batch cannot accept this message. If the result is
         None, the caller must create a GatheredBatch and pass it to `add`.
 
@@ -195,7 +202,7 @@ class ProducerCore:
 
     def has_room(self, outgoing: Outgoing) -> bool:
         """Whether the buffer has room for the message, so that `add` would accept it. Also true if the producer is
-        closed.
+        closed, because `add` then raises an error at once and a thread must not wait.
         """
         with self._lock:  # so that a change after this check finds the waiting thread
             return self._closed or not self._is_too_much(outgoing)
@@ -264,7 +271,8 @@ class ProducerCore:
         """Process the successful end of a flight with one message, as `landed` does for other flights. Return the
         flights that the caller must send, with the messages that were queued while this flight was under way. In three
         cases, do nothing and return None, and the caller must call `landed`: keys are moving to other partitions, some
-        partition is avoided, or an interrupt can reach the calling thread and other messages were queued.
+        partition is avoided because a send to it has failed, or other messages were queued and an interrupt can reach
+        the calling thread.
 
         If a thread waits for the message, this method also does the work of `release`, because no callback of the
         message has to run first. If an interrupt comes, either all changes are made or none.
@@ -303,15 +311,15 @@ class ProducerCore:
     def landed(
         self, flight: Flight, finished: Sequence[Turn], failed: Sequence[FailedTurn] = (), answered: bool = True
     ) -> Actions:
-        """Process the end of turns of a flight (a turn is the messages of one partition): the turns in `finished` were
-        acknowledged, the turns in `failed` have failed. The returned actions contain flights with the messages that
-        were queued while this flight was under way. Messages to retry stay at the front of their queues until a `wake`
-        sends them.
+        """Process the end of some or all turns of a flight (a turn is the messages of one partition). The turns in
+        `finished` were acknowledged, the turns in `failed` have failed. The returned actions contain flights with the
+        messages that were queued while this flight was under way. Messages to retry stay at the front of their queues
+        until a `wake` sends them.
 
         answered: whether the broker has answered. If not, the flight may have reached the broker, so it is unknown
         whether its messages are stored. Acknowledged messages count as buffered until `release`. Do not call this on a
-        thread that can be interrupted. The same flight may be reported twice, because after an interrupt the flight may
-        already have been ended in another way.
+        thread that can be interrupted. After an interrupt, a turn that has ended before can be reported a second time
+        in `failed`; this call then changes nothing for the turn's messages.
         """
         broker = flight.broker
         if self._places.avoids_any:
@@ -401,7 +409,9 @@ class ProducerCore:
         return self._try_again(paused, flights)
 
     def hurry(self) -> None:
-        """Let the next `wake` send all messages that wait for the end of their linger time. It is due at once."""
+        """Let the next `wake` send all messages that wait for the end of their linger time, and make this `wake` due at
+        once.
+        """
         with self._lock:
             self._wake_at(-math.inf, None)
 

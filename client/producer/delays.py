@@ -50,8 +50,9 @@ class Timing(IntEnum):
     """
     CHECKED_HALF = 4
     """The message waits for the outcome of its transaction, and its record states when the broker asks a producer for
-    the outcome for the first time. A batch must not contain both CHECKED_HALF and HALF messages: the broker answers
-    only with the id of the first message, and the producer could not compute the ids of the others from this id.
+    the outcome for the first time. A batch must not contain both CHECKED_HALF and HALF messages. The broker answers
+    only with the id of the first message, and an id depends on the time of the first question. The producer does not
+    know this time for a HALF message, so it could not compute the other ids.
     """
 
     @property
@@ -73,8 +74,8 @@ of this pair.
 
 
 def delay_properties(deliver_at: datetime | None, delay: Duration | None) -> Mapping[str, str]:
-    """Return the property, by its name, with which a record states the delivery time `deliver_at` or the `delay`.
-    Exactly one of the two must be given (not None). Raises TypeError, LocalProtocolError.
+    """Return a mapping with one item: the name and the value of the property in which a record states the delivery time
+    `deliver_at` or the `delay`. Exactly one of the two must be given (not None). Raises TypeError, LocalProtocolError.
     """
     if deliver_at is not None and delay is not None:
         raise LocalProtocolError(f"deliver_at={deliver_at} and delay={delay} are both given: choose one")
@@ -148,7 +149,10 @@ class DelayedResults(Sequence[SendResult]):
     def __init__(
         self, first_id: int, partition: TopicPartition, waits: Sequence[int], replicas: int | None = None
     ) -> None:
-        """waits: the value of protocol.delays.wait_of for each message."""
+        """waits: for each message its delivery time in Unix ms, or for all messages the delay in ms; only the
+        differences between the numbers matter. For half messages it is the delay in ms until the broker's first
+        question, or 0 if the broker chooses this delay.
+        """
         self.partition = partition
         self.replicas = replicas
         self._first_id = first_id

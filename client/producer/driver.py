@@ -104,7 +104,9 @@ class Driver:
         metadata.on_change(self._view_changed)
 
     def start(self) -> None:
-        """Start the background work; see Resender.begin."""
+        """Start to send the messages that are in the store for undelivered messages; do nothing if there is no
+        store.
+        """
         if self._undelivered is not None:
             self._undelivered.begin()
 
@@ -161,9 +163,9 @@ class Driver:
         on_delivery: OnDelivery | Losses,
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
-        """Accept a single message that no thread waits for. Return the Outcome in which the message's result will
-        appear, and the message's index in the Outcome (None: the Outcome belongs to this message alone). If on_delivery
-        is ASKED, the caller makes a SendFuture from these two values.
+        """Accept a single message that no thread waits for, and send it. Return the Outcome in which the message's
+        result will appear, and the message's index in the Outcome (None: the Outcome belongs to this message alone). If
+        on_delivery is ASKED (the user wants a future), the caller makes a SendFuture from these two values.
         flag, body, timing: the values of the message's record.
         """
         partition = options.get("partition")
@@ -239,9 +241,9 @@ class Driver:
         message determines its partition: the core itself then chooses the partition, so that messages with the same key
         keep their order.
 
-        Sometimes no broker publishes a topic to which this producer has sent before, because its only broker restarts,
-        or because this broker's ZooKeeper session has just ended. Messages for such a topic are queued for the
-        partition used before, at most until their deadlines.
+        If no broker publishes the topic now, but this producer has sent to it before, the message is queued for the
+        partition used before, at most until its deadline. In this case the topic's only broker may be restarting, or
+        its ZooKeeper session may just have ended.
         """
         if outgoing.key is not None and outgoing.goes_by_key:
             known = not outgoing.once and self.core.partition_of(outgoing.topic) is not None
@@ -304,8 +306,8 @@ class Driver:
 
     def end(self, timeout: float) -> None:
         """Accept no more messages, wait at most `timeout` seconds until all accepted messages are delivered or have
-        failed, and end the remaining messages with an error. `end` and the methods that follow it in this class are
-        called only on threads that cannot be interrupted.
+        failed, and end the remaining messages with an error. `end`, `end_at_exit` and `close` are called only on
+        threads that cannot be interrupted.
         """
         deadline = self._clock() + timeout
         try:
@@ -391,7 +393,7 @@ class Driver:
         self._do(self.core.wake(self._clock()))
 
     def _expire(self) -> None:
-        """End the messages whose deadline has passed, even if they wait only for a retry or for an answer. Runs on the
+        """End the messages whose deadline has passed, even those that wait for a retry or are in flight. Runs on the
         thread that watches deadlines.
         """
         with self._arming:
@@ -437,8 +439,8 @@ class Driver:
         self.core.keep(size)
 
     def let_go(self, messages: int, size: int) -> None:
-        """End what `keep` has begun: these messages no longer count for the limits of the buffer (ProducerCore.let_go).
-        Wake the threads that wait for room in the buffer.
+        """Stop counting messages that `keep` has counted for the limits of the buffer (ProducerCore.let_go). messages:
+        their number. size: their bytes together. Wake the threads that wait for room in the buffer.
         """
         self.core.let_go(messages, size)
         self._released()

@@ -1,6 +1,6 @@
 """Decide when the outcomes of transactions with check-back (commit or rollback of half messages) are sent to the
-brokers. The outcomes that a broker does not know yet are kept by partition. This core has no threads, sockets or
-timers.
+brokers. For each partition, the core keeps the outcomes that the partition's broker does not know yet. The core has no
+threads, sockets or timers.
 
 While one request about a partition is in flight, further outcomes for this partition are collected, and the next
 request contains all of them. The outcomes of a failed request are sent again, before the outcomes collected meanwhile,
@@ -9,11 +9,13 @@ for a half message.
 
 **A driver** reports events to the core:
 
-1. `add` or `gather` for an outcome; it sends each returned batch to its broker;
-2. `landed` or `failed` at the end of a request; it sends the returned batch, and passes the outcomes to `ended`;
-3. `next_lingering` soon after `gather` has returned true, again and again until it returns None; `resume` when the core
-   asks for it;
-4. `expire` at `expire_at` or soon after.
+1. for each outcome it calls `add` if a thread waits for the outcome, otherwise `gather`; if a call returns a batch, the
+   driver sends the batch to the partition's broker;
+2. at the end of a request it calls `landed` or `failed`, sends the batch that the call returns, and passes the ended
+   request's outcomes to `ended`;
+3. soon after `gather` has returned True, it calls `next_lingering` again and again until that returns None; it calls
+   `resume` at the time for which the core has asked by `resume_later`;
+4. it calls `expire` at the time `expire_at` or soon after.
 
 `Ender` (ending_halves.py) is a driver with threads. All methods may be called on any thread: `_lock` guards the state,
 and is never held during I/O.
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["EndBatch", "EndPlace", "EndingCore", "Telling"]
 
 _PAUSE_SECONDS = 0.1
-"""Pause before the outcomes of a failed request are sent again."""
+"""Pause in seconds before the outcomes of a failed request are sent again."""
 
 
 class Telling(Waiter):
@@ -66,17 +68,17 @@ class Telling(Waiter):
         self.connection: Connection | None = None  # the connection that its thread drives
 
     def told(self, together: Sequence[Any]) -> None:
-        """Called when several outcomes for which no thread waits are done: called on only one of them, with all of them
-        (this one included) in `together`. The method runs on a thread that reads brokers' answers, so it must not
-        block.
+        """Process the end of outcomes for which no thread waits. The driver calls this method on only one of the
+        outcomes that are done; `together` contains all of them, this one included. The method runs on a thread that
+        reads brokers' answers, so it must not block.
         """
 
 
 class EndBatch:
     """The outcomes of one partition that are sent in one request. sender: identifies the thread that must send the
-    request. If `sender` is an outcome, the thread that waits for this outcome must send; if an earlier batch, the
-    thread that has processed the end of that batch; if the core, any other thread may. request: the request; the driver
-    sets it just before sending.
+    request. If `sender` is an outcome, the thread that waits for this outcome must send. If `sender` is an earlier
+    batch, the thread that has processed that batch's end must send. If `sender` is the core, the thread to which the
+    core has returned the batch sends it. request: the request; the driver sets it just before sending.
     """
 
     __slots__ = ("place", "request", "sender", "tellings")
@@ -153,8 +155,8 @@ class EndingCore:
             return True
 
     def next_lingering(self) -> EndBatch | None:
-        """Choose a partition whose outcomes are held back so that more could go in the same request, and return them as
-        a batch to send now. Return None if there is no such partition.
+        """Choose a partition whose outcomes `gather` has held back so that more outcomes could go in the same request,
+        and return these outcomes as a batch to send now. Return None if there is no such partition.
         """
         while self._lingering:
             with self._lock:
@@ -168,8 +170,9 @@ class EndingCore:
         return None
 
     def untaken(self, partition: TopicPartition, sender: object) -> EndBatch | None:
-        """Return the batch that `sender` had to send and did not send, because its thread was interrupted. If the
-        partition has no batch at all, return its next one. Return None if there is nothing to send.
+        """Return the batch that the thread of `sender` had to send and did not send, because the thread was
+        interrupted. If no batch of the partition is in flight or about to be sent, return the partition's next batch.
+        Return None if there is nothing to send.
         """
         place = self._place(partition)
         with self._lock:

@@ -44,7 +44,9 @@ class Ender:
         request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """connect: called as connect(topic, broker id, seconds); see Transactional.connect."""
+        """connect: called as connect(topic, broker id, seconds), returns the connection to the broker; see
+        Transactional.connect.
+        """
         self._connect = connect
         self._request_seconds = request_seconds
         self._clock = clock
@@ -81,8 +83,8 @@ class Ender:
 
     def gather(self, telling: Telling) -> None:
         """Queue an outcome for which no thread waits. The next call of `hurry` sends all queued outcomes together; a
-        timer calls `hurry` after OUTCOMES_SECONDS. If a request about the same partition is in flight at that time, its
-        end sends them. Call it on a thread that cannot be interrupted.
+        timer calls `hurry` after OUTCOMES_SECONDS. If a request about the same partition is in flight at that time, the
+        outcomes are sent when that request has ended. Call it on a thread that cannot be interrupted.
         """
         try:
             lingers = self._core.gather(telling)
@@ -193,8 +195,8 @@ class Ender:
 
     def _pass_on(self, batch: EndBatch, following: EndBatch | None) -> None:
         """Tell those who wait for the outcomes of `batch` how sending them has ended. Let the timer thread send
-        `following`, the partition's next batch: this thread may be one that can be interrupted, or that a new
-        connection must not hold up.
+        `following`, the partition's next batch. The current thread does not send it, because it may be a thread that
+        can be interrupted, or one that reads answers and must not wait until a new connection is open.
         """
         if following is not None:
             self._timers.call_later(0.0, partial(self._go_on, batch.place.partition, batch))

@@ -80,8 +80,9 @@ class Failures:
         return RequestTimedOut(f"a message to topic {outgoing.topic!r} was not acknowledged in time{tries}")
 
     def may_repeat(self, queue: PartitionQueue) -> bool:
-        """Return whether the failed request in the queue's `repeat` may be sent again. It may be until the queue's
-        `repeat_until`, if at least one of its messages has no outcome yet and has not passed its deadline.
+        """Return whether the failed request in the queue's `repeat` may be sent again. It may be sent again until the
+        queue's `repeat_until`, as long as at least one of its messages has no outcome yet and has not passed its
+        deadline.
         """
         now = self._clock()
         assert queue.repeat is not None
@@ -109,8 +110,8 @@ class Failures:
         return [(each, self._end(each)) for each in queue.give_up_repeat()]
 
     def _back(self, queue: PartitionQueue, batch: list[Outgoing], error: MetaqError) -> list[GivenUp]:
-        """Handle a failed request that the broker has certainly not stored: put the messages that may be sent again
-        back at the front of the queue. Return the other messages with their errors.
+        """Handle a failed request that the broker has certainly not stored: put those of its messages that may be sent
+        again at the front of the queue. Return the other messages with their errors.
         """
         again: list[Outgoing] = []
         ended: list[GivenUp] = []

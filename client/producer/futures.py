@@ -18,9 +18,10 @@ its own (Bells).
 
 Why every waiting thread is woken, and only once: if a thread waits for a future, or if the future has callbacks, the
 future is in the list `watched` of its Outcome. The lock that guards this list is also held while the Outcome becomes
-finished, so a future joins the list either before that, or not at all. A future with a condition has its own state,
-which changes only while the condition's lock is held, as in the standard library's Future. So a waiting thread, which
-acquires this lock first, either finds that the future has ended, or is notified when it ends.
+finished. So a future is put into the list either before the Outcome is finished, or not at all. A future with a
+condition has its own state, which changes only while the condition's lock is held, as in the standard library's Future.
+So a waiting thread, which acquires this lock first, either finds that the future has ended, or is notified when it
+ends.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ T = TypeVar("T")
 log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
-"""The object that is the state of unfinished futures created in this process. After a fork, the child process gets a
-new object, equal but not identical to this one: so it can recognize unfinished futures of its parent, whose results it
-will never get.
+"""The object that is the state of unfinished futures created in this process. After a fork, the child process replaces
+its object by a new one, equal but not identical to the parent's. So by the identity of a future's state, the child
+recognizes unfinished futures of its parent, whose results it will never get.
 """
 
 
@@ -158,8 +159,9 @@ class Outcome:
     """The common result or error of the messages of one send, or of several sends whose messages went in one batch. Any
     thread may use it.
 
-    state: RUNNING, later FINISHED. result: if several futures share the Outcome, a sequence with the result of each
-    future at the future's index; otherwise the result of the only future. watched: the watched futures of the Outcome.
+    state: RUNNING until the result or the error is set, then FINISHED. result: if several futures share the Outcome, a
+    sequence with the result of each future at the future's index; otherwise the result of the only future. watched: the
+    watched futures of the Outcome.
     """
 
     __slots__ = ("error", "result", "state", "watched")
@@ -283,8 +285,8 @@ class SendFuture(Future[T]):
     # --- who waits --------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Add this future to the futures that its Outcome notifies when it gets its result or error. Do nothing if the
-        Outcome has it already. A repeated call does no harm.
+        """Add this future to the futures that its Outcome notifies when the Outcome gets its result or error. Do
+        nothing if the result or error is already set. A repeated call does no harm.
         """
         outcome = self.outcome
         with _making:

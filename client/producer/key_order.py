@@ -43,8 +43,8 @@ class KeyOrder:
     """Chooses the partitions of messages with a key. queues: the queues of all partitions; when the partitions of a
     topic have changed, the topic's queues are searched for messages whose keys now belong to another partition.
 
-    Invariant: of the messages of one key that are neither stored nor failed yet, all are in the queue of the same
-    partition or in flight from it, except for the messages that this object holds back.
+    Invariant: the messages of one key that have no outcome yet are all queued for the same partition or in flight to
+    it, except for the messages that this object holds back.
     """
 
     def __init__(self, queues: Mapping[TopicPartition, PartitionQueue], partitions_of: PartitionsOf) -> None:
@@ -72,10 +72,11 @@ class KeyOrder:
         return partition_for_key(key, known) if known else None
 
     def look(self, topic: str) -> None:
-        """If the topic's partitions have changed, find the keys that now belong to another partition although messages
-        of theirs are still queued or in flight; later messages of these keys are then held back. When `look` is called,
-        each accepted message with a key must be in a queue or in flight, because only these messages are searched. The
-        call takes O(1) time if nothing has changed, and O(messages of the topic) after a change. Raises NoPartition.
+        """Check whether the topic's partitions have changed. If so, find the keys that now belong to another partition
+        although messages with these keys are still queued for the previous one or in flight to it. Later messages of
+        these keys are then held back. When `look` is called, each accepted message with a key must be in a queue or in
+        flight, because only these messages are searched. The call takes O(1) time if nothing has changed, and
+        O(messages of the topic) after a change. Raises NoPartition.
         """
         now = self._partitions_of(topic)
         known = self._lists.get(topic)
@@ -93,9 +94,9 @@ class KeyOrder:
         return partition_for_key(outgoing.key, known) if known else None
 
     def behind(self, outgoing: Outgoing) -> deque[Outgoing] | None:
-        """If a new message must be held back because its key has moved to another partition, return the list of the
-        key's held back messages (perhaps empty), to which the caller must append the new message. Return None if the
-        message need not wait.
+        """Return the list of the messages of this key that are held back (perhaps empty), to which the caller must
+        append the new message `outgoing`, because the key is moving to another partition. Return None if the message
+        need not wait.
         """
         if not self._moves or outgoing.key is None:
             return None
@@ -132,8 +133,9 @@ class KeyOrder:
         return left
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
-        """Find the keys that have queued or in-flight messages in another partition than the one that the partitions in
-        `now` give the key, and record these keys as moving. If an interrupt has ended a call, the call can be repeated.
+        """Compute the partition of each key of the topic from the list `now`. Record a key as moving if messages of the
+        key are queued for another partition than this one, or in flight to it. If an interrupt has ended a call, the
+        call can be repeated.
         """
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}

@@ -52,8 +52,8 @@ class LocalWork(Generic[T]):
         return True
 
     def close(self, seconds: float) -> list[T]:
-        """Begin no more work, and wait at most `seconds` until the work that has begun is done. Return the items of
-        work that were not begun.
+        """Let no thread begin a further item of work, and wait at most `seconds` until the items that were begun are
+        done. Return the items of work that were not begun.
         """
         with self._lock:
             self._closed = True

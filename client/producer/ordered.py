@@ -52,8 +52,9 @@ class OrderedProducer(Closing):
     message is saved if its partition is not registered now, is closed, or still has messages in the store. A thread
     sends the saved messages of a partition in their order, beginning with those that an earlier process has saved. It
     starts to send when a message is sent to the partition, when brokers are registered or unregistered, and every
-    recover_interval_seconds. So if one `send` to a partition returns before another `send` to it is called, the broker
-    stores the message of the first one first. Any thread may call the methods.
+    recover_interval_seconds. Because a new message never overtakes saved ones, this holds: if one `send` to a partition
+    returns before another `send` to the same partition is called, the broker stores the message of the first call
+    first. Any thread may call the methods.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ class OrderedProducer(Closing):
         return self._save(message, chosen)
 
     def typed(self, serializer: Serializer[T]) -> TypedSend[T]:
-        """Return a view of this producer that sends values instead of bytes; see Producer.typed. Values are serialised
-        when they are sent or saved. Raises ConfigError.
+        """Return an object that sends values through this producer; `serializer` turns each value into a payload.
+        Values are serialised when they are sent or saved. Raises ConfigError.
         """
         return TypedSend(self, serializer)
 
@@ -171,7 +172,7 @@ class OrderedProducer(Closing):
 
     @property
     def failures(self) -> Mapping[TopicPartition, MetaqError]:
-        """For each partition whose first saved message could not be sent: the error of the last try.
+        """Return, for each partition whose first saved message could not be sent, the error of the last try.
 
         If a broker refuses this message permanently, no later message of the partition is sent, as in 1.x. You can
         remove the message from the store, so that the later ones are sent.
@@ -193,9 +194,9 @@ class OrderedProducer(Closing):
 
     def close(self, timeout: Duration = 10.0) -> None:
         """Wait at most `timeout` seconds for messages in flight, and close the store, which keeps its messages. Even if
-        a thread or a connection hangs, closing takes at most twice END_SECONDS longer than `timeout`. Idempotent. If it
-        is called in a signal handler that has interrupted a call of this producer, it raises ClientError and closes
-        nothing.
+        a thread or a connection hangs, closing takes at most 2 × END_SECONDS (2 s) longer than `timeout`. Idempotent.
+        If it is called in a signal handler that has interrupted a call of this producer, it raises ClientError and
+        closes nothing.
 
         In a forked process it only closes that process's copies of the sockets.
         """

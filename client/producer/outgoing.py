@@ -1,5 +1,5 @@
-"""The objects that hold messages from the call of a send until their outcome: a single message, the messages of one
-send_batch(), or single messages that were gathered into one batch.
+"""The classes whose objects hold messages from the call of a send until the messages have their outcome. An object
+holds a single message, the messages of one send_batch(), or single messages that were gathered into one batch.
 """
 
 from __future__ import annotations
@@ -96,8 +96,9 @@ def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa
 
 
 class Outgoing(Waiter):
-    """A message from the call of send until its outcome. Until the message is queued, only the thread that called send
-    may change this object; after that, only the thread that sends the messages of its partition.
+    """A message for which send was called and which has no outcome (result or error) yet. Until the message is queued,
+    only the thread that called send may change this object; after that, only the thread that sends the messages of its
+    partition.
 
     size: bytes of the record (header and body). report: the function that is called with the result or error; None if a
     thread waits for the outcome instead. driver: the connection from which the waiting thread will read the answer;
@@ -217,14 +218,16 @@ class Outgoing(Waiter):
 
     def native_result(self, first_id: int, partition: TopicPartition, offset: int, replicas: int | None = None) -> Any:
         """Return the result of this message, or the results of this batch's messages, which the broker has stored back
-        to back from `offset` on. The ids are derived from `first_id`, the id of the first message.
+        to back from `offset` on. The ids are derived from `first_id`, the id of the first message. replicas: as in
+        SendResult.
         """
         if self.timing and not self.timing.is_half:
             return SendResult(first_id, partition, offset, replicas, due_at(first_id))
         return SendResult(first_id, partition, offset, replicas)
 
     def waits(self) -> list[int]:
-        """Return the value of protocol.delays.wait_of for each record of this object; used only for delayed and half
+        """Return, for each record of this object, the number from which the producer computes the message's id: the
+        delivery time in Unix ms or the delay in ms; for half messages see `_waits`. Used only for delayed and half
         messages.
         """
         return _waits(self.timing, [(flag, body) for flag, _, body in self.records()])
@@ -366,9 +369,10 @@ class GatheredBatch(OutgoingBatch):
     `ProducerCore.join` appends messages to these lists, while holding the core's lock, until the queue closes the
     batch. The futures of all messages share `outcome`.
 
-    where: see `ProducerCore.join`. most: the maximum number of messages. All messages that are not stored by then end
-    at the batch's deadline, which is the deadline of the first message. latest: only messages whose own deadline is not
-    after this time may join the batch.
+    where: the topic or the partition that the callers of the sends have named; see `ProducerCore.join`. most: the
+    maximum number of messages. The batch's deadline is the deadline of its first message; at this time, all its
+    messages that are not stored yet end. latest: only messages whose own deadline is not after this time are added to
+    the batch.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -505,8 +509,9 @@ class GatheredBatch(OutgoingBatch):
 
 
 def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
-    """Return a list with the value that `pending_ids` needs for each record. records: flag and body of each record; all
-    of them have the given timing.
+    """Return a list with the number from which `pending_ids` computes the id for each record: for a delayed message,
+    its delivery time in Unix ms or its delay in ms; for a half message, the ms after which the broker asks first, or 0
+    if the broker chooses this time. records: flag and body of each record; all of them have the given timing.
     """
     if timing is Timing.HALF:
         return [0] * len(records)

@@ -1,17 +1,18 @@
 """Remember the half messages that a producer has sent itself, and answer brokers' questions about them.
 
 A broker that does not know the outcome of a half message asks a producer. Usually a check function of the user finds
-the answer, but about its own half messages the producer knows more. While a half message is in flight, waits for a
-thread to begin its local work, or its local work runs, the producer gives no answer: a check function would truthfully
-say that nothing is committed, although the local work may commit something a moment later. If the send of the half
-message has failed, its local work is never begun, so the producer answers "rolled back" without a check function. If a
-transaction was left open, the check function that was passed to its call of send_in_transaction answers. For any other
-half message (for example, if the broker has lost the outcome) the check function of its topic answers.
+the answer, but about half messages that it has sent itself the producer knows more than the check function. In three
+cases the producer gives no answer: the half message is in flight, it waits for a thread to begin its local work, or its
+local work is running. In these cases a check function would truthfully say that nothing is committed, although the
+local work may commit something a moment later. If the send of the half message has failed, its local work is never
+begun, so the producer answers "rolled back" without a check function. If a transaction was left open, the check
+function that was passed to its call of send_in_transaction answers. For any other half message (for example, if the
+broker has lost the outcome) the check function of its topic answers.
 
-While a half message is in flight, the producer does not know its id, which comes with the broker's answer, and
-identifies it by a number of its own. So if a broker asks about an unknown id, it may be the id of any half message in
-flight at that time, and the producer gives no answer. If the id is still unknown after all these sends have ended, the
-local work of this half message will never begin, and the question can be answered.
+The producer learns the id of a half message only from the broker's answer; until then it identifies the message by a
+number of its own. So if a broker asks about an unknown id, the id may belong to any half message that is in flight at
+that time, and the producer gives no answer. If the id is still unknown after all these sends have ended, the local work
+of this half message will never begin, and the question can be answered.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ T = TypeVar("T")
 
 class Producer(Closing):
     """A client that sends messages. Safe to share between threads. A forked process must create its own producer. In
-    the forked process, all methods of the parent's producer except close() raise ClientError. close() is allowed there
-    and does not affect the parent.
+    the forked process, all methods of the parent's producer raise ClientError, except close(), which does not affect
+    the parent.
 
     If the broker's answer to a send does not arrive (because the broker died, or the request timed out), the producer
     sends the message again. With the setting `idempotent` (the default), a metaq broker recognizes the repetition and
@@ -96,11 +96,12 @@ class Producer(Closing):
 
         selector: chooses the partition for each message without a key (default: all partitions in turn). linger_ms: how
         long an asynchronous message waits for other messages to share its batch. default_topic: a topic that stands in
-        for topics that no broker publishes yet: a message of such a topic is sent to a broker and partition number of
-        the default topic. The message keeps its own topic, which the broker publishes when this first message arrives,
-        if server.ini has a pattern that matches the topic's name. undelivered: a store in which messages of send_async
-        and produce are saved if they cannot be delivered in time; the producer tries to send the saved messages every
-        recover_interval_seconds. No other producer may use the store, and this producer closes it.
+        for topics that no broker publishes yet: a message of such a topic keeps its own topic, but is sent to a broker
+        and a partition number of the default topic. When the first such message arrives, the broker begins to publish
+        the message's topic, if the broker's server.ini has a topic pattern that matches the name. undelivered: a store
+        in which messages of send_async and produce are saved if they cannot be delivered in time; the producer tries to
+        send the saved messages every recover_interval_seconds. No other producer may use the store, and this producer
+        closes it.
 
         Raises ConfigError; CoordinationUnavailable if no ZooKeeper server answers within start_timeout_seconds.
         """
@@ -200,16 +201,17 @@ class Producer(Closing):
         """Send one message and wait until it is acknowledged.
 
         Every kind of send has the following options. `tag`: a text; consumers can filter messages by their tags.
-        `keys`: texts without blanks; users can look up the message by each of these texts. `attribute`: the attribute
-        of metaq 1.x. `properties`: a mapping from names to values of your own: str, int (64 bits), float (finite), bool
-        or bytes. `key`: messages with the same key go to the same partition. If the key is a text (or bytes in UTF-8),
-        users can look up the message by each word of the key, as by `keys`. `partition`: send the message to this
-        partition. `deliver_at` (a datetime with a time zone) or `delay` (seconds after the broker accepts the message):
-        the broker does not deliver the message before this time, which is at most 366 days ahead. In the result of such
-        a send, `pending` is true; you can pass the result to `cancel`. `ttl`: the number of seconds after the send, by
-        this machine's clock, after which no consumer gets the message any more; it must be longer than the time until
-        `deliver_at` or the `delay`. `content_type`: the type of the payload. Consumers can choose a deserializer by
-        this type. The object that Producer.typed returns sets `content_type` itself.
+        `keys`: texts without blanks; users can look up the message by each of these texts. `attribute`: one text of
+        your own, which clients of metaq 1.x can read, too. `properties`: a mapping from names to values of your own:
+        str, int (64 bits), float (finite), bool or bytes. `key`: messages with the same key go to the same partition.
+        If the key is a text (or bytes in UTF-8), users can look up the message by each word of the key, as by `keys`.
+        `partition`: send the message to this partition. `deliver_at` (a datetime with a time zone) or `delay` (seconds
+        after the broker accepts the message): the broker does not deliver the message before this time, which is at
+        most 366 days ahead. In the result of such a send, `pending` is true; you can pass the result to `cancel`.
+        `ttl`: the number of seconds after the send, by this machine's clock, after which no consumer gets the message
+        any more; it must be longer than the time until `deliver_at` or the `delay`. `content_type`: the type of the
+        payload. Consumers can choose a deserializer by this type. The object that Producer.typed returns sets
+        `content_type` itself.
         timeout: the limit in seconds for the whole call, including repeated tries, also on other brokers (default
         delivery_timeout_seconds).
 
@@ -237,13 +239,13 @@ class Producer(Closing):
         """Send as `send` does, but return a future at once. The future ends with the result or error of `send`, at most
         0.25 s after the deadline.
 
-        The call blocks only in four cases. It opens the first connection to a broker. It reads a topic in ZooKeeper for
-        the first time, which takes up to 3 s while a broker set has no leader. If no broker publishes the topic, it
-        reads from ZooKeeper what the error's text says about the reason. While messages of max_buffered_bytes (or
-        max_buffered_messages messages) wait for their outcome, it waits for room, and raises RequestTimedOut if there
-        is none until the deadline. If no broker publishes the topic now, but this producer has sent messages to the
-        topic before, the call queues the message and returns at once. Callbacks of the future run on the thread that
-        reads the
+        The call blocks only in four cases. For the first message to a broker, it opens the connection. For the first
+        message of a topic, it reads the topic in ZooKeeper, which takes up to 3 s while a broker set has no leader. If
+        no broker publishes the topic, it reads in ZooKeeper why, to name the reason in the error's text. While messages
+        of max_buffered_bytes (or max_buffered_messages messages) wait for their outcome, it waits for room, and raises
+        RequestTimedOut if there is none until the deadline. If no broker publishes the topic now, but this producer has
+        sent messages to the topic before, the call queues the message and returns at once. Callbacks of the future run
+        on the thread that reads the
         answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a transaction) raise
         ClientError.
 
@@ -471,10 +473,10 @@ class Producer(Closing):
         The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
         warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. In this
         last case the result's `cause` is the error of the send, and the broker asks for the outcome later. Raises
-        HalfDecided (before `execute` had ended, the check function of another process has given the broker the opposite
-        outcome: choose a longer `check_after`), TypeError (`execute` returned a value of another type), ConfigError (no
-        group). TransactionTooLate (`check_after` has passed before the work could begin; the message is rolled back)
-        and errors of `send` mean that `execute` was not called.
+        HalfDecided if the check function of another process has given the broker the opposite outcome before `execute`
+        had ended; then choose a longer `check_after`. Raises TypeError (`execute` returned a value of another type),
+        ConfigError (no group). TransactionTooLate (`check_after` has passed before the work could begin; the message is
+        rolled back) and errors of `send` mean that `execute` was not called.
         """
         self._guard.check()
         refuse_in_callback("send_in_transaction()")
@@ -503,10 +505,11 @@ class Producer(Closing):
         transaction goes on.
 
         Until the transaction ends, it counts for max_buffered_messages, and flush() and close() wait for it. When its
-        timeout is over, close() ends the remaining transactions: if `execute` was not called yet, the future ends with
-        ClientError, and `execute` will never be called; otherwise the future ends with a result whose `outcome` is
-        UNKNOWN, and the broker asks for the outcome later. When the call blocks, which errors it raises, and where the
-        future's callbacks run: see `send_async`. `cancel()` of the future always returns False.
+        timeout is over, close() ends the remaining transactions. If `execute` was not called yet for a transaction, the
+        transaction's future ends with ClientError, and `execute` will never be called. If `execute` was called, the
+        future ends with a result whose `outcome` is UNKNOWN, and the broker asks for the outcome later. When the call
+        blocks, which errors it raises, and where the future's callbacks run: see `send_async`. `cancel()` of the future
+        always returns False.
         """
         self._guard.check()
         seconds = self._seconds if timeout is None else check_timeout(timeout)
@@ -519,9 +522,9 @@ class Producer(Closing):
 
         check: as in `send_in_transaction`; threads of this producer call it, one call at a time, until close(). If
         `check` raises an exception, the error is logged, and the broker asks again. A later call for the same group and
-        topic replaces the check function. But a question about a transaction that this producer has begun with a
-        `check` of its own is answered by that function. group: the producer group, by default
-        ProducerConfig.producer_group. Raises ConfigError, InvalidName.
+        topic replaces the check function. But if this producer has begun a transaction by a call of send_in_transaction
+        with its own `check`, that function answers the questions about the transaction. group: the producer group, by
+        default ProducerConfig.producer_group. Raises ConfigError, InvalidName.
         """
         self._guard.check()
         halves = self._transacting().halves
@@ -619,15 +622,16 @@ class Producer(Closing):
 
     def close(self, timeout: Duration = 10.0) -> None:
         """Wait as `flush` does, but at most `timeout` seconds, and then close the producer. The messages that are not
-        delivered by then fail with ClientError, or are saved in the store for undelivered messages. Closing takes at
-        most END_SECONDS longer than `timeout`, unless a callback hangs. When close() has closed the producer, it raises
-        DeliveryFailed as its last step, in the same cases as `flush`. close() itself ends the futures of the messages
-        that are not delivered, and runs their callbacks one after another, so it takes longer if a callback blocks.
+        delivered within this time fail with ClientError, or are saved in the store for undelivered messages. Closing
+        takes at most END_SECONDS longer than `timeout`, unless a callback hangs. When close() has closed the producer,
+        it raises DeliveryFailed as its last step, in the same cases as `flush`. close() itself ends the futures of the
+        messages that are not delivered, and runs their callbacks one after another, so it takes longer if a callback
+        blocks.
 
-        When close() returns, every other future has ended, or the thread that has read its answer is just ending it.
-        Idempotent. In a callback of a send, or in a signal handler that has interrupted a call of this producer,
-        close() raises ClientError and closes nothing. In a forked process close() only closes that process's copies of
-        the sockets.
+        When close() returns, the futures of the delivered messages have ended, too, except those whose answers another
+        thread has read and is just processing. Idempotent. In a callback of a send, or in a signal handler that has
+        interrupted a call of this producer, close() raises ClientError and closes nothing. In a forked process close()
+        only closes that process's copies of the sockets.
         """
         seconds = check_wait("timeout", timeout)
         if self._guard.is_elsewhere:
@@ -701,8 +705,8 @@ class Producer(Closing):
 
 
 def _join_none(*_: object) -> None:
-    """Stands in for ProducerCore.join if the producer compresses payloads: always returns None, as `join` does if there
-    is no open batch.
+    """Return None, as ProducerCore.join does if there is no open batch. A producer that compresses payloads uses this
+    function in place of ProducerCore.join.
     """
 
 

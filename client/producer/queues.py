@@ -22,16 +22,17 @@ __all__ = ["BrokerQueue", "FailedTurn", "Flight", "PartitionQueue", "Queues", "T
 
 
 class PartitionQueue:
-    """The queue of one partition. The queue has one of these states: idle; lingering or ready (the queue is in its
-    broker's list); busy (a request is in flight, or the sender is preparing a request); paused until `retry_at`,
-    because the last request failed.
-    under_way: messages that were taken out of the queue and have no outcome yet: those of the request in flight, or
-    those for which a new partition is being chosen.
+    """The queue of one partition. The queue is in one of five states. Idle: it has nothing to send. Lingering: its
+    messages wait for more messages before they are sent. Ready: the broker's next flight takes its messages. Busy: a
+    request is in flight, or the sender is preparing it. Paused: nothing is sent until `retry_at`, because the last
+    request failed. under_way: messages that were taken out of the queue and have no outcome yet: those of the request
+    in flight, or those for which a new partition is being chosen.
 
     open: the batch at the end of the queue to which messages are still added; None if there is none. queued_bytes and
-    queued_records count its messages only after no more are added. gathers_for: the `where` (see ProducerCore.join) of
-    the last opened batch. sticks: whether the next message without a key goes to this queue again. It becomes false
-    when this queue is full, its messages are sent, or a request fails.
+    queued_records count its messages only after no more are added. gathers_for: the topic or partition (the `where` of
+    ProducerCore.join) whose messages the last opened batch takes. sticks: whether the next message without a key goes
+    to this queue, as the previous one did. It becomes false when this queue is full, its messages are sent, or a
+    request fails.
 
     sequence: the sequence number of the last request. repeat: the messages of the last request, if it is unknown
     whether the broker has stored them. These messages are sent again before all other messages, unchanged and with the
@@ -125,7 +126,8 @@ class PartitionQueue:
         """Remove the messages of the next request from the queue, and return them: at least one message, and as many
         more as fit into the limits.
 
-        Over the text protocol a message with a key is sent alone: a Java broker may append pipelined puts in any order.
+        Over the text protocol a message with a key is sent alone, because a Java broker can append messages that were
+        sent together (pipelined puts) in any order, and the messages of a key must keep theirs.
         """
         queue = self.queue
         self.sequence += 1
@@ -162,7 +164,8 @@ class PartitionQueue:
         Some programs send further messages only while fewer than a certain number of their messages are unacknowledged.
         If one request contained nearly all these messages, such a program could not send until the broker answers, and
         then the broker would have nothing to do until the program has sent more. With half of the messages in each
-        request, the broker works on one half while the program replaces the other.
+        request, the broker works on one half while the program sends new messages in place of the half that was
+        acknowledged.
         """
         return max(0, self.queued_records - self.answered) // 2
 
@@ -283,8 +286,8 @@ class BrokerQueue:
         self.lingering: list[PartitionQueue] = []
 
     def use(self, connection: Connection) -> None:
-        """Note the connection over which the next flight to the broker is sent, and whether it accepts several
-        partitions in one request. The sender calls this without holding the core's lock.
+        """Record the connection over which the next flight to the broker is sent, and whether the broker accepts
+        several partitions in one request. The sender calls this without holding the core's lock.
         """
         self.connection = connection
         self.gathers = connection.takes_many

@@ -1,5 +1,5 @@
-"""After a request to a partition has failed and its queue is paused, choose new partitions for the queued messages,
-without changing their order.
+"""Choose new partitions for the messages in a partition's queue, without changing their order, after a request to the
+partition has failed and its queue is paused.
 
 The caller calls three methods for this, one after the other: `drain`, `choose` and `resume`. `drain` and `resume` run
 with `ProducerCore._lock` held. `choose` runs without the lock, because it may call a user's selector. Until `resume`

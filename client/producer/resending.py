@@ -33,11 +33,11 @@ text, because the text contains a blank.
 
 
 class Resender:
-    """Sends the messages of a store's queues, but only of the queues for which `owns` returns true. Any thread may call
-    the methods.
+    """Sends the messages of a store's queues, but only of the queues for whose names the function `owns` returns true.
+    Any thread may call the methods.
 
     send: a function that sends one message or raises MetaqError. After an error the message stays the first of its
-    queue, and nothing more of this queue is sent until the next `trigger`, or until the interval has passed.
+    queue, and nothing more of this queue is sent until the next `trigger`, or until `interval_seconds` have passed.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Resender:
 
     @property
     def failures(self) -> Mapping[str, MetaqError]:
-        """For each queue whose first message could not be sent: the error of the last try."""
+        """Return, for each queue whose first message could not be sent, the error of the last try."""
         return dict(self._failures)
 
     def trigger(self, queue: str) -> None:
@@ -97,7 +97,7 @@ class Resender:
 
     @property
     def rests(self) -> bool:
-        """Whether at present no thread sends messages of any queue or is about to do so."""
+        """Whether at present no thread sends stored messages, and none is about to begin."""
         with self._lock:
             return not (self._wanted or self._running)
 

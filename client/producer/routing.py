@@ -227,8 +227,8 @@ class Router:
 
     @property
     def avoids_any(self) -> bool:
-        """Whether any partition, broker, or topic on a broker is avoided now because a send has failed. If none is,
-        `works` need not be called.
+        """Whether any partition, any broker, or any topic on a broker is avoided now because a send has failed. If
+        nothing is avoided, `works` need not be called after a send that has succeeded.
         """
         return bool(self._avoided)
 
@@ -247,7 +247,8 @@ class Router:
 
     def _view(self, topic: str) -> TopicView:
         """Return the topic's view (its partitions and the brokers' addresses). While no broker publishes the topic, the
-        view has partitions with the brokers and numbers of the default topic's partitions instead.
+        view instead has a partition of the topic for each partition of the default topic, with the same broker and
+        number.
         """
         view = self._metadata.view(topic)
         if view.partitions or self._default_topic is None:

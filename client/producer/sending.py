@@ -73,8 +73,8 @@ class Sender:
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight` over a connection to its broker. caller: the message for whose outcome the current thread will
-        wait; None: for no message. This thread will itself read the answer, so the connection becomes the `driver` of
-        the message.
+        wait; None: for no message. This thread will itself read the answer, so the method stores the connection in the
+        message's attribute `driver`.
         """
         try:
             flight.taken = True
@@ -138,8 +138,8 @@ class Sender:
             self._lose(flight)
 
     def lose_untaken(self, flights: Sequence[Flight]) -> None:
-        """Report those of the flights that an interrupted thread has not begun to send to the core as failed, so that
-        their messages are retried. Runs on another thread than the interrupted one.
+        """Find the flights that an interrupted thread has not begun to send, and report them to the core as failed, so
+        that their messages are retried. Runs on another thread than the interrupted one.
         """
         for flight in flights:
             if not flight.taken:
@@ -153,9 +153,9 @@ class Sender:
         self._fail(flight, BrokerUnavailable("sending was interrupted"))
 
     def _note_check(self, broker: int, connection: Connection) -> None:
-        """Update `half_checks` from what the broker has announced on this connection. The lowest of its announcements
-        counts: earlier ones too, because a half message may have been sent on an earlier connection, before the broker
-        was restarted with another setting.
+        """Update `half_checks` from what the broker has announced on this connection. The lowest number of all
+        announcements counts, also of those on earlier connections: a half message may have been sent on an earlier
+        connection, and then the broker may have been restarted with another setting.
         """
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
@@ -221,9 +221,9 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Give the only message of `flight` its result. This does the same as `_take` with `_land` in fewer steps,
-        because programs that wait for each send usually have one message per flight. Return False if that is
-        impossible; then the caller must process the answer with `_take`.
+        """Give the only message of `flight` its result. This does the same as `_take` with `_land`, in fewer steps; it
+        is worth it, because programs that wait for each send usually have one message per flight. Return False if these
+        fewer steps are not enough; then the caller must process the answer with `_take`.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):

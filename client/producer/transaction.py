@@ -103,7 +103,9 @@ class Transactional:
         self.session = f"{local_address()}-{int(time.time() * 1000)}-{os.getpid()}.{next(_sessions)}"
         self.closed = False
         self.sent_to: set[str] = set()
-        """Names of the topics for which a transaction of this producer has found a broker."""
+        """Names of the topics to which this producer has sent in transactions: topics for which a transaction has found
+        a broker.
+        """
         self._last_partition = last_partition
         self.follow = pool.follow
         self._pool = pool
@@ -456,8 +458,8 @@ class Transaction(TransactionSends):
                 return
 
     def _settle(self, connection: Connection, lost: MetaqError) -> None:
-        """Find out whether a commit took effect whose answer was lost, by asking the broker set. Return if the
-        transaction was committed. Raises CommitUnknown, TransactionLost, CommitIncomplete.
+        """Ask the broker set whether a commit whose answer was lost has taken effect. Return if the transaction was
+        committed. Raises CommitUnknown, TransactionLost, CommitIncomplete.
         """
         calls = self._calls
         if not connection.speaks_frames or not calls.is_set(self._broker):
@@ -498,9 +500,9 @@ class Transaction(TransactionSends):
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
         """After the leader has refused a commit because of a hand-over, wait until the same node accepts requests as
         the leader again; the transaction is then still open there. The method asks the node for its role, instead of
-        sending the commit again and again, because a lost answer to this question leaves the transaction's outcome
-        clear, but a lost answer to a commit does not. Raises TransactionLost if the node no longer leads, because then
-        it has discarded the transaction.
+        sending the commit again and again, because if the answer to this question is lost, the transaction is certainly
+        not committed, but if the answer to a commit is lost, its outcome is unknown. Raises TransactionLost if the node
+        no longer leads, because then it has discarded the transaction.
         """
         from ..questions.admin import set_status
 
@@ -548,8 +550,8 @@ class Transaction(TransactionSends):
 
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
         """After a node has refused to begin the transaction because another node leads (`error`), wait if necessary,
-        and return whether the caller can try again at the new leader. It can until the deadline of the first message
-        (`outgoing`), because no message was put into the transaction yet.
+        and return whether the caller can try again at the new leader. A new attempt is possible until the deadline of
+        the first message (`outgoing`), and safe, because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:

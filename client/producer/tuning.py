@@ -10,8 +10,9 @@ from __future__ import annotations
 
 LEAST_GATHERED = 64
 """Single messages that are sent while the partition's request is in flight are gathered into a batch of at most this
-number of messages. If more messages were already queued before the batch, it may have as many messages as those. So a
-request takes at most about half of a large queue, and leaves the rest for the next request.
+number of messages. If more than this number of messages were queued when the batch was begun, its limit is the number
+of these messages. So a batch is at most as large as the rest of the queue, and a request can take about half of a large
+queue and leave the other half for the next request.
 """
 
 UNDIVIDED = 64
@@ -26,9 +27,9 @@ message, because all of them end at that deadline.
 """
 
 CROWD = 8
-"""If at least this number of messages are queued for the next request, each with a waiting thread, these threads do not
-read the answers themselves, but a background thread does. With so many threads, handing the reading from one thread to
-the next would cost more than it saves. The benchmark is `blocking-64`.
+"""Usually a thread that waits for a message's answer reads the answer itself. If at least this number of messages are
+queued for the next request, each with a waiting thread, a background thread reads the answers for them. With so many
+threads, handing the reading from one thread to the next would cost more than it saves. The benchmark is `blocking-64`.
 """
 
 FEW = 16
@@ -57,8 +58,8 @@ number of seconds after its deadline.
 
 VIEW_RETRIES = 3
 """A message ends with an error after this number of attempts, if brokers refuse it although ZooKeeper says that they
-accept its topic. The data in ZooKeeper may be out of date for only a moment, so a few attempts help; if the data are
-permanently wrong, more would not.
+accept its topic. If the data in ZooKeeper are out of date only for a moment, a few attempts are enough; if they are
+permanently wrong, more attempts would not help.
 """
 
 CONDITION_SECONDS = 0.5
@@ -128,5 +129,5 @@ CHECK_LOOK_SECONDS = 5.0
 OUTCOMES_SECONDS = 0.001
 """If no request with outcomes is in flight, the outcome of a transaction is held back for at most this number of
 seconds, so that one request can also report the outcomes of transactions whose local work is still queued. While a
-request is in flight, outcomes are collected for the next request anyway.
+request is in flight, this time does not matter: outcomes wait for the end of the request and are sent in the next one.
 """

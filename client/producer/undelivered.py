@@ -1,4 +1,4 @@
-"""Count lost messages whose loss no exception, future or callback has told to the program, and report them later.
+"""Count the lost messages of which the program has learned by no exception, future or callback, and report them later.
 
 If the program ends without closing a producer, the producer still delivers its accepted messages, in an exit function
 of `atexit`, and reports the messages that it could not deliver. At the end of a program, the interpreter first waits

@@ -90,9 +90,9 @@ class Recovered(NamedTuple):
 
 
 class _Trouble:
-    """Records the failed attempts to send one XA verb (such as prepare or commit). It contains the nodes from which no
-    answer came although they may have received the verb, and the last refusal of a node that is not the leader of the
-    broker set.
+    """Records the failed attempts to send one XA verb (such as prepare or commit). It contains the nodes that have not
+    answered although they may have received the verb. It also contains the last refusal by a node that is not the
+    leader of the broker set.
     """
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class _Trouble:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the node that was asked last has answered every request, so that it cannot be working on a request
-        now.
+        """Whether the node that was asked last has answered every attempt to send it the verb, so that it cannot be
+        executing the verb now.
         """
         return self.asked not in self.lost
 
@@ -247,8 +247,8 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set. If a set's leader fails and a transaction is lost with it, the
-        caller can begin the transaction again at the next leader.
+        """Return whether the broker is a broker set. In a broker set, if the leader fails and a transaction is lost,
+        the caller can begin the transaction again at the next leader.
         """
         return self._calls.is_set(broker)
 
@@ -360,7 +360,8 @@ class XaResource:
 
     def _explained(self, broker: int, kind: TransactionType, xid: Xid, trouble: _Trouble, error: XaRefused) -> str:
         """Find out what the refusal of a verb (`error`) means if earlier attempts to send the same verb got no answer.
-        If it shows that an earlier attempt has succeeded, return the text that its answer would have had.
+        If the refusal shows that an earlier attempt has succeeded, return the text that the answer to this attempt
+        would have had.
 
         The leader of a broker set has every prepared transaction that is not completed, but no unprepared transaction
         of an earlier leader. So if the leader does not know a transaction that was prepared, an earlier attempt has
@@ -467,8 +468,9 @@ class XaBranch(TransactionSends):
 @contextmanager
 def _as_xa_errors(*, decides: bool) -> Iterator[None]:
     """Turn errors of the broker or the connection in the `with` block into XaError. decides: whether the verb in the
-    block commits or rolls back the transaction, or prepares it, so that after a lost answer the transaction's state is
-    unknown (XAER_RMFAIL, otherwise XA_RBTIMEOUT).
+    block prepares the transaction, commits it or rolls it back. If the answer to such a verb is lost, the transaction's
+    state is unknown, and the error has the code XAER_RMFAIL. If the answer to another verb is lost, the code is
+    XA_RBTIMEOUT.
 
     (1.x maps every lost answer to XA_RBTIMEOUT, which tells a coordinator that the transaction was rolled back.)
     """

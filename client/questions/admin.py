@@ -48,8 +48,9 @@ def reload_config(connection: Asked, timeout: float | None = None) -> dict[str, 
 
 
 def close_partitions(connection: Asked, topic: str, start: int, end: int, timeout: float | None = None) -> list[int]:
-    """Make a broker refuse puts to and gets from the partitions start … end. Return the numbers of all partitions of
-    `topic` that are closed after this call, including those that were closed before.
+    """Make a broker refuse puts to and gets from the partitions with the numbers `start` to `end`, both included.
+    Return the numbers of all partitions of `topic` that are closed after this call, including those that were closed
+    before.
 
     Raises TopicNotAccepted, and RequestRefused with TOPIC_NOT_EXIST for partitions that the topic does not have.
     """

@@ -131,8 +131,8 @@ class Cluster:
         return self.served_many([topic])[topic]
 
     def served_many(self, topics: Sequence[str]) -> dict[str, list[TopicPartition]]:
-        """Return, for each of these topics, what `served` returns. ZooKeeper is asked only four times for all topics
-        together.
+        """Return, for each of these topics, what `served` returns. This takes only four round trips to ZooKeeper,
+        however many topics there are.
         """
         offered = (self.view.topic_partitions_many(topics, publish) for publish in (True, False))
         return {
@@ -214,9 +214,9 @@ class Cluster:
     def left_out(
         self, wanted: Callable[[str], bool], registered: Collection[int], offered: Collection[TopicPartition]
     ) -> list[LeftOut]:
-        """Return the partitions that exist according to ZooKeeper (groups have offsets of them, or a move names them),
-        but that are not in `offered`. wanted: returns whether a topic is to be considered. registered: ids of the
-        brokers that were live just before `offered` was read.
+        """Return the partitions that are not in `offered`, although they exist according to ZooKeeper, because groups
+        have offsets of these partitions or a move names them. wanted: returns whether a topic is to be considered.
+        registered: ids of the brokers that were live just before `offered` was read.
         """
         return left_out(self.view, self.moves(), registered, wanted, offered)
 

@@ -41,10 +41,10 @@ def diverged_at(connection: Asked, partition: TopicPartition, offset: int, messa
 
 
 def common_offset(connection: Asked, partition: TopicPartition, first: int, message_id: int) -> int | None:
-    """If the partition does not contain the message with this id, and has not deleted it by retention either, return
-    the offset of the partition's first message that was stored at the time in this id or later. Otherwise, or if that
-    cannot be found out now, return None. first: the first readable offset of the partition. Raises the errors of all
-    questions (asking.py).
+    """Find out whether the partition has lost the message with this id. If it has, return the offset of the partition's
+    first message that was stored at the lost message's storage time (which its id contains) or later. Return None if
+    the partition contains the message, if retention may have deleted it, or if that cannot be found out now. first: the
+    first readable offset of the partition. Raises the errors of all questions (asking.py).
     """
     stored_ms = store_time_ms(message_id)
     if stored_ms is None or _has(connection, partition, message_id) is not False:

@@ -67,14 +67,14 @@ class FoundMessage(NamedTuple):
 
 
 class FoundMessages(NamedTuple):
-    """The result of a search, in the requested order.
+    """The result of a search, with the messages in the requested order.
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
-    limit was reached; a repetition of the same search also searches some of these data. more: whether the brokers have
+    limit was reached; if the same search is repeated, it searches some of these data. more: whether the brokers have
     further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer; always
     empty if the search raises an error for such a broker. damaged: an error for each matching message that the result
-    lacks because its stored bytes are damaged.
-    absent: ids of brokers that are not registered now, so that their messages were not searched.
+    lacks because its stored bytes are damaged. absent: ids of brokers that are not registered now, so that their
+    messages were not searched.
     """
 
     found: list[FoundMessage]
@@ -103,10 +103,10 @@ class MessageFinder:
         """Return the message with this id (SendResult.message_id, Message.id). If several messages have this id (Java
         brokers may give the same id to several messages), return the oldest of them.
 
-        If a broker does not answer, this method raises that broker's error only if no other broker has the message.
-        Raises MessageNotFound and NoPartition. Raises SearchIncomplete if the message may be in data that was not
-        searched. Raises CorruptRecord if the message is damaged. Raises RequestRefused if a broker cannot search (a
-        Java broker). Also raises BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
+        If a broker does not answer and no other broker has the message, this method raises the error of the broker that
+        did not answer. Raises MessageNotFound and NoPartition. Raises SearchIncomplete if the message may be in data
+        that was not searched. Raises CorruptRecord if the message is damaged. Raises RequestRefused if a broker cannot
+        search (a Java broker). Also raises BrokerUnavailable, RequestTimedOut, and the errors of refusals.py.
         """
         check_message_id("message_id", message_id)
         ext = ViewMessageRequest(topic, message_id, ALL_PARTITIONS).to_ext()
@@ -138,8 +138,9 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """Return at most `max_messages` messages with this key that were stored from `begin` to `end` (None: no limit):
-        the newest of them, newest first, or with `oldest_first` the oldest of them, oldest first.
+        """Return at most `max_messages` messages with this key that were stored from `begin` to `end` (None: no limit).
+        If more messages match, the result contains the newest ones, newest first; with `oldest_first` the oldest ones,
+        oldest first.
 
         The result is empty if nothing is found. allow_silent: if true, the result's `silent` names brokers that did not
         answer; if false, the first such broker leads to an error. Raises ConfigError, NoPartition, and the errors of

@@ -20,7 +20,8 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""If a text for users names partitions of a broker or groups, it names at most this number, and only counts the others.
+"""Largest number of partitions of a broker, and of groups, that a text for users names; of the others it only gives the
+number.
 """
 
 
@@ -28,8 +29,8 @@ class LeftOut(NamedTuple):
     """A partition that a znode mentions, but that no live broker offers.
 
     known_from: the kind of znode that mentions the partition. why: the reason why the partition is not offered, as a
-    text for users. exists: false if the partition's broker is registered, but does not offer the partition: then the
-    partition perhaps does not exist any more, and only an old offset of a group mentions it.
+    text for users. exists: false if the partition's broker is registered, but does not offer the partition. In this
+    case the partition perhaps does not exist any more, and only an old offset of a group mentions it.
     """
 
     partition: TopicPartition

@@ -23,8 +23,8 @@ from .admin import look_at_move
 __all__ = ["MoveProgress", "MovesOfCluster", "PlannedMove"]
 
 _TRIES = 5
-"""Number of attempts to change a move's znode. An attempt fails if a broker or another caller changes the znode at the
-same time.
+"""Number of attempts to change a move's znode. An attempt fails if a broker or another caller changes the znode between
+the reading and the writing of the attempt.
 """
 
 
@@ -32,7 +32,7 @@ same time.
 class MoveProgress:
     """The progress of a move. left: number of bytes that are still to be copied, None if unknown. per_second: average
     number of bytes copied per second. waits_for: the reason why the move does not continue now, or why it was
-    cancelled; "" if nothing blocks the move.
+    cancelled, as a text for users; "" if nothing blocks the move.
     """
 
     move: Move
@@ -69,8 +69,8 @@ class MovesOfCluster:
         self, topic: str, source: int, target: int, rate: int, first: int | None = None, last: int | None = None
     ) -> PlannedMove:
         """Check whether partitions of `topic` can be moved from the broker `source` to the broker `target`, and return
-        the planned move for `begin`. If exactly this move is in progress already, return it. first, last: the range of
-        partitions to move, by default all partitions.
+        the planned move, which the caller can pass to `begin`. If exactly this move is in progress already, return it.
+        first, last: the range of partitions to move, by default all partitions.
 
         rate: copying speed in bytes per second, from 1 to INT64_MAX. Raises ConfigError in four cases: the rate is out
         of range; the partitions cannot leave the source broker; another move of this topic and source broker is in

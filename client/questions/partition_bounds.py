@@ -1,5 +1,5 @@
-"""Ask a broker about a partition: which byte range can be read, how many messages it contains, and at which offset the
-messages since a certain time, or a certain number of messages, begin or end.
+"""Ask a broker about a partition: which byte range can be read, and how many messages it contains. Also ask for
+offsets: where the messages since a certain time begin, and where a certain number of messages begin or end.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def max_offset(connection: Asked, partition: TopicPartition, timeout: float | No
 
 
 def lag_behind(connection: Asked, partition: TopicPartition, offset: int, timeout: float | None = None) -> Lag:
-    """Return how many bytes and how many messages a reader at `offset` has before it up to the end of the partition.
-    `messages` in the result is None if the broker cannot count messages.
+    """Return how many bytes and how many messages a reader at `offset` has not read yet: those from `offset` to the end
+    of the partition. `messages` in the result is None if the broker cannot count messages.
     """
     if not connection.speaks_frames:
         return Lag(None, max(0, max_offset(connection, partition, timeout) - offset))
@@ -166,8 +166,8 @@ def read_stats(connection: Asked, item: str = "", timeout: float | None = None) 
 
 def _bound(connection: Asked, code: RequestCode, beyond: int, partition: TopicPartition, timeout: float | None) -> int:
     """Ask the broker for the lower or upper bound of the partition's readable bytes, and return it. code: the framed
-    protocol's request for this bound. beyond: an offset outside of the range, for which the `offset` command of the
-    text protocol answers with the nearest bound: this one.
+    protocol's request for this bound. beyond: an offset outside of the range, on the side of this bound. The `offset`
+    command of the text protocol answers such an offset with the nearest bound.
     """
     if connection.speaks_frames:
         request = PartitionRequest(partition.topic, partition.partition)

@@ -62,8 +62,8 @@ class AtKey(NamedTuple):
 
 Place = datetime | Last | AtMessage | AtKey
 Position = int | str | Place
-"""A position in a partition: a byte offset, "earliest", "latest", or a place, which is a datetime, Last, AtMessage or
-AtKey.
+"""A position in a partition: a byte offset, "earliest" (the first readable byte), "latest" (the end), a datetime (the
+first message that was stored then or later), Last, AtMessage or AtKey.
 """
 
 OffsetIn = Callable[[Connection, TopicPartition, Bounds], int]
@@ -79,11 +79,11 @@ _BOUNDS: Mapping[str, Locate] = {"earliest": min_offset, "latest": max_offset}
 def locate(
     position: Position, topics: Sequence[str] = (), finder: MessageFinder | None = None, option: str = "position"
 ) -> int | Locate:
-    """Check the position that a user has given. Return its byte offset if that is already known, otherwise a function
-    that finds the offset in any partition.
+    """Check the position that a user has given. If the position is a byte offset, return this number. Otherwise return
+    a function that finds the position's offset in any partition.
 
     For a position that a message states (AtMessage or AtKey), `locate` itself searches for the message with `finder`,
-    in one of `topics` after another until it is found. None as `finder` means that such a position is not allowed.
+    in one of `topics` after another until it is found. If `finder` is None, AtMessage and AtKey are not allowed.
     option: the name of the user's option in the texts of errors. Raises ConfigError, and for a message the errors of
     MessageFinder.
     """
@@ -155,9 +155,9 @@ def _inside(offset: int, partition: TopicPartition, bounds: Bounds) -> int:
 
 def check_begins_message(connection: Connection, partition: TopicPartition, offset: int) -> None:
     """Raise ClientError if byte `offset`, which must be readable, is inside a message; the error's text names the
-    nearest offsets where messages begin. Also raises the errors of Locate. There is no error if the bytes at `offset`
-    are damaged, because the reader reports the damage later, or if the broker is a Java broker, because it cannot tell
-    where messages begin.
+    nearest offsets where messages begin. Also raises the errors of Locate. There is no error in two cases. If the bytes
+    at `offset` are damaged, the reader reports the damage later. If the broker is a Java broker, it cannot tell where
+    messages begin.
     """
     if not connection.speaks_frames:
         return

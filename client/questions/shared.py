@@ -23,9 +23,10 @@ class SharedPartition(NamedTuple):
     """The state of a shared group on one partition.
 
     left: number of unacknowledged messages, including leased messages. leased: number of leased messages. delayed:
-    number of messages that a member has released and that are leased again only after a delay. most_attempts: how many
-    times the leased or released message with the most leases was leased. oldest_ms: age in milliseconds of the first
-    unacknowledged message; None if there is no such message, or if the broker does not know when it was stored.
+    number of messages that a member has released with a delay which is not over, so that they cannot be leased yet.
+    most_attempts: the highest number of times that one of the leased or released messages was leased. oldest_ms: age in
+    milliseconds of the first unacknowledged message; None if there is no such message, or if the broker does not know
+    when it was stored.
     ordered: whether messages with the same key are leased one at a time. members: for each member, the number of its
     leased messages. Members that have neither leased messages nor sent a request in the last minute are left out.
     """
@@ -57,9 +58,9 @@ def shared_status(
 
 
 def forget_shared_group(connection: Connection, broker_id: int, group: str, timeout: float | None = None) -> int:
-    """Make one broker delete what it stores about a shared group: which messages the group has acknowledged. Return the
-    number of partitions for which something was deleted. Raises SharedRefused if the group has members at this broker,
-    or does not exist there.
+    """Make one broker delete its record of which messages a shared group has acknowledged. Return the number of
+    partitions for which something was deleted. Raises SharedRefused if the group has members at this broker, or does
+    not exist there.
     """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_FORGET, SharedForgetRequest(group).to_ext(), _none(broker_id), timeout)

@@ -1,5 +1,5 @@
-"""Find the brokers from which clients read a partition or a whole topic. Also send the same question about many
-partitions to the broker of each.
+"""Find the brokers from which clients read a partition or a whole topic. Also send the same question about each of many
+partitions to that partition's broker.
 """
 
 from __future__ import annotations
@@ -98,9 +98,11 @@ class Survey:
         """By broker id: why the broker did not answer, as a text that follows the broker's name in a sentence.
         """
         self.closed: set[TopicPartition] = set()
-        """Partitions whose brokers have answered that an operator has closed the partition."""
+        """The partitions that an operator has closed, as their brokers have answered to a question."""
         self.refused: dict[TopicPartition, str] = {}
-        """The broker's reason for refusing a question that `attempt` has sent, by partition."""
+        """By partition: the reason why the broker has refused a question that `attempt` has sent about the
+        partition.
+        """
 
     def source(self, partition: TopicPartition) -> Source | None:
         """Return the broker that clients read the partition from now; None if no broker with the partition is
@@ -183,8 +185,8 @@ class Survey:
         self.silent[broker_id] = why
 
     def ask_again(self) -> None:
-        """Forget which brokers did not answer, because they may be back. Also forget the broker that was found for each
-        partition, so that it is looked up again.
+        """Forget which brokers did not answer, because they may be back. Also forget which broker each partition is
+        read from, so that this is looked up again.
         """
         self.silent.clear()
         self._brokers = None

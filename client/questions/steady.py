@@ -25,8 +25,8 @@ class SteadyView(ClusterView):
     registered its topics yet. Without the wait, a result would lack the set's partitions, and for example a Spark query
     that is planned at that moment would not read them.
 
-    If the set has no such leader after `patience_seconds`, the view returns what is registered. Later reads do not wait
-    for this set any more, until the view has seen it with a leader.
+    If the set has no such leader after `patience_seconds`, the view returns what is registered. After that, reads do
+    not wait for this set any more; they wait for it again only after the view has once seen the set with a leader.
     """
 
     def __init__(

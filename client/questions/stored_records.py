@@ -45,15 +45,15 @@ __all__ = [
 ]
 
 _PULL_CODES = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED)
-"""Response codes of a pull's answer that, like SUCCESS, are no errors for `ask`: nothing was found, or the offset is
-out of range.
+"""Response codes of a pull's answer for which, as for SUCCESS, `accepted` raises no error: nothing was found, or the
+offset is out of range.
 """
 
 
 class Pulled(NamedTuple):
     """The answer to a pull. runs: groups of adjacent stored records, each group with its byte offset in the partition.
-    next_offset: the byte offset at which the next pull must begin; None if the records came over the text protocol, so
-    that it follows from their sizes.
+    next_offset: the byte offset at which the next pull must begin. It is None if records came over the text protocol;
+    then the next pull begins where the last complete record ends.
     sizes: the sizes of the records in bytes, headers included, if there is only one run and the broker has sent the
     sizes.
     """
@@ -116,12 +116,12 @@ def read_bytes(
 def read_messages(
     connection: Asked, partition: TopicPartition, offset: int, max_bytes: int, timeout: float | None = None
 ) -> list[Message]:
-    """Return the messages from byte `offset` on whose records fit into `max_bytes` bytes, but at least one message. At
-    the end of the partition return [].
+    """Return the messages from byte `offset` on, as many as fit with their records into `max_bytes` bytes, but at least
+    one. At the end of the partition return [].
 
     Raises OffsetOutOfRange if the partition has no readable byte `offset`. Raises CorruptRecord, with the end of the
-    damage, if the first record is damaged. If a later record is damaged, the list ends before it; a caller that goes on
-    reading there then gets CorruptRecord.
+    damage, if the first record is damaged. If a later record is damaged, the list ends before this record; if the
+    caller then reads from the record's offset on, that call raises CorruptRecord.
     """
     try:
         return decode_records(read_bytes(connection, partition, offset, max_bytes, timeout), partition, offset)

@@ -53,8 +53,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def end_half(
     connection: Asked, partition: TopicPartition, half_id: int, outcome: HalfOutcome, timeout: float | None = None
 ) -> EndHalfReply:
-    """Commit a half message or roll it back. Return the outcome that the half message has at the broker now. It differs
-    from `outcome` if the half message was decided the other way before.
+    """Commit a half message or roll it back. Return the outcome that the half message has at the broker now. The
+    returned outcome differs from the argument `outcome` if the opposite outcome was reported before.
     """
     outcomes = ((half_id, outcome),)
     reply = connection.call(lambda opaque: ends_request(opaque, partition, outcomes), timeout)
@@ -98,8 +98,9 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Return at most `limit` half messages of this group and these topics about whose outcome the broker asks now. If
-    there are none, the request waits at the broker until there is one, or returns [] after `wait_seconds`.
+    """Ask the broker which half messages need an outcome, and return at most `limit` of them: half messages of this
+    group and these topics about whose outcome the broker asks now. If there are none, the request waits at the broker
+    until there is one, or returns [] after `wait_seconds`.
 
     producer: the name of the calling producer. Earlier broker versions ignore `topics` and `producer`, and return half
     messages of all topics and producers.
@@ -133,10 +134,10 @@ class WaitingHalf(NamedTuple):
 
 class HalvesPage(NamedTuple):
     """One page of the list of half messages of a broker. total: number of all half messages of the broker. states:
-    number of half messages in each state. groups: three numbers for each producer group. `asked` is the number of half
-    messages about whose outcome the broker still asks. `parked` is the number of those about which it has asked in vain
-    and no longer asks. `askers` is the number of the group's producers whose requests wait at the broker for its
-    questions.
+    number of half messages in each state: `waiting` (the broker has not asked for the outcome yet), `asked` and
+    `parked`. groups: three numbers for each producer group. `asked` is the number of half messages about whose outcome
+    the broker still asks. `parked` is the number of those about which it has asked in vain and no longer asks. `askers`
+    is the number of the group's producers whose requests wait at the broker for its questions.
     next: the argument `after` for the next page, 0 if this is the last page.
     """
 
@@ -158,8 +159,8 @@ def list_halves(
     *,
     whole: bool = False,
 ) -> HalvesPage:
-    """Return one page of the broker's list of waiting half messages: their numbers, and at most `limit` (0 … 1000) of
-    them, in the order of the times at which the broker first asks for their outcomes.
+    """Return one page of the broker's list of waiting half messages: how many there are, and at most `limit` (0 … 1000)
+    of them, in the order of the times at which the broker first asks for their outcomes.
 
     topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: the
     field `next` of the previous page, 0 for the first page. A page may contain fewer than `limit` half messages if many

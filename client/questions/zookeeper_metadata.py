@@ -34,8 +34,8 @@ _RETRY_MAX_SECONDS = 10.0
 
 class ZooKeeperMetadata:
     """The metadata of a producer, read through one ZooKeeper session. The object creates the session, or the caller
-    passes one; `close` does not end a session that the caller has passed. A topic is read, and then watched for
-    changes, from the first call of `view` for this topic on.
+    passes one; `close` does not end a session that the caller has passed. The first call of `view` for a topic reads
+    this topic; from then on, the object watches the topic for changes.
 
     The class implements metadata.Metadata. The session's event thread replaces the views of topics in `_views`; any
     thread reads them without a lock.
@@ -50,7 +50,9 @@ class ZooKeeperMetadata:
         config: ConnectionConfig | None = None,
         session: ZkSession | None = None,
     ) -> None:
-        """config: see zk_session. session: the caller's session; None: create one."""
+        """config: its `zookeeper_tls` says whether and how to use TLS for a new session. session: the caller's session;
+        None: create one.
+        """
         self._session = session or zk_session(connect, root, session_timeout, config=config)
         self._is_lent = session is not None
         self._cluster = ClusterView(self._session)
@@ -107,7 +109,7 @@ class ZooKeeperMetadata:
     def _follow(self, topic: str, backoff: Backoff) -> None:
         """Begin to watch the topic. If the watch cannot be set, try again later on the event thread; until then
         producers use the last view of the topic. Once the watch is set, the topic is read again, because it may have
-        changed before.
+        changed before the watch was set, without a notification.
         """
         try:
             self._cluster.watch_topic(topic, self._changed)

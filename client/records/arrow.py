@@ -1,9 +1,9 @@
 """Convert messages to Arrow record batches. This module imports pyarrow, which the extra `spark` installs.
 
 Consumers and the Spark source use this module. `decode_columns` turns all records of a broker's answer into Columns by
-numpy and Arrow, from which consumers and Spark each make their own tables. Python code runs for a single record only if
-the record has attributes, and equal attributes are decoded only once. `columns_of` makes the same Columns from a list
-of messages, one message after the other, which is slower (bench/decoding.py measures both).
+numpy and Arrow. Consumers and Spark each make their own tables from Columns. Python code runs for a single record only
+if the record has attributes, and equal attributes are decoded only once. `columns_of` makes the same Columns from a
+list of messages, one message after the other, which is slower (bench/decoding.py measures both).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class DecodedColumns(NamedTuple):
     def unpacked(self, partition: TopicPartition, start: int, limit: int) -> DecodedColumns:
         """Return at least one and at most `limit` messages from index `start` on, with decompressed payloads. Return
         fewer than `limit` messages if their decompressed payloads would take more than MAX_UNPACKED_BYTES. The result's
-        `end` is copied from this object, so it does not say where the returned messages end.
+        `end` is this object's `end`, so it does not say where the last returned message ends.
 
         Raises CorruptRecord, with the end of the record, if the first message cannot be decompressed. If a later
         message cannot be decompressed, the result ends before it.
@@ -225,8 +225,8 @@ def decode_columns(
     limit: int | None = None,
     where: Where | None = None,
 ) -> DecodedColumns:
-    """Decode the records that begin before byte `limit` of the partition (None: all records), up to the first damaged
-    record. where: keep only records that match this filter.
+    """Decode the records that begin before the offset `limit` of the partition (None: all records), in order, and stop
+    before the first damaged record. where: keep only records that match this filter.
     """
     data = records.data
     good = good_records(records, limit)
@@ -266,8 +266,8 @@ def _gather(data: bytes, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.in
     is made for a slice.
 
     If all slices have the same size and the same distance from each other, numpy copies them in one strided copy.
-    Otherwise the function describes `data` to Arrow as an array whose elements are by turns a slice and the bytes
-    between this slice and the next one; Arrow then copies every second element, the slices.
+    Otherwise the function describes `data` to Arrow as an array: the first slice, the bytes between it and the second
+    slice, the second slice, and so on. Arrow then copies every second element of this array, which gives the slices.
     """
     count = len(starts)
     if count > 1 and (sizes == sizes[0]).all() and ((strides := np.diff(starts)) == strides[0]).all():

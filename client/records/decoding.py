@@ -1,8 +1,8 @@
 """Decode fetched records into messages. This code must be fast, because every reader spends much of its time here.
 
-If the broker has sent a table of record sizes with the records, they are decoded without a Python loop: a running sum
-of the sizes gives the positions where the records begin, numpy reads all headers as one array, and chained C functions
-(struct, map, zip) make bodies and messages without executing Python bytecode for each of them. If there is no table
+If the broker has sent a table of record sizes with the records, they are decoded without a Python loop. A running sum
+of the sizes gives the positions where the records begin, and numpy reads all headers as one array. Chained C functions
+(struct, map, zip) make bodies and messages, so no Python bytecode is executed for each record. If there is no table
 (few records, a filtered answer, the text protocol), a Python loop goes from record to record. The result is the same in
 both cases.
 """
@@ -64,12 +64,13 @@ _make = tuple.__new__
 
 @dataclass(slots=True, eq=False)
 class Records:
-    """Stored records of a partition that follow one another, from the partition's byte `offset` on. Their bytes are
+    """Stored records of a partition, in the partition's order, from its byte `offset` on. Their bytes are
     data[start:end], a part of the received `data`.
 
     sizes: the sizes of all records in bytes, headers included; together they fill [start, end). None if the sizes are
-    unknown; in this case the last record may be incomplete. runs: None if the records are adjacent in the partition, as
-    they are in `data`; otherwise the groups of records that are, and the offset of each group.
+    unknown; in this case the last record may be incomplete. runs: None if the records follow each other without a gap
+    not only in `data`, but also in the partition. Otherwise the groups of records that have no gap between them in the
+    partition, with the offset of each group.
     """
 
     data: bytes
@@ -233,19 +234,20 @@ class Good(NamedTuple):
 
     def end_offset(self, records: Records) -> int:
         """Return the byte offset in the partition where the damaged record begins or, if there is none, where the last
-        record ends. The end of the last run counts, whatever bytes of the partition lie between the runs.
+        record ends. If there are several runs, this is the end of the last run; the gaps between the runs in the
+        partition are included in the offset.
         """
         end = records.start + int(self.sizes.sum())
         last = 0 if self.damage or not len(self.sizes) else int(self.sizes[-1])
         return int(records.offsets(np.array([end - last]))[0]) + last
 
     def up_to(self, count: int, damage: str) -> Good:
-        """Return only the first `count` records. damage: the damage of the record after them."""
+        """Return only the first `count` records. damage: a description of the damage of the record after them."""
         return Good(self.starts[:count], self.sizes[:count], self.headers[:count], damage)
 
     def only(self, wanted: npt.NDArray[np.bool_]) -> Good:
         """Return a copy that contains only the records for which `wanted` is true. `end_offset` must not be called on
-        the result.
+        the result, because it adds up the sizes of all records.
         """
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 

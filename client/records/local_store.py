@@ -61,7 +61,8 @@ class StoredMessage(NamedTuple):
 
     body, flag: as in the message's record at a broker; the body contains the attribute (with tag, keys and properties)
     before the payload. key: the key that determines the message's partition. partition: the partition to which the
-    message is to be sent, or from which it was read. offset, id: -1 and 0 until a broker has stored the message.
+    message is to be sent, or from which it was read. offset, id: the offset and id that the message has at a broker;
+    until a broker has stored it, offset is -1 and id is 0.
     """
 
     topic: str
@@ -191,8 +192,9 @@ class LocalMessageStore:
                 self._counts.pop(queue, None)
 
     def count(self, queue: str) -> int:
-        """Return the number of messages in the queue, without reading the file. Messages of a call of `append` that an
-        interrupt has ended on this thread are included, if they are appended.
+        """Return the number of messages in the queue, without reading the file. If an interrupt has ended a call of
+        `append` on this thread, `count` first waits until it is certain whether that call's messages are appended, and
+        includes them if they are.
         """
         self._settle()
         return self._counts.get(queue, 0)
@@ -294,8 +296,8 @@ class LocalMessageStore:
 
 def _forked() -> None:
     """After a fork, ensure that the child process never closes the database objects of its parent. SQLite in the child
-    process believes that it is the one that has locked the file. If the child closed the database, for example by
-    garbage collection, SQLite would delete the write-ahead log into which the parent still writes.
+    process wrongly treats the file as locked by the child. If the child closed the database, for example by garbage
+    collection, SQLite would delete the write-ahead log into which the parent still writes.
     """
     for store in _stores:
         keep_for_ever(store._db)
@@ -305,8 +307,8 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _nothing() -> None:
-    """Do nothing. Used as the last of a queue of actions: once it has run, all actions that were queued before it have
-    ended.
+    """Do nothing. A caller appends this function to a queue of actions and waits for its end: then all actions that
+    were queued before it have ended, too.
     """
 
 

@@ -47,7 +47,7 @@ whole body is the payload.
 
 class Message(NamedTuple):
     """One stored message. Its other values, such as `payload` and `tag`, are computed from these fields each time that
-    they are read. (The class is a tuple, because no other object can be created as fast.)
+    they are read. (The class is a tuple, because Python creates tuples faster than other objects.)
 
     partition: the topic, broker and number of the partition that stores the message. offset: byte position of the
     message's record in the partition. id: the message's id, which is unique within the cluster. flag: the flag bits of
@@ -136,8 +136,8 @@ class Message(NamedTuple):
 
     @property
     def correlation(self) -> str | None:
-        """The text that a request and its reply have in common, so that the producer finds the request; None for other
-        messages.
+        """The text that a request and its reply have in common, by which the producer that gets a reply finds the
+        request; None for other messages.
         """
         return self.attributes.reserved.get(CORRELATION)
 
@@ -182,8 +182,8 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """For a handler in `Consumer.run`: which attempt to handle the message this is, counted from 1; higher numbers
-        appear only if run() sends failed messages back to the broker. For a dead letter: how many attempts were made.
+        """For a handler in `Consumer.run`: which attempt to handle the message this is, counted from 1. The number is
+        above 1 only if run() sends failed messages back to the broker. For a dead letter: how many attempts were made.
         """
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
@@ -210,7 +210,9 @@ class Message(NamedTuple):
 
     @property
     def timestamp(self) -> datetime | None:
-        """`timestamp_ms` as an aware datetime in UTC."""
+        """The time when the message was stored (`timestamp_ms`), as an aware datetime in UTC; None if a Java broker
+        stored it.
+        """
         milliseconds = store_time_ms(self.id)
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
 

@@ -25,8 +25,8 @@ __all__ = [
 ]
 
 Duration = float | timedelta
-"""A number of seconds, or a timedelta. If the name of an argument or setting ends with another unit, such as
-`linger_ms`, a number counts this unit.
+"""A number of seconds, or a timedelta. If the name of an argument or setting ends with another unit, as in `linger_ms`,
+a number is a number of this unit.
 """
 
 LONGEST_WAIT_SECONDS = 2_000_000.0
@@ -93,8 +93,8 @@ def whole_seconds(option: str, given: int | timedelta) -> int:
 def as_setting(name: str, given: Any, *, whole: bool) -> Any:
     """Return the value `given` of the setting `name` as a number. A timedelta is converted to the unit that the
     setting's name states. A number of seconds above LONGEST_WAIT_SECONDS is reduced to LONGEST_WAIT_SECONDS, unless the
-    setting must be a whole number. Any other value is returned unchanged, even a wrong one; the later check of the
-    settings refuses that.
+    setting must be a whole number. Any other value is returned unchanged; if it is wrong, the later check of the
+    settings refuses it.
     """
     if name.endswith("_ms"):
         return milliseconds_of(given)
@@ -107,8 +107,8 @@ def as_setting(name: str, given: Any, *, whole: bool) -> Any:
 
 
 def milliseconds_of(given: int | timedelta) -> int:
-    """Convert a timedelta to milliseconds, if it is a whole number of them. Any other value is returned unchanged, even
-    a wrong one; a later check refuses that.
+    """Convert a timedelta to milliseconds, if it is a whole number of milliseconds. Any other value is returned
+    unchanged; if it is wrong, a later check refuses it.
     """
     return _whole(given, timedelta(milliseconds=1))
 

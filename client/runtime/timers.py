@@ -19,8 +19,8 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""close() of a client takes at most this number of seconds longer than its timeout. It needs the additional time to end
-connections and sessions if waiting for the delivery of messages has used up the timeout.
+"""close() of a client takes at most this number of seconds longer than its timeout. It needs the additional time if
+waiting for the delivery of messages has used up the timeout, because it must then still end connections and sessions.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
@@ -95,8 +95,9 @@ class Timers:
 
 
 class TimeLeft:
-    """Tells how much is left of `seconds`, counted from its creation. A close() method with several steps, each of
-    which may hang, uses a TimeLeft to limit the time of all steps together. Any thread may use it.
+    """Tells how many of the given `seconds`, which are counted from the creation of the object, are left. A close()
+    method with several steps, each of which may hang, uses a TimeLeft to limit the time of all steps together. Any
+    thread may use it.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

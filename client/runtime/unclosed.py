@@ -26,10 +26,10 @@ class Closing(ABC):
     """
 
     def _opened(self) -> None:
-        """Record that the constructor has finished, so that `__del__` closes the client if its user does not. The
-        record is an attribute of the client itself, so it exists even if an interrupt comes just when the constructor
-        returns: the client, which nobody has got then, is garbage collected and closed with its threads and
-        connections.
+        """Record that the constructor has finished, so that `__del__` closes the client if its user does not. If an
+        interrupt comes just when the constructor returns, its caller does not get the client. The record, an attribute
+        of the client itself, exists nevertheless, so the client is closed, with its threads and connections, when it is
+        garbage collected.
         """
         self._unclosed = os.getpid()
 

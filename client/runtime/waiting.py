@@ -38,10 +38,11 @@ class Exchange:
     """A request, and the callbacks for its answer.
 
     on_done: called with the answer, with RequestTimedOut at `deadline` (in monotonic seconds), or with
-    BrokerUnavailable when the connection ends. background: True if a background thread must read the answer if
-    necessary; False if the caller's thread will call the connection's `drive` until the answer has arrived. on_begun:
-    called with a large answer before its body is received, if the connection `expects_bulk`; on_done is called
-    afterwards in any case. taken: true if on_done was or will be called, even if the sending thread is interrupted.
+    BrokerUnavailable when the connection ends. background: True if a background thread must read the answer when no
+    other thread does; False if the caller's thread will call the connection's `drive` until the answer has arrived.
+    on_begun: called with a large answer before its body is received, if the connection `expects_bulk`; on_done is
+    called afterwards in any case. taken: true if on_done was or will be called, even if the sending thread is
+    interrupted.
     """
 
     __slots__ = ("background", "deadline", "on_begun", "on_done", "opaque", "taken", "told")
@@ -65,8 +66,8 @@ class Waiter:
     __slots__ = ("_following", "_gone", "answered", "done", "mailbox")
 
     returns: ClassVar[bool] = False
-    """Whether the waiting thread, after its call of the connection's `drive` has ended at the deadline, will call
-    `drive` again. If so, no other thread has to read the answer in between.
+    """Whether the waiting thread will call the connection's `drive` again after a call that has ended at its deadline.
+    If it will, no other thread has to read the answer between the two calls.
     """
 
     def __init__(self) -> None:
@@ -85,8 +86,8 @@ class Waiter:
 
     def park(self, seconds: float) -> None:
         """Block until another thread wakes this one by the bell in the attribute `mailbox`, or `seconds` are over.
-        Another thread does so when this operation is finished, or when this thread must go on reading from the
-        connection.
+        Another thread rings the bell when this operation is finished, or when this thread must read from the connection
+        in place of the thread that has read so far.
         """
         assert self.mailbox is not None
         self.mailbox.wait(seconds)
@@ -102,8 +103,8 @@ class Waiter:
             self.go()
 
     def go(self) -> None:
-        """Record that the waiting thread no longer blocks, for whatever reason, and wake the thread that
-        `finish_together` lets this thread wake. A repeated call does no harm.
+        """Record that the waiting thread no longer blocks, for whatever reason. If `finish_together` has told this
+        thread to wake another one, wake that one. A repeated call does no harm.
         """
         # order matters: see `finish_together`
         self._gone = True
@@ -115,8 +116,8 @@ def finish_together(waiters: Sequence[Waiter]) -> None:
     """Finish several waiters whose threads are blocked in `park`. This function wakes a few of the threads itself; each
     woken thread wakes another one, and so on.
 
-    Because only one thread at a time can run Python code, no thread waits longer than if all were woken at once. Any
-    thread may call this function, but only once for the same waiter.
+    Although the threads are woken one after the other, none waits longer than if all were woken at once, because only
+    one thread at a time can run Python code. Any thread may call this function, but only once for the same waiter.
     """
     for waiter, following in zip(waiters, waiters[_WOKEN_AT_ONCE:], strict=False):
         waiter._following = following

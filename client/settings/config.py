@@ -89,8 +89,8 @@ seconds after its start, and then at this interval. 1.x uses the same number.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
-"""Largest number of bytes that the records and the table of their sizes may have in one request with a batch; the rest
-of the frame's limit is for the header.
+"""Largest number of bytes that the records and the table of their sizes may have in one request with a batch. The other
+64 KiB of the largest frame are for the request's header.
 """
 
 MAX_LOCAL_MESSAGES = 500_000
@@ -173,8 +173,8 @@ def check_settings(config: Any, *may_be_0: str) -> None:
     """Check all settings in the dataclass object `config`. Raises ConfigError if a setting is wrong.
 
     Each number must be above 0 (or at least 0, if listed in may_be_0). A setting with `min` or `step` in its name must
-    not be above the setting with `max` in its place. A timedelta is replaced by a number in the unit that the setting's
-    name states.
+    not be above the setting whose name has `max` at this place, for example error_min_seconds not above
+    error_max_seconds. A timedelta is replaced by a number in the unit that the setting's name states.
     """
     kinds = {each.name: str(each.type).split(" ") for each in fields(config)}
     numbers = {}
@@ -201,8 +201,8 @@ class ConnectionConfig:
     connect_timeout_seconds: float = 3.0
     """Time limit in seconds for the TCP handshake together with the answer to the first request, `version`."""
     request_timeout_seconds: float = 10.0
-    """Time limit in seconds for the answer to one request. After this time, a producer may repeat the request until its
-    own deadline.
+    """Time limit in seconds for the answer to one request. If no answer has come by then, the request fails; a producer
+    can send the messages again until their deadlines.
     """
     heartbeat_idle_seconds: float = 10.0
     """Number of seconds without traffic on a connection after which the client sends a heartbeat (1.x: 10 s)."""
@@ -287,9 +287,10 @@ class ProducerConfig:
     """
     idempotent: bool = True
     """Whether a message is stored only once even if its request is repeated, because the connection was lost or the
-    answer was late. While it is unknown whether a broker has stored a message, the message is sent again only to the
-    same partition, until its deadline, because only there the broker recognizes the repetition. Idempotent sends need a
-    broker of metaq that announces, when the client connects, that it takes sequence numbers; a Java broker does not.
+    answer was late. While it is unknown whether a broker has stored a message, the message is sent again, until its
+    deadline, only to the same partition, because the broker recognizes a repetition only within the partition.
+    Idempotent sends need a broker of metaq that announces, when the client connects, that it takes sequence numbers; a
+    Java broker does not.
     """
     compression: Compression | None = None
     """"zstd": compress each payload by Zstandard if the compressed payload is smaller. A topic accepts compressed
@@ -327,8 +328,8 @@ class ProducerConfig:
     are needed.
     """
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session in seconds. A producer owns no znodes, so the timeout only limits how long its
-    view of the brokers may be out of date.
+    """Timeout of the ZooKeeper session in seconds. A producer owns no znodes, so the timeout has only one effect: it
+    limits how long the producer's view of the brokers can be out of date.
     """
     start_timeout_seconds: float = 15.0
     """The constructor waits at most this number of seconds for ZooKeeper while a server is slow or a leader is being

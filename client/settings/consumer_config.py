@@ -36,8 +36,8 @@ __all__ = [
 ]
 
 OnDamage = Literal["stop", "skip"]
-"""How a consumer reacts to damaged stored bytes, which contain no intact record: it stops before these bytes, or skips
-them.
+"""How a consumer reacts to damaged stored bytes, which contain no intact record: "stop" (it stops before these bytes)
+or "skip" (it skips them).
 """
 
 
@@ -45,7 +45,9 @@ OnDamaged = Callable[[CorruptRecord], object]
 """A function that is called once for each range of damaged stored bytes that a consumer finds."""
 
 ReadFrom = Literal["leader", "nearest"]
-"""Which node of a broker set a consumer reads from."""
+"""Which node of a broker set a consumer reads from: the leader, or an in-sync node in the consumer's own zone
+("nearest").
+"""
 
 
 def check_tags(tags: Iterable[str] | None) -> frozenset[str] | None:
@@ -101,8 +103,8 @@ class ConsumerConfig:
     is such a member), or your own function.
     """
     broadcast: bool = False
-    """Whether the group's consumers on every host get every message, as in metaq 1.x. The consumers of a host then form
-    a group of their own, `<group>-<ip>`, whose offsets are kept in a file.
+    """Whether the group's consumers on each host together get every message (broadcast), as in metaq 1.x. The consumers
+    of a host then form a group of their own, `<group>-<ip>`, whose offsets are kept in a file.
     """
     offsets_file: str | Path | None = None
     """The file where a consumer with broadcast=True keeps its offsets. None: `~/.meta_offsets`."""
@@ -125,13 +127,15 @@ class ConsumerConfig:
     returned completely, regardless of its size.
     """
     arrow_fetch_bytes: int = 3 << 20
-    """Number of bytes of records that the consumer asks for in one pull if the program calls poll_arrow(). It is larger
-    than fetch_max_bytes because each answer costs poll_arrow() more than the messages in it. If it is less than
-    max_buffered_bytes, the next pull is sent as soon as the answer to the previous one begins to arrive.
+    """Number of bytes of records that the consumer asks for in one pull if the program calls poll_arrow(). Its default
+    is larger than that of fetch_max_bytes, because poll_arrow() spends more time on each answer as such than on the
+    messages in it. If it is less than max_buffered_bytes, the next pull is sent as soon as the answer to the previous
+    one begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
     """When the consumer holds this number of bytes of a partition that the program has not taken yet, it does not fetch
-    more from the partition. It can hold more by the bytes of one pull.
+    more from the partition. It can exceed this number by the bytes of one pull, because it sends a pull while it holds
+    less.
     """
     check_crcs: bool | None = None
     """Whether the consumer checks each message's checksum before delivery (like librdkafka's check.crcs, which is off
@@ -198,7 +202,7 @@ class ConsumerConfig:
     next attempt. The pauses are retry_step_seconds × 1, 2, 3 … up to this value, as in 1.x.
     """
     stop_seconds: float = 10.0
-    """How long run() waits for running handlers when it is told to end."""
+    """Number of seconds that run() waits for running handlers after it was told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:
@@ -235,12 +239,12 @@ class SharedConfig:
     the host and the process.
     """
     lease_seconds: float = 30.0
-    """How long a lease of this member lasts, in seconds from the time when the broker leases the message. After this
-    time another member may get the message, unless the lease was extended.
+    """Duration in seconds of a lease of this member, from the time when the broker leases the message. When the lease
+    has ended without an extension, another member can get the message.
     """
     prefetch: int = 256
-    """Largest number of messages that the member leases before a thread is free to handle them. It leases fewer if
-    handling a message takes long: as many as it can handle in about a fifth of a second.
+    """Largest number of messages that the member leases before a thread is free to handle them. If handling a message
+    takes long, the member leases fewer messages ahead: only as many as it can handle in about a fifth of a second.
     """
     fetch_max_bytes: int = 1 << 20
     """Largest number of bytes of messages that one request leases. A single message may be larger."""
@@ -257,15 +261,15 @@ class SharedConfig:
     up to this value, with jitter.
     """
     session_timeout_seconds: float = 30.0
-    """Timeout of the ZooKeeper session in seconds. A shared consumer owns no znodes, so the timeout only limits how
-    long its view of the brokers may be out of date.
+    """Timeout of the ZooKeeper session in seconds. A shared consumer owns no znodes, so the timeout has only one
+    effect: it limits how long the consumer's view of the brokers can be out of date.
     """
     start_timeout_seconds: float = 15.0
     """The constructor waits at most this number of seconds for ZooKeeper while a server is slow or a leader is being
     elected.
     """
     stop_seconds: float = 10.0
-    """How long run() waits for running handlers when it is told to end."""
+    """Number of seconds that run() waits for running handlers after it was told to end."""
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
 
     def __post_init__(self) -> None:

@@ -27,10 +27,10 @@ def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved
     setting is an attribute of `config` or of its `connection`. given: the keyword arguments of the user's call that are
     no parameters of the method any more. caller: the name of the method that the user has called.
 
-    moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. Only the
-    method that the user's code calls may call this function, not a function below it, so that the warning shows the
-    user's line. Raises TypeError for an argument that `caller` never had, as Python does, and ConfigError for a wrong
-    value.
+    moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. This
+    function must be called directly by the method that the user's code calls, not by a function below it, because the
+    warning shows the line two calls up, which is then the user's. Raises TypeError for an argument that `caller` never
+    had, as Python does, and ConfigError for a wrong value.
     """
     changed: Any = config
     kind = type(config).__name__

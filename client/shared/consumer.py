@@ -66,18 +66,19 @@ _NO_WORD = (
     "its members have ended, or let their leases run out, before they settled it; or the one that failed on it found "
     "no broker for the dead letter, as its log says"
 )
-"""The text that a dead letter contains instead of an exception, if no member has reported why the last attempt failed:
-the lease ended.
+"""The text that a dead letter contains in place of an exception, if the message's last lease ended without a
+settlement, so that no member has reported why the attempt failed.
 """
 
 _RETRY = Retry()
 
 
 class SharedConsumer(Closing):
-    """A member of a shared group. A broker leases each message to one member at a time. The group is done with the
-    message when the member acknowledges it; if the lease ends before that, the broker leases the message again, so a
-    message is delivered at least once. Members need not agree on anything when one of them joins or leaves. Any thread
-    may call any method. A forked process must create a SharedConsumer of its own.
+    """A member of a shared group. A broker leases each message to one member at a time. When the member has
+    acknowledged the message, the broker leases it to no member of the group any more. If the lease ends before that,
+    the broker leases the message again, so a message is delivered at least once. When a member joins or leaves, there
+    is no rebalance: the other members go on unchanged. Any thread may call any method. A forked process must create a
+    SharedConsumer of its own.
     """
 
     def __init__(
@@ -386,8 +387,8 @@ class SharedConsumer(Closing):
         self._ending.ring()
 
     def close(self, timeout: Duration = 10.0) -> None:
-        """Within `timeout` seconds, give the leased messages that the program has not taken back to the brokers, send
-        all acknowledgements and releases, and end the consumer. Messages that the program has taken, but neither
+        """Release the leased messages that the program has not taken yet, send all acknowledgements and releases to the
+        brokers, and end the consumer, all within `timeout` seconds. Messages that the program has taken, but neither
         acknowledged nor released, go to other members when their leases end. Further calls do nothing.
         """
         seconds = check_wait("timeout", timeout)
@@ -451,7 +452,8 @@ class _Run:
         self._unburied: OrderedDict[tuple[TopicPartition, int], Failure] = OrderedDict()
         """The failures of messages that have failed the maximum number of times and whose dead letters no broker has
         stored yet, by partition and offset. Such a message is leased again; if this member gets it, it tries again to
-        store the dead letter with this failure. (Another member would not know the failure.)
+        store the dead letter with this failure. (If another member gets the message, that member does not know the
+        failure.)
         """
 
     def work(self) -> None:
@@ -512,8 +514,9 @@ class _Run:
         self._consumer.release(message, delay=pause)
 
     def _bury(self, message: SharedMessage, failure: Failure, error: Exception | None = None) -> bool:
-        """Store the message as a dead letter. Return whether that has succeeded, so that the caller must acknowledge
-        the message; otherwise it is delivered again. error: the exception that the handler has just raised, or None.
+        """Store the message as a dead letter. Return True if that has succeeded; then the caller must acknowledge the
+        message. Return False if it has failed; then the message is delivered again. error: the exception that the
+        handler has just raised, or None.
         """
         consumer = self._consumer
         try:

@@ -36,9 +36,9 @@ _IS_ALONE = 2  # AcquireReply.suspect: this must be the only message of this mem
 
 
 class Acquiring(NamedTuple):
-    """Action: request to lease at most `records` messages of this partition. If it has none, the broker waits at most
-    `wait_ms` for messages. An Acquiring with 0 records is a withdrawal: it makes the broker answer this member's
-    waiting requests at once.
+    """Action: request to lease at most `records` messages of this partition. If the partition has no message to lease,
+    the broker waits at most `wait_ms` milliseconds for one. An Acquiring with 0 records is a withdrawal: it makes the
+    broker answer this member's waiting requests at once.
     """
 
     partition: TopicPartition
@@ -54,8 +54,9 @@ class Settle(NamedTuple):
 
 
 _Due = tuple[SharedMessage, SettleAction, int, int]
-"""A settlement that no broker has answered yet: the message; the action (acknowledge, release or extend); the
-milliseconds of a release's delay or of an extension; and how many earlier attempts got no answer.
+"""A settlement that no broker has answered yet. The fields are the message, the action (acknowledge, release or
+extend), a duration in milliseconds (a release's delay or an extension's length), and how many earlier attempts got no
+answer.
 """
 
 
@@ -212,8 +213,8 @@ class SharedCore:
         suspect: int = 0,
     ) -> None:
         """Process the answer to a request for messages (Acquiring). waiting: number of further messages that the broker
-        could have leased; the broker may report a number that is too low. suspect: has the same meaning as in
-        AcquireReply.
+        could have leased; the broker may report a number that is too low. suspect: 0, unless the answer consists of one
+        suspect; for the other values see AcquireReply.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -251,7 +252,9 @@ class SharedCore:
         self._note_low()
 
     def _note_stale(self, message: SharedMessage) -> None:
-        """Record when this buffered message must be given back to the broker if no caller has taken it by then."""
+        """Record the time at which this buffered message must be released to the broker, unless a caller has taken it
+        before.
+        """
         when = message.lease_until - self._stale_seconds
         if when < self._stale_at:
             self._stale_at = when
@@ -274,8 +277,8 @@ class SharedCore:
         return self._where is not None and not self._where.holds_for(message.body, message.flag)
 
     def damaged_here(self, message: SharedMessage, now: float) -> None:
-        """Release a message whose checksum is wrong. The broker then reads the message from its disk again before the
-        next lease, and if it is damaged there, the broker finds out.
+        """Release a message whose checksum is wrong. Before the next lease, the broker reads the message from its disk
+        again; so if the message is damaged on the disk, the broker notices the damage.
         """
         self.damaged += 1
         self._settle(message, _RELEASE, 1000, now)
@@ -313,9 +316,9 @@ class SharedCore:
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """If the buffer contains the same message a second time, because the lease of `message` has ended and the
-        broker has leased the message to this member again, remove it from the buffer. `message` then gets the new
-        lease, so that settling it settles the new lease.
+        """Remove a second copy of the message from the buffer. There is one if the lease of `message` has ended and the
+        broker has leased the message to this member again. `message` then gets the copy's lease, so that settling it
+        settles the new lease.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -400,8 +403,8 @@ class SharedCore:
         self._on_lost(message)
 
     def unsettled(self, partition: TopicPartition, now: float, pause: float | None, *, sent: bool = True) -> None:
-        """Process the failure of a Settle action: queue its settlements again, except those of messages whose leases
-        have certainly ended.
+        """Process the failure of a Settle action: put its settlements back among the unsent ones, except those of
+        messages whose leases have certainly ended.
         sent: whether the broker may have received the request.
         """
         found = self._partitions[partition]
@@ -432,8 +435,8 @@ class SharedCore:
     # --- actions ----------------------------------------------------------------------------------------------------
 
     def close(self, now: float) -> None:
-        """Request no more messages. Give all messages that no caller has taken back to their brokers, now and when
-        further messages arrive as answers to earlier requests.
+        """Request no more messages. Release all messages that no caller has taken yet, and also messages that arrive
+        later as answers to earlier requests, so that other members can lease them.
         """
         self._closing = True
         for buffer in self._buffers:
@@ -494,9 +497,10 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Give messages that no caller has taken in time back to their brokers, before their leases end. A lease that
-        ends would make its message a suspect, or would count as an attempt, although no handler got the message. If no
-        caller waits for messages meanwhile, no messages are leased ahead until a caller takes one.
+        """Release messages that no caller has taken, shortly before their leases end. If such a lease ended, its
+        message would become a suspect, or the lease would count as an attempt, although no handler got the message. If
+        messages were released and no caller is waiting, the member leases no more messages ahead until a caller takes
+        one.
         """
         if now < self._stale_at:
             return
@@ -516,7 +520,7 @@ class SharedCore:
         self._note_low()
 
     def _end_alone(self, now: float) -> None:
-        """If a broker has leased a suspect alone to this member, so that no other message may be requested, and this
+        """While a broker leases a suspect alone to this member, the member must request no other message. When this
         lease has ended, forget the suspect, so that other messages are requested again.
         """
         if self._alone is not None and now >= self._alone.lease_until:
@@ -564,8 +568,8 @@ class SharedCore:
 
     @property
     def _there(self) -> int:
-        """Number of buffered messages that no caller has taken, plus the number of messages for which requests are in
-        flight, without the requests that wait at a broker because it has no message.
+        """Number of messages that callers can expect soon: the buffered messages that no caller has taken, plus the
+        messages that requests in flight ask for. Requests that wait at a broker because it has no message do not count.
         """
         return self._buffered + sum(each.asked for each in self._turn if not each.is_parked)
 
@@ -598,7 +602,7 @@ class SharedCore:
 
 def _is_outdated(message: SharedMessage, action: SettleAction) -> bool:
     """Return whether `action` is an extension whose result no longer matters, because the message was acknowledged,
-    released or lost after the extension was sent. (Whether the lease had ended then, the answer to the acknowledgement
-    or release tells.)
+    released or lost after the extension was sent. (The answer to the acknowledgement or release says whether the lease
+    had ended.)
     """
     return action is _EXTEND and message.is_settled

@@ -51,7 +51,9 @@ __all__ = ["SharedDriver"]
 log = get_log(__name__)
 
 _PAUSE_SECONDS = 1.0
-"""If a bug raises an exception in the driver's thread, the thread pauses for this number of seconds, and goes on."""
+"""If a bug raises an exception in the driver's thread, the thread pauses for this number of seconds and then continues
+its work.
+"""
 
 
 class SharedDriver:
@@ -136,8 +138,8 @@ class SharedDriver:
         self.came.ring()
 
     def end(self, timeout: float) -> bool:
-        """Give all untaken messages back to the brokers, including messages that still arrive. Then wait at most
-        `timeout` seconds until all requests and settlements are answered. Return whether all of them are answered.
+        """Release all messages that the program has not taken, including messages that arrive only now. Then wait at
+        most `timeout` seconds until all requests and settlements are answered. Return whether all of them are answered.
         """
         deadline = self._clock() + timeout
         with self.lock:
@@ -375,8 +377,8 @@ class SharedDriver:
         self.ring()
 
     def _give_up(self, error: MetaqError) -> None:
-        """Stop the consumer because of this error: request no more messages, and give untaken messages back to the
-        brokers.
+        """Stop the consumer because of this error: request no more messages, and release the messages that the program
+        has not taken.
         """
         with self.lock:
             if self.failure is None:

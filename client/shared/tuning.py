@@ -22,11 +22,13 @@ a message takes.
 """
 
 RATE_WEIGHT = 0.1
-"""Weight (0 … 1) of the newest message in the running mean of the handling time per message."""
+"""Weight (0 … 1) of the newest message's handling time in the running mean of the handling times, from which the member
+computes how many messages to lease ahead.
+"""
 
 STALE_PART = 0.5
-"""A leased message that no caller has taken is returned to the broker when less than this share of its lease time is
-left.
+"""A leased message that no caller has taken is released, so that other members can lease it, when less than this share
+of its lease time is left.
 """
 
 IN_VAIN_SECONDS = 0.5

@@ -1,5 +1,5 @@
-"""While a broker set changes its leader, its topics are not registered in ZooKeeper for a short time. Decide how long a
-client goes on as if the set's partitions were registered.
+"""Decide how long a client treats the partitions of a broker set as registered although they are not. While a broker
+set changes its leader, its topics are not registered in ZooKeeper for a short time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Absences:
     def __init__(self) -> None:
         self.ends_in: float | None = None
         """The client must call `kept` again this number of seconds after the last call, because then it must drop the
-        first of the partitions that the call has returned. None if the call has returned no partition.
+        first of the partitions that the call has returned. `ends_in` is None if the last call has returned no
+        partition.
         """
         self._since: dict[tuple[str, int], float] = {}
 

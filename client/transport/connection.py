@@ -2,7 +2,8 @@
 
 Requests are pipelined. Each answer has the same opaque number as its request (protocol/client_stream.py). wire.py
 contains the socket, and reading_role.py decides which thread reads. The `on_done` of every request is called exactly
-once (with an answer, at its deadline, or when the connection ends), except after an interrupt, see below.
+once: with an answer, at the request's deadline, or when the connection ends. Only after an interrupt it can be called
+twice (see below).
 
 **Interrupts.** A signal handler may raise an exception at any line of a user's thread, for example KeyboardInterrupt or
 an exception of a SIGALRM handler. Therefore:
@@ -48,9 +49,9 @@ Build = Callable[[int], Sequence[Buffer]]
 _CUT_SHORT = -math.inf
 """The deadline that a request gets if its sender was interrupted."""
 _STUCK_SECONDS = 2 * TICK
-"""If the reading thread has not checked the deadlines for this number of seconds, the likely cause is that frequent
-signals keep its receive call from returning. From then on the reading thread waits for data by poll()
-(Wire.free_reader).
+"""If the reading thread has not checked the deadlines of requests for this number of seconds, the likely cause is that
+its receive call does not return because frequent signals restart it. From then on the reading thread waits for data by
+poll() (Wire.free_reader).
 """
 _JUST_NOW_SECONDS = 0.001
 """If an answer arrived at most this number of seconds ago, a send does not check whether the broker has closed the
@@ -62,7 +63,7 @@ _CLOSE_SECONDS = 5.0
 
 
 class Call(Waiter):
-    """A request whose caller waits for it."""
+    """A request whose caller waits for the answer."""
 
     __slots__ = ("error", "opaque", "reply")
 
@@ -85,7 +86,9 @@ class Connection:
     attributes that begin with takes_ and knows_ are true if the broker supports the following: takes_many: SEND_MANY.
     takes_sequences: sequence numbers of a producer's sends. takes_delays: delayed messages. takes_halves: half
     messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
-    takes_shared: requests of shared consumers. half_check_seconds has the same meaning as in ClientStream.
+    takes_shared: requests of shared consumers. half_check_seconds: how many seconds after the arrival of a half message
+        the broker first asks for its outcome, unless the message states another time; None if the broker does not
+        report the number.
     expects_bulk: true if large answers are expected. Each answer is then received into a buffer of its own size, which
     costs a second system call for a small answer. The code that pulls messages sets expects_bulk.
     """
@@ -139,8 +142,9 @@ class Connection:
 
     def notice_end(self, now: float) -> MetaqError | None:
         """Return `failure`. If no request is in flight and the last answer is not very recent, first check at the
-        socket whether the broker has closed the connection. A caller that checks this before it sends knows that the
-        broker has not got its request, instead of finding out only that no answer comes.
+        socket whether the broker has closed the connection. If a caller checks this before it sends and finds that the
+        connection has ended, it knows that the broker has not got the request. Without the check, it would send the
+        request, get no answer, and not know whether the broker got the request.
         """
         wire, pending = self._wire, self._stream.pending
         before = wire.last_traffic

@@ -34,8 +34,8 @@ _LOOK_SECONDS = 0.5
 
 _LEAST_CONNECT_SECONDS = 1.0
 """If an attempt to connect with a time limit of at least this number of seconds times out, the client regards the
-broker as unreachable. With a shorter limit it does not, because the next caller, with more time, may be able to
-connect.
+broker as unreachable. After an attempt with a shorter limit it does not, because a later attempt with more time can
+succeed.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
@@ -50,8 +50,9 @@ C = TypeVar("C")
 class Link(Generic[C]):
     """The state of the connection to one broker address. connection: the last connection that the driver has made, even
     if it has ended. cause: why the last connection ended or could not be made; "" if there is a connection, or if none
-    was tried yet. retry_at: the time of the next attempt to connect. ends_at: the time at which the driver must close
-    the connection because another node leads the broker set now.
+    was tried yet. retry_at: the time of the next attempt to connect (monotonic seconds). ends_at: the time (monotonic
+    seconds) at which the driver must close the connection because another node leads the broker set now; infinity if it
+    need not.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -146,8 +147,9 @@ class PoolCore(Generic[L]):
 
     def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
         """Record that this connection of the link has ended. If `connection` is None, record that no connection could
-        be made. Return True if this is new: then the driver must try to connect again at the link's `retry_at`. Return
-        False if the end of this connection was recorded by an earlier call, or if the link was removed.
+        be made. Return True if no earlier call has recorded this; then the driver must try to connect again at the
+        link's `retry_at`. Return False if the end of this connection was recorded by an earlier call, or if the link
+        was removed.
         """
         if not self._is_wanted(link):
             return False
@@ -164,16 +166,17 @@ class PoolCore(Generic[L]):
     # --- who leads a broker set -------------------------------------------------------------------------------------
 
     def follow(self, error: MetaqError, now: float) -> float | None:
-        """Process the error of a failed request. Return the number of seconds to wait before the request is sent again,
-        or None, as ConnectionPool.follow describes.
+        """Process the error of a failed request. If the request failed only because another node leads the broker set,
+        return the number of seconds to wait before it is sent again, otherwise None.
         """
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
         return 0.0 if isinstance(error, LeaderMoved) else None
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint], now: float) -> tuple[list[L], bool]:
-        """Process the list of registered brokers; ConnectionPool.listed describes the arguments. Return two values: the
-        links to close, and whether the driver must check the links earlier than planned.
+        """Process the list of registered brokers. masters: the master's address for each broker id. others: addresses
+        of other registered processes. Return two values: the links to close, and whether the driver must check the
+        links earlier than planned.
         """
         wanted = {*masters.values(), *others}
         gone = [link for each in self.down - wanted if (link := self.links.get(each)) is not None]

@@ -19,7 +19,8 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""As a partition number: the broker chooses the partition. As a broker id: the client does not know the id.
+"""In place of a partition number, this value means that the broker chooses the partition; in place of a broker id, that
+the client does not know the id.
 """
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
@@ -114,9 +115,9 @@ def parse_address(address: str) -> Endpoint:
 class DirectMetadata:
     """Metadata of one broker that is known by its address, as in metaq 1.x's direct mode.
 
-    The view of a topic contains the number of partitions that the user has given for it. If none is given, it contains
-    one partition with the number UNKNOWN, so that the broker chooses the partition; for one of metaq's own topics,
-    partition 0, which every broker has.
+    The view of a topic contains the number of partitions that the user has given for it. If no number is given, the
+    view contains one partition with the number UNKNOWN, so that the broker chooses the partition. For one of metaq's
+    own topics it contains partition 0, which every broker has.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:

@@ -1,5 +1,5 @@
 """Manage the connections of one client, one for each broker, which all its threads share. core.py decides when to
-connect, to reconnect and to close; this module does so, with threads, locks and sockets.
+connect, to reconnect and to close; this module executes these decisions, with threads, locks and sockets.
 
 A housekeeping thread sends heartbeats and reconnects.
 """
@@ -48,8 +48,8 @@ class ConnectionPool:
     """The connections of a client by broker address. Any thread may call the methods.
 
     The first thread that needs a broker connects to it. After an attempt has failed, or the connection has ended, only
-    the housekeeping thread connects again. Until it has succeeded, the method `connection` raises an error at once, so
-    that no caller waits for a dead broker.
+    the housekeeping thread connects again. Until an attempt of this thread has succeeded, the method `connection`
+    raises an error at once, so that no caller waits for a dead broker.
     """
 
     def __init__(

@@ -137,8 +137,9 @@ class ReadingRole:
             raise
 
     def read_in_background(self) -> None:
-        """Ensure that the answers to all requests in flight are read by some thread. This includes requests that nobody
-        else would read: their senders have promised to call `drive`, but will not call it.
+        """Ensure that the answers to all requests in flight are read by some thread. Call it if threads that have sent
+        requests with background=False will not call `drive` for them any more, because nobody else would then read the
+        answers.
         """
         self._orphans = True
         self.look_again()
@@ -196,8 +197,9 @@ class ReadingRole:
 
     def _wake_heir(self) -> Waiter | None:
         """Choose the follower that will be the next leader, wake its thread, and return it; None if there is no
-        follower. The caller then gives it the role. The woken thread cannot act before that, because it needs the
-        mutex, which the caller holds. A woken follower that does not get the role waits for its bell again.
+        follower. The caller must then give the role to this follower. The woken thread cannot act before it has the
+        role, because it needs the mutex, which the caller holds. A woken follower that does not get the role waits for
+        its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))

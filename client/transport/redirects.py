@@ -1,4 +1,4 @@
-"""Remember which node leads a broker set, as the set's other nodes say: a node that is not the leader refuses a
+"""Remember which node leads a broker set according to the set's other nodes: a node that is not the leader refuses a
 request, and names the leader in its answer. After a change, a client often learns of the new leader from such an answer
 before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses that, and forgets the
 earlier answers.
@@ -17,9 +17,8 @@ from .wire import Endpoint
 __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
-"""After a node has named another node as the leader, the client sends the first node's requests to the other one for
-this number of seconds, and then asks the first node again. As long as the first node cannot be reached, the client goes
-on using its answer.
+"""If node A has named node B as the leader, the client sends requests for A to B for this number of seconds, and then
+asks A again. As long as A cannot be reached, the client goes on sending them to B.
 """
 
 _JUMPS = 3
@@ -31,8 +30,8 @@ as fast as it can.
 _MIN_PAUSE = 0.01
 MAX_PAUSE_SECONDS = 0.2
 _PAUSE_SHARE = 0.25
-"""The length of such a pause, as a share of the time since the client began to search for the leader. So the pauses
-grow.
+"""Length of the pause before a further redirect, as a share of the time since the client began to search for the
+leader. So the pauses grow.
 """
 
 _QUIET_SECONDS = 1.0
@@ -47,8 +46,9 @@ class _Redirect(NamedTuple):
 
 
 class _Trouble:
-    """A client's search for the leader of one broker set. since: time of the first refusal by a node that does not
-    lead. last: time of the last such refusal. jumps: number of redirects that were followed in this search.
+    """A client's search for the leader of one broker set. since: time (monotonic seconds) of the first refusal by a
+    node that does not lead. last: time of the last such refusal. jumps: number of redirects that were followed in this
+    search.
     """
 
     def __init__(self, now: float) -> None:

@@ -2,9 +2,9 @@
 connection's ClientStream.
 
 **Interrupts** (interrupts.py). One call of a C function (`extend` of a map) takes received bytes from the socket and
-stores them in `_received`. No signal handler can run in the middle of this call, so an interrupt cannot come when the
-bytes are in neither of the two and would be lost. If a sending thread is interrupted, the connection ends, because it
-is unknown how many bytes have been sent (`_sending`).
+stores them in `_received`. No signal handler can run in the middle of this call. So no interrupt can come after the
+bytes have left the socket and before they are in `_received`, where it would lose them. If a sending thread is
+interrupted, the connection ends, because it is unknown how many bytes have been sent (`_sending`).
 
 Connecting imports no module: if an interrupt comes while CPython imports a module, the lock of all imports may stay
 locked for ever, and then every thread that resolves a host name blocks, because Python imports a module for that.
@@ -166,9 +166,9 @@ class Wire:
         """Make all later receive calls wait for data by poll() first, although that costs a second system call each
         time.
 
-        This is needed if signals come at shorter intervals than TICK and their handlers raise nothing, for example a
-        profiler's signals: Python restarts a blocking receive after each such signal, with the full TICK as its time
-        limit, so that the receive would never end. A restarted poll() ends in time.
+        This is needed if signals whose handlers raise nothing, for example a profiler's, come at shorter intervals than
+        TICK. After each such signal, Python restarts a blocking receive with the full TICK as its time limit, so the
+        receive would never end. A restarted poll() ends in time.
         """
         self._polls = True
         try:
@@ -180,9 +180,9 @@ class Wire:
 
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
         """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most TICK
-        seconds. If bytes are left then, a separate writer thread sends them, and after them the bytes of later calls,
-        without the calls whose deadline has passed by then. So a caller need not wait in `send` until a slow broker has
-        taken the earlier requests of other callers.
+        seconds. If bytes are left then, a separate writer thread sends them, and after them the bytes of later calls of
+        `send`. It drops the bytes of a later call if the call's deadline has passed before their turn comes. So a
+        caller need not wait in `send` until a slow broker has taken the earlier requests of other callers.
         """
         broken: OSError | None = None
         with self._lock:

@@ -61,8 +61,8 @@ class ClusterView:
     and may raise CoordinationUnavailable.
 
     If the data of a znode cannot be decoded, this is logged and the znode is left out, so that a single damaged znode
-    does not stop a client. Java clients leave it out, too, so all members of a group, Java or Python, see the same
-    partitions.
+    does not stop a client. Java clients leave out such a znode, too, so all members of a group, Java or Python, see the
+    same partitions.
     """
 
     def __init__(self, session: ZkSession) -> None:
@@ -156,7 +156,8 @@ class ClusterView:
 
     def live_topics(self) -> list[str]:
         """Return the names of the topics that at least one live master offers to producers now, sorted. This method
-        reads the znodes of all topics that ever existed, without waiting for each answer before the next request.
+        reads the znodes of all topics that ever existed, but with only a few round trips, because it sends many
+        requests before it waits for their answers.
         """
         names = self.topics()
         replicas = self.replicas_many(names)
@@ -233,7 +234,9 @@ class ClusterView:
         return self._texts(parent, self._nodes.children(parent), parse_consumer_id)
 
     def consumer_zones(self, group: str) -> dict[str, str]:
-        """Return the zones of the group's live consumers that assign partitions by zones, by consumer id."""
+        """Return the zone of each live consumer of the group that assigns partitions by zones. The result maps the
+        consumer's id to its zone.
+        """
         parent = self._paths.group_zones(group)
         return self._texts(parent, self._nodes.children(parent), parse_consumer_zone)
 
@@ -260,9 +263,9 @@ class ClusterView:
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
         """Return, for each partition of the wanted topics, the names of the groups that have begun to read it:
-        ZooKeeper has a committed offset of the group for the partition, or an entry for a message of the partition that
-        a member has begun to process (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`). wanted:
-        returns whether a topic is wanted.
+        ZooKeeper has a committed offset of the group for the partition, or an entry which says that a member has begun
+        to process a message of the partition (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`).
+        wanted: returns whether a topic is wanted.
 
         The method takes three round trips altogether.
         """
@@ -379,8 +382,8 @@ _A = TypeVar("_A")
 
 
 def read_entry(parse: Callable[[str, _A], _T], path: str, data: _A) -> _T | None:
-    """Parse the data of a znode and return the result. If `parse` raises an error because the data is damaged, log it
-    and return None.
+    """Parse the data of a znode by `parse`, and return the result. If `parse` raises an error because the data is
+    damaged, log the error and return None.
     """
     try:
         return parse(path, data)

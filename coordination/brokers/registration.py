@@ -145,13 +145,13 @@ class BrokerRegistration:
         unregister().
 
         If an earlier process of this broker (with the same URL) has left its own znode in ZooKeeper, this method
-        replaces the znode. If another broker has created the znode of this broker id, that broker may be dead: this
-        method then waits until the other broker's session would have expired without a connection. If the znode still
-        exists after the wait, this method raises ConfigError, which names the broker that uses the id. A node of a
-        broker set must have been elected before the call. Without this election the own znode does not belong to this
-        session, and this method raises CoordinationError. Also raises CoordinationUnavailable, SessionLost. After one
-        of these two errors this object no longer keeps the broker registered, and the caller can call register() again.
-        register() cannot be called after unregister().
+        replaces the znode. If another broker has created the znode of this broker id, that broker is perhaps dead. This
+        method then waits as long as ZooKeeper needs to remove the znode of a dead broker (about one session timeout).
+        If the znode still exists after the wait, this method raises ConfigError, which names the broker that uses the
+        id. A node of a broker set must have been elected before the call. Otherwise its own znode does not belong to
+        this session, and this method raises CoordinationError. Also raises CoordinationUnavailable, SessionLost. After
+        one of these two errors this object no longer keeps the broker registered, and the caller can call register()
+        again. register() cannot be called after unregister().
         """
         with self._lock:
             self._topics |= {each.name: each for each in topics}
@@ -251,8 +251,8 @@ class BrokerRegistration:
     @contextmanager
     def _made_good(self) -> Iterator[None]:
         """Return a context manager for a `with` block that registers a change in ZooKeeper. If the block raises an
-        error, the context manager passes the error on to the caller, and starts a background thread that tries to
-        register the change again.
+        error, the context manager starts a background thread that tries to register the change again, and passes the
+        error on to the caller.
         """
         try:
             yield
@@ -479,7 +479,7 @@ class BrokerRegistration:
         """Create the znodes in `wanted`, a dict from each znode's path to its payload. If a znode exists with another
         payload, or belongs to another session, delete it and create it again.
 
-        To write the new data into the existing znode would not be enough, because clients notice a changed number of
+        The method does not write the new data into the existing znode, because clients notice a changed number of
         partitions only if the znode was deleted and created again (zookeeper.md §5). One ZooKeeper transaction deletes
         and creates the znode, so no client sees a moment without the topic.
         """
@@ -519,8 +519,8 @@ class BrokerRegistration:
             self._remove_legacy_node(session_id)
 
     def _remove_legacy_node(self, session_id: int) -> None:
-        """Delete the persistent znode of the broker id, after the broker's own znode below it was deleted. If slaves
-        are registered below this persistent znode, delete only its data.
+        """Delete the persistent znode of the broker id; the broker's own znode below it was deleted before the call. If
+        slaves are registered below the persistent znode, it cannot be deleted, so delete only its data.
         """
         path = self._paths.broker(self.address.broker_id)
         if self._nodes.write(session_id, [delete(path)], NoNodeError, NotEmptyError) != [None]:

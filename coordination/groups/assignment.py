@@ -1,7 +1,7 @@
 """Assign partitions to the consumers of a group. The functions are pure.
 
-All members of a group must use the same strategy. Two strategies, range and consistent hash, come from metaq 1.x. They
-give the same results as the Java classes of 1.x; golden/assignment.json contains results of these classes for
+All members of a group must use the same strategy. Two strategies, range and consistent hash, come from metaq 1.x. These
+two give the same results as the Java classes of 1.x; golden/assignment.json contains results of the Java classes for
 comparison. Members that use one of these two strategies do not record the strategy in ZooKeeper. Members that assign by
 zones record their strategy in ZooKeeper together with their zone.
 """
@@ -53,8 +53,9 @@ def range_assignment(consumer_id: str, consumers: Sequence[str], partitions: Seq
 
 
 def consistent_hash_assignment(consumer_id: str, consumers: Sequence[str], partitions: Sequence[str]) -> list[str]:
-    """Assign partitions by the strategy that 1.x calls CONSIST. It uses a hash ring with 160 points per consumer, so
-    that few partitions change their owner when a consumer joins or leaves the group. The result is sorted as strings.
+    """Assign partitions by the strategy that 1.x calls CONSIST. The strategy uses a hash ring with 160 points per
+    consumer, so that few partitions change their owner when a consumer joins or leaves the group. The result is sorted
+    as strings.
 
     If two consumers have the same point on the ring, the point belongs to the consumer whose id is later in sorted
     order. The rules are the same as in the class ConsisHashStrategy of metaq 1.4.6.2.
@@ -90,8 +91,8 @@ def zone_assignment(
     partition's broker has no zone, or the broker's zone has no consumers, the partition goes to the consumer that has
     the fewest partitions at that moment. consumer_zones: the zones of all `consumers`. broker_zones: zones by broker
     id. A consumer that is not in `consumers` gets nothing. RocketMQ's class AllocateMachineRoomNearby uses the same
-    strategy, with one difference. When RocketMQ assigns the remaining partitions (those without a zone, or without
-    consumers in their zone), it ignores how many partitions each consumer already has.
+    strategy with one difference: when it assigns the remaining partitions (those without a zone, or without consumers
+    in their zone), it ignores how many partitions each consumer already has.
     """
     members = java_sorted(consumers)
     if consumer_id not in members:

@@ -42,9 +42,9 @@ _SMALL_GROUP = 16
 def settle_seconds(members: int) -> float:
     """Return how many seconds a member must wait, after the last join or departure of a member, before it processes the
     change.
-    members: number of members of the group. For small groups the result is 0. In a large group the wait saves requests:
-    to process a change takes a number of requests that is proportional to the number of members, and usually many
-    consumers join or leave at about the same time. After the wait, all these changes are processed together.
+    members: number of members of the group. For small groups the result is 0. In a large group the wait saves requests,
+    because usually many consumers join or leave at about the same time, and after the wait all these changes are
+    processed together. To process a change takes a number of requests that is proportional to the number of members.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -53,9 +53,9 @@ def settle_seconds(members: int) -> float:
 class GroupZones:
     """The zones of members and brokers for a group whose members assign partitions by zones.
 
-    members: the zone of each member by consumer id, regardless of the member's topics; members with another assignment
-    strategy are missing. agreed: a zone for each broker id; all members of the group have agreed to assign partitions
-    as if the broker were in this zone. version: the version of the znode that contains the agreed zones, for
+    members: the zone of each member that assigns by zones, by consumer id. Members of all topics are included. agreed:
+    the zone of each broker, by broker id, that all members of the group use to assign partitions, even if the broker
+    has registered another zone since. version: the version of the znode that contains the agreed zones, for
     compare-and-set; -1 if there is no such znode. brokers: the zone that each broker has registered now, by broker id;
     brokers without a zone are missing.
     """
@@ -100,8 +100,9 @@ class _Listing:
 
     def same_nodes(self, former: _Listing) -> frozenset[str]:
         """Return the names that are both in this listing and in `former`, and whose znodes were not deleted and created
-        again in between. Return no name at all if, according to the parent's number of changes, at least one znode may
-        have been deleted and created again.
+        again in between. Return no name at all in two cases: if the parent's number of changes is larger than the two
+        lists of names explain, because then some child was deleted and created again, and if the parent itself was
+        created anew.
         """
         seen = len(self.names ^ former.names)
         return self.names & former.names if (former.born, former.changes + seen) == (self.born, self.changes) else _NONE
@@ -184,7 +185,7 @@ class GroupView:
         self._watchers.watch(path, self._data_changed)
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the first answer for each watched znode has come. Return False if this takes longer than
+        """Wait until ZooKeeper's first answer about each watched znode has come. Return False if this takes longer than
         `seconds`.
         """
         return self._all_seen.wait(seconds)
@@ -201,8 +202,9 @@ class GroupView:
         self._seen(path)
 
     def _data_changed(self, path: str, names: list[str]) -> None:
-        """Record that the data of this znode's children must be read again. This is necessary even if the names of the
-        children are the same as before, because somebody may have deleted a child and created it again with other data.
+        """Record that the data of the children of the znode `path` must be read again. This is necessary even if the
+        children have the same names as before, because somebody may have deleted a child and created it again with
+        other data.
         """
         with self._lock:
             self._unread[path] = names
@@ -316,8 +318,8 @@ class GroupView:
         }
 
     def _nodes_of(self, consumer: str) -> list[str]:
-        """Return the paths of the znodes to read for a new member. The caller reads all of them in one request, because
-        a member creates and deletes these znodes together.
+        """Return the paths of the znodes to read for a new member. A member creates and deletes these znodes together,
+        so the caller reads all of them in one request, which finds either all or none.
         """
         paths = [self._paths.consumer(self._group, consumer), self._paths.consumer_filter(self._group, consumer)]
         return [*paths, self._paths.consumer_zone(self._group, consumer)] if self._with_zones else paths

@@ -56,8 +56,8 @@ def new_consumer_id(group: str, now: Callable[[], float] = time.time) -> str:
 
 
 def broadcast_group(group: str, address: str | None = None) -> str:
-    """Return the name of the group that all broadcast consumers of one host share in 1.x: `<group>-<ip>`, with `.` and
-    `:` replaced by `-`.
+    """Return the name of the group that all broadcast consumers (consumers that each get every message) of one host
+    share in 1.x: `<group>-<ip>`, with `.` and `:` replaced by `-`.
     """
     return f"{group}-{re.sub('[.:]', '-', address or address_in_java())}"
 
@@ -113,11 +113,12 @@ class GroupMembership:
         """Register the consumer in the group, and read the group for the first time; then on_change is called. If the
         session is replaced later, the consumer is registered again automatically.
 
-        If another session has created the znode of a configured consumer id, that session may belong to a dead process:
-        this method then waits until such a session would have expired. If the znode still exists after the wait, the
-        method raises ConfigError, because the id is in use. (In the same situation a consumer of 1.x uses the other
-        consumer's znode, so that two consumers own the same partitions.) Do not call this method on the session's event
-        thread. Raises CoordinationUnavailable, SessionLost.
+        If another session has created the znode of a configured consumer id, that session perhaps belongs to a dead
+        process. This method then waits as long as ZooKeeper needs to end the session of a dead process (about one
+        session timeout). If the znode still exists after the wait, the method raises ConfigError, because the id is in
+        use. (In the same situation a consumer of 1.x uses the other consumer's znode, so that two consumers own the
+        same partitions.) Do not call this method on the session's event thread. Raises CoordinationUnavailable,
+        SessionLost.
         """
         self._state.is_out = False
         with self._presence.begun():
@@ -192,7 +193,7 @@ class GroupMembership:
 
         The consumer's znode is deleted and created again in one transaction, because members read each znode only once.
         So every reader sees the znode either with all former topics, or with all former topics and the new topic.
-        Raises the errors of join(), InvalidName, ConfigError. After an error call this method again. Otherwise other
+        Raises InvalidName, ConfigError and the errors of join(). After an error call this method again. Otherwise other
         members may not see the new topic until the consumer registers in ZooKeeper the next time.
         """
         is_unfinished, session_id = self._state.subscribe(check_new_topic(topic))
@@ -226,8 +227,8 @@ class GroupMembership:
         """Give up all claimed partitions, and stay out of the group until rejoin(). Until then this object continues to
         watch the group.
 
-        If CoordinationUnavailable is raised, the consumer may still be in the group, and this method may be called
-        again.
+        If CoordinationUnavailable is raised, it is unknown whether the consumer is still in the group; the caller can
+        call this method again.
         """
         session_id, held = self._state.step_out()
         if session_id is not None:
@@ -246,8 +247,8 @@ class GroupMembership:
             self._replace_own_node(session_id)
 
     def _ensure_topics(self) -> None:
-        """For the consumer's topics, create the znodes that members of the group watch and the parents of owner znodes,
-        where they are missing.
+        """Create two sorts of znodes for each of the consumer's topics, if they are missing: the znodes that members of
+        the group watch, and the parents of the owner znodes.
         """
         topics = self.topics
         self._nodes.ensure(
@@ -262,8 +263,8 @@ class GroupMembership:
         return {self._path: format_topics(self.topics), **self._other_nodes}
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
-        """Create all znodes of the consumer in one transaction. If another member saw the consumer without its zone or
-        its filter, that member would assume that the consumer has another assignment strategy or no filter.
+        """Create all znodes of the consumer in one transaction, so that no member sees the consumer without its zone or
+        its filter. Such a member would assume that the consumer has another assignment strategy or no filter.
         """
         nodes = self._own_nodes()
         missing = list(nodes)
@@ -341,8 +342,8 @@ class GroupMembership:
         """Claim the partition `<broker>-<partition>` of `topic`. Return True if this consumer owns the partition now,
         and False if another consumer, or an earlier session of this consumer, owns it.
 
-        Raises SessionLost, CoordinationUnavailable. After such an error this consumer may own the partition (see
-        `held`), so the caller must claim or release the partition again.
+        Raises SessionLost, CoordinationUnavailable. After such an error it is unknown whether this consumer owns the
+        partition (see `held`), so the caller must call claim() again or call release().
         """
         return (topic, partition) in self.claim_many([(topic, partition)])
 

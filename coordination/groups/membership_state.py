@@ -90,12 +90,12 @@ class MembershipState:
     # --- topics -----------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str) -> tuple[bool, int | None]:
-        """Add a topic to the member's topics. Return two values. The first value is True until the caller has reported
-        by `followed` that it has registered the topic and watches it; as long as it is True, the caller must do both.
-        The second value is the id of the session on which the caller must delete the member's znode and create it again
-        with the new topic. The second value is None if the member is not registered now: its next registration will
-        contain the topic. If that registration has already begun with the former topics, `registered` will return True,
-        so that the caller creates the znode again.
+        """Add a topic to the member's topics. Return two values. The first value is True if the caller must now
+        register the topic and watch it; it is False as soon as the caller has reported by `followed` that it has done
+        this. The second value is the id of the session on which the caller must delete the member's znode and create it
+        again with the new topic. The second value is None if the member is not registered now: its next registration
+        will contain the topic. If that registration has already begun with the former topics, `registered` will return
+        True, so that the caller creates the znode again.
         """
         with self._lock:
             if topic not in self.topics:
@@ -122,7 +122,7 @@ class MembershipState:
 
     def hold(self, partitions: Iterable[Partition]) -> None:
         """Record that the member owns these partitions, or is about to claim them. The caller records partitions before
-        it claims them, because the member may own them even if the answer to the claim is lost.
+        it claims them: if the answer to a claim is lost, the member perhaps owns the partition.
         """
         with self._lock:
             self._held |= set(partitions)

@@ -2,8 +2,8 @@
 a source's partition becomes the offset of the corresponding partition of the target.
 
 During the hand-over no member of the group may own the source's partition, and a member that does not know of the move
-yet must not be able to claim the partition. So, before the process that hands over the offsets reads a group's offset,
-it claims the partition itself: it creates the partition's owner znode in this group.
+yet must not be able to claim the partition. So the process that hands over the offsets first claims the partition
+itself, that is, it creates the partition's owner znode in this group; only then does it read the group's offset.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class OffsetHandOver:
     """Hands over the offsets of all groups for one move. The methods block on ZooKeeper. Any thread except kazoo's may
     call them, but only one thread at a time. Every method may raise CoordinationError.
 
-    If another process repeats the hand-over, it does no harm, because a single transaction both writes the offset for
-    the target and deletes the offset of the source, so no offset is handed over twice.
+    It does no harm if another process repeats the hand-over. A single transaction both writes the offset for the target
+    and deletes the offset of the source, so no offset is handed over twice.
     """
 
     def __init__(self, session: ZkSession, move: Move) -> None:
@@ -72,8 +72,8 @@ class OffsetHandOver:
 
     def _hand_over(self, group: str, partition: int) -> str | None:
         """Claim one of the source's partitions in the group, and hand over the group's offset. Return None if the
-        offset has been handed over or there is no offset, otherwise a text that tells why the hand-over is not possible
-        now, for example because a member owns the partition.
+        offset has been handed over or there is no offset. Otherwise return a text that tells why the hand-over is not
+        possible now, for example because a member owns the partition.
         """
         move, session_id = self._move, self._session.session_id
         name = partition_name(move.source, partition)

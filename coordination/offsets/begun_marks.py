@@ -3,8 +3,8 @@ process. If the member dies, the next owner of its partitions reads the marks (d
 
 Only members whose run() method sends failed messages back to the broker write marks. Each partition that such a member
 owns, or owned when it died, has one persistent znode with the mark. When a living member gives up the partition, for
-example at a rebalance, it removes the znode. The znode is stored in ZooKeeper beside the znodes for offsets, even if
-the offsets are kept elsewhere.
+example at a rebalance, it removes the znode. The znode is always in ZooKeeper, below the znode of the group, even if
+the group keeps its offsets outside of ZooKeeper.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class BegunMarks:
         self._group = group
 
     def load(self, partitions: Sequence[TopicPartitionName]) -> list[Begun | None]:
-        """Return the mark of each partition, in order. The mark is None if the partition's last owner removed it when
-        it gave up the partition, or if this owner writes no marks.
+        """Return the mark of each partition, in order. The result is None for a partition whose last owner wrote no
+        marks, or removed the mark when it gave up the partition.
         """
         paths = [self._path(each) for each in partitions]
         nodes = self._nodes.get_many(paths)

@@ -26,8 +26,8 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, and reads or
-updates only these, because this takes less time.
+"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, because this
+takes less time. It then reads or updates only these; a write creates the others.
 """
 
 TopicPartitionName = tuple[str, str]
@@ -49,7 +49,8 @@ class OffsetStore(Protocol):
         """Return the result of load() for each partition, in order, in about one round trip."""
 
     def commit(self, group: str, offsets: Mapping[TopicPartitionName, Offset], fence: int | None) -> None:
-        """Store the offsets. Each offset is stored independently of the others.
+        """Store the offsets. Each offset is stored independently, so some of them may be stored although the call
+        fails.
 
         fence: id of the ZooKeeper session that holds the owner znodes of the partitions. This id is the value of
         GroupMembership.session_id at the time of the claim. If the session is not the current session any more,
@@ -72,7 +73,8 @@ class ZooKeeperOffsetStore(OffsetStore):
     (zookeeper.md §2).
 
     The store sends several reads without waiting for each answer, and many writes in one ZooKeeper transaction. If a
-    commit fails, some of its offsets may have been stored. The caller can always repeat the commit safely.
+    commit fails, it is possible that some of its offsets have been stored. The caller can always repeat the commit
+    safely.
     """
 
     def __init__(self, session: ZkSession) -> None:

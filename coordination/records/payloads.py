@@ -64,7 +64,7 @@ because so many partitions would fill the memory of every client.
 """
 
 UNKNOWN_MESSAGE_ID = -1
-"""The message id in an Offset without a last processed message, because a tool has set the offset, or because the group
+"""The message id in an Offset for which no last processed message is known: a tool has set the offset, or the group
 begins at this offset.
 """
 
@@ -83,7 +83,7 @@ class Offset:
     """A group's position in one partition.
 
     message_id: id of the last processed message; UNKNOWN_MESSAGE_ID if there is none. Ids made by Java may be negative.
-    offset: byte position in the partition of the next byte to read.
+    offset: the byte position in the partition at which the group continues to read.
     """
 
     message_id: int

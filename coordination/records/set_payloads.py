@@ -33,8 +33,8 @@ class SetState:
     in_sync: the nodes that may be elected, sorted by name. Each key of in_sync is a node's name; its value is the
     identifier of the node's data (SetNode.instance). If a node has a name that is listed here, but its data has another
     identifier (because the directory is new or a copy), the node is not in sync. preferred: name of the node that
-    should lead, or "". members: names of the nodes that the set should have, sorted. The members are all nodes that
-    have ever been in sync, except nodes that an operator has removed.
+    should lead whenever it is in sync, "" for none. members: names of the nodes that the set should have, sorted. The
+    members are all nodes that have ever been in sync, except nodes that an operator has removed.
     chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never.
     With this choice the operator gives up all data that was written up to this epoch and that the chosen node lacks,
     even if other nodes have this data.
@@ -83,7 +83,8 @@ class SetNode:
     name: the node's name, which is unique in its set. url: the node's address, `meta://host:port`. zone: the node's
     zone, "" for none. instance: an identifier of the node's data. The identifier is chosen at random and kept in the
     data directory. A copy of the directory gets another identifier. forgetful: true if the node's machine has restarted
-    since the time when the node was last known to have all data; so data that was not yet on the disk may be lost.
+    since the time when the node was last known to have all data. Data that was not on the disk at the restart may then
+    be lost.
     """
 
     name: str

@@ -4,8 +4,8 @@ attempt until it succeeds. None of these threads is one of kazoo's own threads.
 kazoo calls state listeners on its connection thread, and watches on its callback thread. If a callback on one of
 kazoo's threads waited for an answer of ZooKeeper, it would wait for ever, because the same thread has to read or
 deliver the answer. So listeners and watches only post calls to the event thread. The classes of this module use
-threading.Condition, whose lock may stay locked after an interrupt (interrupts.py). So no thread that an interrupt may
-reach may call these classes, and ZkSession ensures that none does.
+threading.Condition, whose lock may stay locked after an interrupt (interrupts.py). So a thread that an interrupt can
+reach must not call these classes; ZkSession ensures that no such thread does.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ class PersistentTask:
     random. The number of calls is not limited.
 
     Each call of trigger() is a request to call `attempt` until it has succeeded once. If trigger() is called during an
-    attempt, another attempt follows after this one. A CoordinationError is logged on one line with the pause. Any other
-    exception is a bug. It is logged with its traceback, and the attempt is repeated after it, too: without further
-    attempts the broker or consumer would stop its work, and nobody would notice. The thread ends when no attempt is
-    requested.
+    attempt, another attempt follows after this one. If an attempt raises CoordinationError, one log line shows the
+    error and the pause before the next attempt. Any other exception is a bug, so it is logged with its traceback. The
+    attempt is repeated after such an exception, too: without further attempts the broker or consumer would stop its
+    work, and nobody would notice. The thread ends when no attempt is requested.
     """
 
     def __init__(self, name: str, attempt: Callable[[], None], backoff: Backoff | None = None) -> None:
@@ -134,7 +134,7 @@ class PersistentTask:
         self._thread: threading.Thread | None = None
 
     def trigger(self) -> None:
-        """Call `attempt` soon, and repeat it until it succeeds. Any thread may call this method. It never blocks."""
+        """Call `attempt` soon, and repeat it until it succeeds. Any thread may call this method, which never blocks."""
         with self._changed:
             self._wanted = not self._closed
             if self._wanted and self._thread is None:

@@ -58,8 +58,8 @@ begin_elsewhere: Callable[[tuple[Any, ...]], object] = partial(_thread.start_new
 """`begin_elsewhere((action, argument, …))` runs `action` on a new thread that no interrupt reaches. Use it for an
 action that must be executed even after an interrupt.
 
-The call executes C functions only. So if it is the first call in the `except` block that handles the interrupt, a
-second interrupt cannot prevent it. Raises RuntimeError if no thread can be started.
+The call executes C functions only. So a second interrupt cannot prevent the call if it is the first call in the
+`except` block that handles the first interrupt. Raises RuntimeError if no thread can be started.
 """
 
 
@@ -171,11 +171,12 @@ class Aside:
     """Runs actions on threads that no interrupt reaches. An action runs on another thread if the caller's thread may be
     interrupted, otherwise on the caller's thread.
 
-    An interrupt ends only the caller's wait for the action, not the action itself: the action may hold locks, and some
-    of its steps may belong together, so stopping it halfway would do harm. Actions run in the order of the calls, even
-    after an interrupt: the action of an interrupted call runs before the actions of later calls. name: the name of the
-    threads. drops: whether to discard an action that is still queued when its caller is interrupted. If it is true, a
-    later action waits for at most one action of an interrupted caller, namely an action that is already running.
+    An interrupt ends only the caller's wait for the action, not the action itself. To stop the action halfway would do
+    harm, because the action may hold locks, and some of its steps may belong together. Actions run in the order of the
+    calls, even after an interrupt: the action of an interrupted call runs before the actions of later calls. name: the
+    name of the threads. drops: whether to discard an action that is still queued when its caller is interrupted. If it
+    is true, a later action waits for at most one action of an interrupted caller, namely an action that is already
+    running.
     lingers: seconds for which a thread that has run its actions waits for more actions. If another action comes during
     this time, no new thread is needed; on busy processors a new thread needs milliseconds until it runs. Do not use an
     Aside for an object that is also used in a forked child process, because the child does not have the Aside's
@@ -280,8 +281,9 @@ class Bells:
         """
 
     def ring(self, most: int | None = None) -> None:
-        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; threads
-        that an earlier ring() has woken, and that have not checked their conditions yet, do not count; None wakes all.
+        """Make the waiting threads check their conditions again. most: the largest number of threads to wake; None
+        wakes all. A thread that an earlier ring() has woken, and that has not checked its condition yet, is not
+        counted.
         """
         for bell in list(self.waiting):
             if most is not None and most <= 0:

@@ -22,9 +22,9 @@ __all__ = ["Log", "get_log"]
 
 _WRITE_SECONDS = 1.0
 """Another thread writes the log line of a caller that may be interrupted. The caller waits at most this number of
-seconds until its line is written. The wait is limited to avoid a deadlock: a log handler may itself send messages with
-metaq, so the waiting caller may hold the lock of the handler that the other thread needs. In this case the other thread
-writes the line later, when the caller has stopped waiting and released the lock.
+seconds until its line is written. The wait is limited to avoid a deadlock. A log handler may itself send messages with
+metaq, so the caller may wait here while it holds the lock of a log handler that the other thread needs. In this case
+the other thread writes the line later, when the caller has stopped waiting and released the lock.
 """
 
 

@@ -26,7 +26,7 @@ server listens on them. Each socket takes one file descriptor until the process 
 
 def ready_port(option: str, port: int, host: str = "127.0.0.1") -> int:
     """Return `port` if a server can listen on it, or a free port if `port` is 0. Raises ConfigError, which names
-    `option`.
+    `option`, if no server can listen on the port.
     """
     return ready_ports(option, port, 1, host)[0]
 

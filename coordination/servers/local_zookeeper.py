@@ -37,10 +37,10 @@ class LocalZooKeeper(ABC):
     """A ZooKeeper server on this machine that can be started and stopped. Two threads must not use an object of this
     class at the same time.
 
-    data_dir: the server's directory, created if it is missing. port: the server's port. If it is 0, the object chooses
-    a free port at the first start, and uses the same port at later starts. tick_time_ms, max_session_timeout_ms: both
-    in milliseconds. Whatever session timeout a client requests, the server grants at least 2 ticks and at most
-    max_session_timeout_ms.
+    data_dir: the server's directory, created if it is missing. port: the server's port. If port is 0, the object
+    chooses a free port at the first start, and uses the same port at later starts. tick_time_ms,
+    max_session_timeout_ms: both in milliseconds. Whatever session timeout a client requests, the server grants at least
+    2 ticks and at most max_session_timeout_ms.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LocalZooKeeper(ABC):
 
     @property
     def log(self) -> Path:
-        """The path of the log file that the server has if it runs in a child process."""
+        """The path of the server's log file. Only a server in a child process writes this file."""
         return self.data_dir / "zookeeper.log"
 
     @abstractmethod
@@ -200,8 +200,9 @@ class ZooKeeperProcess(LocalZooKeeper):
 
 
 def four_letter_word(host: str, port: int, word: bytes, timeout: float = 1.0) -> str:
-    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. The timeout is counted separately for
-    connecting, for sending and for each receive. Raises OSError.
+    """Send `srvr`, `mntr` or `ruok` to a server, and return its answer. The timeout (in seconds) is counted separately
+    for connecting, for sending and for each receive. Raises OSError if the server cannot be reached or does not answer
+    in time.
     """
     with socket.create_connection((host, port), timeout=timeout) as connection:
         connection.sendall(word)

@@ -1,5 +1,5 @@
-"""`python run_bound.py PARENT_PID SIGNAL PROGRAM …` runs PROGRAM in its own process (exec). PROGRAM gets the signal
-with the number SIGNAL when the parent process PARENT_PID ends.
+"""`python run_bound.py PARENT_PID SIGNAL PROGRAM …` replaces itself by PROGRAM in the same process (exec). When the
+parent process PARENT_PID ends, PROGRAM gets the signal with the number SIGNAL.
 
 metaq uses this program instead of subprocess's `preexec_fn`, because `preexec_fn` may deadlock in a process with
 threads. The program imports nothing of metaq, so that it starts in milliseconds. On Linux (prctl(2)) PROGRAM gets the

@@ -38,8 +38,8 @@ _DECIDES = re.compile(rb"^Mode: (?:leader|standalone)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class ServerFinding:
-    """The state of one server. certain: true if it certainly does not help to wait for the server, because it stays
-    unusable until somebody starts it or corrects its name or port.
+    """The state of one server. certain: true if it is certainly useless to wait for the server, because nobody can use
+    it before somebody starts it or corrects its name or port.
 
     waits: true if the server is a ZooKeeper server that serves nobody until a majority of its ensemble is running.
     zxid: zxid of the server's last transaction, None if the server does not report it. decides: true if the server is
@@ -103,7 +103,7 @@ def _examine_server(host: str, port: int, seconds: float, tls: ZkTls | None) -> 
 
 def _ask(host: str, port: int, request: bytes, seconds: float, tls: ZkTls | None) -> bytes:
     """Send a request, and return the first bytes of the answer; b"" if the server closes the connection. Raises
-    TimeoutError, OSError.
+    TimeoutError if no answer comes within `seconds`, and OSError if the connection fails.
     """
     connected = socket.create_connection((host, port), timeout=seconds)
     with closing(connected if tls is None else tls.wrap(connected, host)) as connection:

@@ -69,8 +69,8 @@ def is_set_back(seen: int, findings: Sequence[ServerFinding], *, refused_by_all:
 
     The set-back is proved if the last zxid of the leader, or of a server without an ensemble, is lower than `seen`,
     because a leader or a single server has all committed transactions. Without such a proof, the result is True only if
-    every server has refused the session. With or without the proof, the result is False if any server still waits for a
-    majority of its ensemble, or reports a zxid of `seen` or higher.
+    every server has refused the session. Even with such a proof or with all these refusals, the result is False if any
+    server still waits for a majority of its ensemble, or reports a zxid of `seen` or higher.
     """
     if any(each.waits for each in findings):
         return False

@@ -59,7 +59,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     granted_timeout: the session timeout in seconds that the server granted last; None before the first connection.
     set_back_from: if the last session ended because ZooKeeper was set back, the last zxid that this session had seen;
-    otherwise None. After ZkSession has read the value, it sets it to None.
+    otherwise None. ZkSession reads this attribute and then sets it to None.
     """
 
     def __init__(
@@ -99,12 +99,11 @@ class Client(KazooClient):  # type: ignore[misc]
 
     def _attempt_seconds(self) -> float:
         """Return the largest number of seconds that the attempt to connect to one server may take. With this limit,
-        every server can be tried before the session times out.
-
-        kazoo first tries the servers that it has not tried yet in the current round, and then all n servers in a new
-        order. So it makes at most 2 n - 1 attempts until it has tried each server. kazoo's own limit for one attempt is
-        the whole session timeout. With kazoo's limit, one silent server would be enough to lose the session. A server
-        is silent, for example, if it is switched off, or if it lost the request because it was just starting.
+        every server can be tried before the session times out. kazoo tries the n servers in rounds, each round in a new
+        order, and may be in the middle of a round when the connection is lost. So it makes at most 2 n - 1 attempts
+        until it has tried each server. kazoo's own limit for one attempt is the whole session timeout. With kazoo's
+        limit, one silent server would be enough to lose the session. A server is silent, for example, if it is switched
+        off, or if it lost the request because it was just starting.
         """
         return float(self.granted_timeout or self._session_timeout / 1000) / (2 * len(self.hosts))
 

@@ -214,8 +214,8 @@ class ChildrenWatcher(NodeWatcher[list[str]]):
     as a change. Thus a program that has read the data of this child learns that it must read the data again.
 
     settle: a function that gets the number of children and returns a pause in seconds. A change is reported when the
-    children have not changed again during the pause. If they change again and again without such a pause, they are read
-    once per pause, and every tenth read is reported.
+    children have not changed again during the pause. If the children change again and again without such a pause
+    between the changes, they are read once in the length of the pause, and every tenth read is reported.
     """
 
     def __init__(

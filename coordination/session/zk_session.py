@@ -52,19 +52,19 @@ DEFAULT_SESSION_TIMEOUT = 30.0
 
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": 1.0, "max_jitter": 0.5}
 """The arguments that tell kazoo how to reconnect. With kazoo's own defaults the pauses between attempts grow to an
-hour, but a session without a connection lives only for seconds.
+hour, but a session without a connection expires after seconds.
 """
 
 _CLOSE_TIMEOUT = 10.0
 
 _GIVE_UP_TIMEOUT = 0.5
-"""Longest time in seconds for closing after a failed start, if no session has ever begun."""
+"""If start() fails before any session has begun, closing the ZkSession takes at most this number of seconds."""
 
 _FIRST_LOOK = 0.3
 _NEXT_LOOK = 0.7
 """start() examines the servers if no session has begun after _FIRST_LOOK seconds, and again after every further
-_NEXT_LOOK seconds. If two successive examinations find that no server can open a session, start() gives up: a server
-that was just restarting would be ready at the second examination, or needs much more time.
+_NEXT_LOOK seconds. If two successive examinations find that no server can open a session, start() gives up. One
+examination would not be enough, because a server that is just restarting may be ready at the second one.
 """
 
 _LOOK_SECONDS = 1.0
@@ -187,11 +187,11 @@ class ZkSession:
         create it; for other processes, a missing chroot counts as a typing error in the connect string.
 
         start() waits for a server that is slow, or whose ensemble is electing a leader. start() fails after about a
-        second if it is certain that no server can open a session. That is certain if the host name is unknown, if
-        nothing listens at the port, or if something else than ZooKeeper listens there. If wait_for_servers is true,
-        start() continues to wait even then, because the servers may still be starting; it writes the obstacles to the
-        log. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot. After
-        such an error the session is closed. A ZkSession can be started only once.
+        second if it is certain that no server can open a session. This is certain if, for each server, the host name is
+        unknown, or nothing listens at the port, or something else than ZooKeeper listens there. If wait_for_servers is
+        true, start() continues to wait even then, because the servers may still be starting; it writes the obstacles to
+        the log. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot.
+        After such an error the session is closed. A ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)

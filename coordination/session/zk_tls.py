@@ -21,8 +21,9 @@ log = get_log(__name__)
 class ZkTls:
     """Encrypts new connections to ZooKeeper's servers. Any thread may call the methods.
 
-    kazoo's own TLS is not used. It reads no new certificate files, by default it does not check the host name of a
-    server, and it always trusts the system's CAs in addition to the given ones.
+    kazoo's own TLS is not used for three reasons. It does not read certificate files again when they have changed. By
+    default it does not check the host name of a server. It always trusts the system's CAs in addition to the given
+    ones.
     """
 
     def __init__(self, files: CertificateFiles) -> None:

@@ -100,8 +100,8 @@ class BrokerSet:
         """Id of the ZooKeeper session on which this node makes its changes. So the `master` znode of the set belongs to
         this node if the znode's owner is this session.
 
-        The id is 0 before start(). After the session has expired, the property keeps the id of the expired session
-        until the node is registered on a new session.
+        The id is 0 before start(). After the session has expired, the value remains the id of the expired session until
+        the node is registered on a new session.
         """
         return self._session_id
 
@@ -116,11 +116,11 @@ class BrokerSet:
         """Register the node, and begin to watch the set.
 
         If an earlier process of this node (same instance) has left its znode behind, the znode is replaced. If another
-        process has a znode with the same name, that process may be dead: start() waits until its session would have
-        expired without a connection. If the other process's znode still exists after the wait, start() raises
-        ConfigError, which names both processes. Raises CoordinationUnavailable or SessionLost if ZooKeeper cannot be
-        used. After each of these errors this object no longer keeps the node registered, and the caller can call
-        start() again.
+        process has a znode with the same name, that process is perhaps dead. start() then waits as long as ZooKeeper
+        needs to end the session of a dead process (about one session timeout). If the other process's znode still
+        exists after the wait, start() raises ConfigError, which names both processes. Raises CoordinationUnavailable or
+        SessionLost if ZooKeeper cannot be used. After each of these errors this object no longer keeps the node
+        registered, and the caller can call start() again.
         """
         with self._presence.begun():
             self._ensure_parents()
@@ -179,10 +179,10 @@ class BrokerSet:
 
         The transaction never deletes a `master` znode that a node of the set has created after the view was read: such
         a node writes a new version of the state together with its `master` znode, so the transaction fails. A broker
-        outside of a set does not change the state. Such a broker's `master` znode has the data version 0, while the
-        `master` znode of a set's node has the data version 1. One case is not covered: between the view and this call,
-        a broker outside of a set is replaced by another broker outside of a set. The second broker's `master` znode
-        then looks like the first broker's, and is deleted.
+        outside of a set creates its `master` znode without changing the state. Its `master` znode has the data version
+        0, and the `master` znode of a set's node has the data version 1, so the transaction can still tell these two
+        apart. One case is not covered: between the view and this call, a broker outside of a set is replaced by another
+        broker outside of a set. The second broker's `master` znode then looks like the first broker's, and is deleted.
         """
         self._nodes.ensure([self._parents[1]])
         deletion = [delete(self._master_path, replacing.version)] if replacing else []
@@ -312,9 +312,9 @@ class BrokerSet:
         of the older state. Return whether a revocation was tried.
 
         The older state may name the wrong in-sync nodes. A node that has not seen the newer state does not know that
-        ZooKeeper now shows an older one, and would stand for election. It makes this decision by the state alone, so
-        the state in ZooKeeper must itself show that it is revoked. If an election or an operator changes the state
-        during this call, the state's version changes, and the method writes nothing.
+        ZooKeeper now shows an older one, and would stand for election. Such a node decides by the state in ZooKeeper
+        alone, so this state must itself show that it is revoked. If an election or an operator changes the state during
+        this call, the state's version changes, and the method writes nothing.
         """
         if self._era[1] is None or self._lost is None:
             return False

@@ -54,9 +54,9 @@ class SetView:
     the newest state that this process had seen.
     """
     set_back: bool = False
-    """Whether ZooKeeper was set back to this older state. True if the reader has seen a newer state before, and nobody
-    has written the state since ZooKeeper was set back. If true, nodes that are in sync according to this older state
-    perhaps lack messages that were acknowledged later.
+    """Whether `state` is an older state to which ZooKeeper was set back. True if the process that reads the views has
+    seen a newer state before, and nobody has written the state since ZooKeeper was set back. If true, nodes that are in
+    sync according to `state` perhaps lack messages that were acknowledged later.
     """
 
     @property

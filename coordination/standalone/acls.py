@@ -65,8 +65,8 @@ def expanded(acls: Sequence[Acl] | None, identities: Iterable[Identity]) -> tupl
     """Return the ACLs that a request contains, without duplicates. Each ACL with the scheme "auth" is replaced by ACLs
     for the identities of the client.
 
-    Raises Refused (INVALID_ACL) for invalid ACLs, and Malformed for an ACL without a name, because Java cannot handle
-    it.
+    Raises Refused (INVALID_ACL) for invalid ACLs. Raises Malformed for an ACL without a name, because Apache's server
+    (in Java) cannot handle such an ACL either.
     """
     result: list[Acl] = []
     for each in dict.fromkeys(acls or ()):

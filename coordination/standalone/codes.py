@@ -11,8 +11,8 @@ PACKET_LIMIT = 0xFFFFF
 
 
 class OpCode(IntEnum):
-    """The type of a request. Types of ZooKeeper's protocol that the server accepts from no client have no member
-    here.
+    """The type of a request. The class has no members for those request types of ZooKeeper's protocol that the server
+    accepts from no client.
     """
 
     CREATE = 1

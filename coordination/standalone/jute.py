@@ -13,8 +13,8 @@ from typing import NamedTuple
 __all__ = ["MOST_ACLS", "Acl", "JuteReader", "Malformed", "encode_acls", "encode_buffer", "encode_text"]
 
 MOST_ACLS = 100
-"""Largest number of ACLs of a znode. Apache's server has no such limit: there a client can give a znode thirty thousand
-ACLs by one request, and each access to the znode must check all of them.
+"""Largest number of ACLs of a znode. Apache's server has no such limit. A client of Apache's server can give a znode
+thirty thousand ACLs by one request, and then the server must check all of them at each access to the znode.
 """
 
 _INT = struct.Struct("!i")

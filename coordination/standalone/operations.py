@@ -2,9 +2,10 @@
 
 A function that executes an operation is called an action. An action handles its request in one of three ways. For a
 short request, the action does all the work at once. For a long request, the action returns the steps of the work, and
-the server does them before any other request. Or the action passes the steps to `StandaloneServer.begin_aside`, and the
-server does them between the requests of other connections. Each step yields its cost; a cost of 1 is the cost of one
-simple request. The actions behave like the classes FinalRequestProcessor and MultiResponse of Apache ZooKeeper 3.9.5.
+the server does them before any other request. Or the action passes the steps of the work to
+`StandaloneServer.begin_aside`, and the server does these steps between the requests of other connections. Each step
+yields its cost; a cost of 1 is the cost of one simple request. The actions behave like the classes
+FinalRequestProcessor and MultiResponse of Apache ZooKeeper 3.9.5.
 """
 
 from __future__ import annotations
@@ -148,8 +149,8 @@ def _set_watches(groups: int, server: StandaloneServer, request: PeerRequest) ->
 
 
 def _restore_watches(groups: int, server: StandaloneServer, request: PeerRequest) -> Steps:
-    """Restore the watches that a client lists in a setWatches request. If any part of the request is malformed, no
-    watch is restored.
+    """Restore the watches that a client lists in a setWatches request. groups: number of the lists of watches in the
+    request. If any part of the request is malformed, no watch is restored.
     """
     wanted: list[tuple[int, str]] = []
     try:
@@ -226,8 +227,8 @@ def _finish(server: StandaloneServer, request: PeerRequest, code: int, body: byt
 
 
 def tell(server: StandaloneServer) -> Steps:
-    """To the connections that watch for them, send the events that the running write has caused. Each step sends 8
-    events.
+    """Send the events that the running write has caused to the connections that watch for these events. Each step sends
+    8 events.
     """
     notices, server.database.events = server.database.events, []
     for notice in notices:
@@ -270,7 +271,8 @@ def _close_session(server: StandaloneServer, request: PeerRequest) -> Steps:
 class _Judged(NamedTuple):
     """The result of checking the writes of a multi request. outcomes: the changes of the writes before the first
     refused write. code: the error code of the refused write, 0 if no write was refused. malformed: whether a write
-    could not be checked because it is malformed. view: the AheadView through which the check has read the znodes.
+    could not be checked because it is malformed. view: the AheadView through which the check has read the znodes; it
+    shows whether they have changed since.
     """
 
     view: AheadView

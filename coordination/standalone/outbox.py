@@ -22,7 +22,7 @@ _ENTRIES_IN_PART = 512
 
 class LogBatch(NamedTuple):
     """The log entries of one or more complete writes. The caller joins the entries to one log record. last: zxid of the
-    last write. position: the argument for `Outbox.synced` when these entries are on the disk.
+    last write. position: the number that the caller must pass to `Outbox.synced` when these entries are on the disk.
     """
 
     entries: list[bytes]
@@ -60,14 +60,15 @@ class Outbox:
     # --- the log ------------------------------------------------------------------------------------------------------
 
     def begin_write(self) -> None:
-        """Begin a write. Begin a write. Packets that are made from now on are not sent until the log entries of this
-        write are on the disk.
+        """Begin a write. Packets that are made from now on are not sent until the log entries of this write are on the
+        disk.
         """
         self._position += self._keeps
 
     def pack(self) -> None:
-        """Join the log entries that the running write has made so far, if there are at least 512 of them. If a long
-        write joined all its entries only at its end, this single step would delay other connections too long.
+        """Join the log entries that the running write has made so far, if there are at least 512 of them. A long write
+        calls this method repeatedly, because to join all its entries only at its end would delay other connections too
+        long.
         """
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
@@ -118,8 +119,8 @@ class Outbox:
     # --- connections --------------------------------------------------------------------------------------------------
 
     def send(self, connection: PeerConnection, data: bytes | None, now_ms: int) -> None:
-        """Queue `data` as a packet for the connection. If `data` is None, close the connection after the queued
-        packets.
+        """Queue `data` as a packet for the connection. If `data` is None, or if too many bytes already wait to be sent
+        to the client, close the connection after the packets that are queued already.
         """
         if connection.closed or connection.finished:
             return

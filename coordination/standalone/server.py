@@ -8,11 +8,13 @@ send, connections to close, and log entries.
     take_log, synced             entries to write, and that they are on the disk
 
 Invariants:
-- Writes run one after the other, and so does every request that must see a consistent state. A long request is a job of
-  many steps. Nothing else begins before the job has ended, so no client sees half of its effects.
+- Writes run one after the other. Every other request that must see a consistent state also runs while nothing else
+  does. A long request is a job of many steps. Nothing else begins before the job has ended, so no client sees half of
+  its effects.
 - Two kinds of work are done aside, that is, while requests of other connections are processed. The first kind is the
   work of a large request before it changes anything (reading the request, checking a multi). The second kind is work
-  that affects only its own connection (setWatches). Meanwhile the next requests of the same connection wait.
+  that affects only its own connection (setWatches). While such work is done aside for a request, the next requests of
+  the same connection wait.
 - If a session owns many ephemeral znodes, the server ends it by several writes. The first write records the session's
   end, so that the server deletes the remaining znodes even if it is restarted before the last write.
 - An answer or event that is made after a log record is held back until the record is on the disk. Answers to reads are
@@ -71,7 +73,7 @@ class Moment(NamedTuple):
 class ServerSettings(NamedTuple):
     """The settings of one server. keeps: whether the server writes the changes of its state to a log.
 
-    port, data_dir, environment: only for the answers to four-letter words.
+    port, data_dir, environment: used only in the answers to four-letter words such as `srvr`.
     """
 
     tick_time_ms: int
@@ -110,7 +112,7 @@ class StandaloneServer:
 
     def restore(self, restored: Restored, zxid: int, now: Moment) -> None:
         """Continue with the znodes and sessions that were restored from a log. The time-out of each restored session
-        begins anew now. Raises Malformed.
+        begins anew now. Raises Malformed if the parent of a restored znode is missing.
         """
         self.database.tree = restored.tree()
         self.database.zxid = zxid
@@ -457,8 +459,8 @@ class StandaloneServer:
         return session
 
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
-        """Return the session with this id if it lives and the password matches; otherwise None. If the session still
-        has its former connection, close the former connection.
+        """Return the session with this id if it has not ended and the password matches; otherwise None. If the session
+        still has its former connection, close the former connection.
         """
         session = self.sessions.by_id.get(id_)
         if session is None or session.closing or password != password_of(id_):

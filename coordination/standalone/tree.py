@@ -90,8 +90,9 @@ def ttl_of(owner: int) -> int | None:
 
 
 class TreeNode:
-    """One znode. `cversion` counts only creations of children. `owner` is a session id, CONTAINER_OWNER, a `ttl_owner`
-    value or 0.
+    """One znode. `cversion` counts only creations of children. `owner` is the session id for an ephemeral znode,
+    CONTAINER_OWNER for a container znode, the result of `ttl_owner` for a znode with a time to live, and 0 for any
+    other znode.
     """
 
     __slots__ = (

@@ -25,7 +25,7 @@ that the server is not Apache's server.
 
 
 class Counters:
-    """Counters of events since the server's start, or since the last `srst`."""
+    """Counters of events since the server's start, or since the last command `srst`, which resets the counters."""
 
     def __init__(self, now_ms: int) -> None:
         self.started_ms = now_ms

@@ -1,5 +1,5 @@
-"""Decode the write requests of ZooKeeper clients, and make all checks before a request changes anything. The order of
-the checks is the same as in Apache's server.
+"""Decode the write requests of ZooKeeper clients, and make all checks of a request before the request changes anything.
+The order of the checks is the same as in Apache's server.
 
 Source: PrepRequestProcessor.pRequest2Txn, MultiOperationRecord, CreateMode, ZooKeeper 3.9.5.
 """
@@ -141,8 +141,9 @@ def _multi_write(reader: JuteReader, operation: int) -> WriteRequest:
 
 def _multi_create(request: CreateNode) -> CreateNode:
     """Return the create request that has the same effect as a create operation in a multi. In a multi, only the mode in
-    the operation determines which kind of znode is created; the operation's number does not matter. Raises Malformed,
-    NoAcl.
+    the create operation determines whether the znode is, for example, ephemeral or a container; it does not matter
+    which of the four create operations the client has used, except that a mode with a time to live requires createTTL.
+    Raises Malformed, NoAcl.
     """
     is_ttl = request.mode in _TTLS
     if request.operation == OpCode.CREATE_TTL:
@@ -197,8 +198,8 @@ Look = Callable[[str], SeenNode | None]
 
 
 class AheadView:
-    """Shows the check of a multi request the znodes as the request's next write will find them. This view includes the
-    changes of the request's earlier writes, although the tree does not contain these changes yet.
+    """A view of the znodes for the check of a multi request. It shows each znode as the request's next write will find
+    it: with the changes of the request's earlier writes, although the tree does not contain these changes yet.
     """
 
     def __init__(self, look: Look) -> None:
@@ -358,8 +359,8 @@ def _judge_create(request: CreateNode, asker: Asker, look: Look) -> Creation:
 
 
 def _has_good_ttl(request: CreateNode) -> bool:
-    """Return whether a create request's time to live is allowed together with its operation and its mode. Apache's
-    server accepts a createTTL whose mode has no time to live, and then crashes.
+    """Return whether a create request's time to live is valid and fits its operation and its mode. Apache's server
+    accepts a createTTL whose mode has no time to live, and then crashes.
     """
     if request.operation == OpCode.CREATE_TTL or request.mode in _TTLS:
         return request.mode in _TTLS and 0 < request.ttl_ms <= TTL_LIMIT_MS

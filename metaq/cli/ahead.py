@@ -73,8 +73,8 @@ def diverged_groups(cluster: Cluster, broker_id: int, ends: Mapping[TopicPartiti
     back. An offset must be set back if it is after the partition's end, or if the partition does not have the message
     that the group read directly before this offset.
 
-    ends: for each partition, the end offset that it had before the first new message was appended in place of a lost
-    one. The new offset is this end offset or an earlier offset. Raises the errors of Cluster.ask.
+    ends: for each partition, the offset at which the partition ended before the first new message was appended in place
+    of a lost one. The new offset is this end offset or an earlier offset. Raises the errors of Cluster.ask.
     """
     found = []
     for group, partition, offset, owner in _committed(cluster, broker_id):

@@ -107,8 +107,8 @@ class CommandTable(click.Group):
 
 
 def _collect_garbage() -> None:
-    """If the program was started with garbage collection disabled, enable it now, but exempt the objects that exist
-    already, so that the collector never spends time on them.
+    """If the program was started with garbage collection disabled, enable it now. The collector ignores all objects
+    that exist already, so that it never spends time on them.
     """
     if not gc.isenabled():
         gc.freeze()
@@ -188,7 +188,7 @@ def run(args: Sequence[str] | None = None) -> int:
 
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Return an error text that names the missing module and the `pip install` command for metaq's extra that installs
-    it. Return None if no extra installs this module, so that the import error has another cause than a missing extra.
+    it. Return None if no extra installs this module; the import error then has another cause than a missing extra.
     """
     module = (error.name or "").partition(".")[0]
     extra = _EXTRA_OF.get(module)
@@ -209,8 +209,9 @@ def run_spark_job() -> NoReturn:
 
 
 def _open_standard_streams() -> None:
-    """Open each standard stream that was closed when the program started. Otherwise a socket could get the closed
-    stream's file descriptor, and output would be written to the socket. Output to a reopened stream is discarded.
+    """Open each standard stream that was closed when the program started. Without this, a socket could get the closed
+    stream's file descriptor, and the program's output would be written to the socket. Output to a reopened stream is
+    discarded.
 
     If stdin was closed, `sys.stdin` stays None, so that a command that wants to read from stdin notices that it was
     closed.

@@ -72,7 +72,8 @@ def make_authority(directory: Path) -> None:
 
 def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
     """Make the subdirectory `name` of `directory` with a broker's certificate, private key, ca.pem and security.ini.
-    Return the path of its security.ini. Raises ConfigError.
+    Return the path of its security.ini. Raises ConfigError if `name` is no valid name of a directory, if `directory`
+    contains no authority, or if the subdirectory cannot be made.
     """
     names = [_host(host) for host in dict.fromkeys((*hosts, *_LOOPBACK))]
     return _make(directory, name, "broker", "security.ini", _SECURITY_INI, names)
@@ -80,7 +81,8 @@ def make_broker(directory: Path, name: str, hosts: Iterable[str]) -> Path:
 
 def make_client(directory: Path, name: str) -> Path:
     """Make the subdirectory `name` of `directory` with a client's certificate, private key, ca.pem and profile. Return
-    the path of its profile. Raises ConfigError.
+    the path of its profile. Raises ConfigError if `name` is no valid name of a directory, if `directory` contains no
+    authority, or if the subdirectory cannot be made.
     """
     return _make(directory, name, "client", "profile.ini", _PROFILE, [])
 

@@ -1,5 +1,5 @@
-"""The command `metaq bench`: measure how fast an existing cluster takes messages, delivers them, and takes messages for
-many partitions, and the latency from producer to consumer.
+"""The command `metaq bench`: measure how fast an existing cluster accepts messages and delivers them, how its speed
+depends on the number of partitions, and the latency from producer to consumer.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def consume(zk: str, topic: str, limit: Limit, as_json: bool, group: str | None,
 @click.option("--rate", type=click.IntRange(1, 1_000_000), default=1000, show_default=True, help="Messages per second.")
 @click.option("--partition", "-p", "place", type=PARTITION, help="Partition to use; default: the first.")
 def latency(zk: str, topic: str, limit: Limit, as_json: bool, size: int, rate: int, place: PartitionName | None) -> int:
-    """Send to one partition at --rate, and read the partition from its end on. Each latency is the time from the send
-    of a message to the poll that returns it.
+    """Send --rate messages per second to one partition, and read the partition from its end on. Each latency is the
+    time from the send of a message to the poll that returns it.
 
     \b
     Example

@@ -130,16 +130,14 @@ class Run:
         return min(messages, max(0, self._count - next(self._calls) * messages))
 
     def left(self, done: int, most: int) -> int:
-        """Return the number of messages that the run still needs after `done` messages, or `most` if this number is
-        larger than `most`.
-        """
+        """Return the number of messages that the run still needs after `done` messages, but at most `most`."""
         return most if self._count is None else min(most, max(0, self._count - done))
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """The results of a run. message_bytes: the bytes of all payloads together. seconds: the time by which numbers are
-    divided to compute the rates.
+    """The results of a run. message_bytes: the bytes of all payloads together. seconds: the time in seconds by which
+    the numbers of messages and bytes are divided to compute the rates.
     """
 
     scenario: str

@@ -64,11 +64,11 @@ def _view(session: ZkSession, broker_set: int) -> SetView:
     "--in-sync", type=click.IntRange(1), metavar="COUNT", help="Exit with 1 if a set has fewer in-sync nodes present."
 )
 def list_sets(broker_set: int | None, zk: str, as_json: bool, in_sync: int | None) -> None:
-    """Show the nodes of each broker set, or of the set ID: their roles, their lag, and why they are not in sync.
+    """Show the nodes of each broker set, or only of the set ID: their roles, their lag, and why they are not in sync.
 
     LAG BYTES: data that the node has not acknowledged. LAG: seconds since the leader sent the oldest part of this data
-    to the node. SINCE: the time since when the node has had its present role. ERROR: why it is not in sync. A node that
-    is not registered has the role `gone` and no address. Such a node is shown as long as the set's state in ZooKeeper
+    to the node. SINCE: the time at which the node got its present role. ERROR: why it is not in sync. A node that is
+    not registered has the role `gone` and no address. Such a node is shown only as long as the set's state in ZooKeeper
     lists it as in sync, or the set's leader remembers it. Exits with 1 if a set has no leader that clients can find, or
     if a leader does not answer. Warns on stderr if topics accept no messages, and if the server.ini files of nodes
     differ in a way that clients can notice.
@@ -286,10 +286,10 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
     """Make a node that is not in sync lead the broker set ID: the last resort when no in-sync node comes back.
 
     The command shows which nodes were in sync, and how much data each of the nodes that answer has. Clients lose all
-    messages that the chosen node does not have: when another node with such messages returns, it removes them from its
-    partitions and keeps them in .damaged- files. The command refuses to work while a leader, or an in-sync node that
-    can lead, is running. The command also restores a set whose state in ZooKeeper was deleted; for this the set's nodes
-    need not be stopped.
+    messages that the chosen node does not have. When another node that has some of these messages returns, it removes
+    them from its partitions and keeps them in .damaged- files. The command refuses to work while a leader, or an
+    in-sync node that can lead, is running. The command also restores a set whose state in ZooKeeper was deleted; for
+    this the set's nodes need not be stopped.
 
     New messages get the offsets of the lost messages. So a group that has read lost messages would skip the new
     messages at the offsets that it has already read. The command lists these groups; with --set-back it sets their
@@ -339,9 +339,9 @@ def elect_node(broker_set: int, unclean: bool, node: str, yes: bool, sets_back: 
 def _groups_set_back(
     zk: str, broker_set: int, ends: Mapping[TopicPartition, int], chosen: bool, as_json: bool
 ) -> tuple[list[Ahead], list[Ahead]]:
-    """Find the groups that have read lost messages, and set their offsets back if `chosen` is true (--set-back was
-    given) or if the user agrees when asked. Return two lists: the offsets of all these groups, and the offsets that
-    were not set back.
+    """Find the groups that have read lost messages. Set their offsets back if `chosen` is true (--set-back was given);
+    otherwise ask the user at the terminal, if there is one, whether to set them back. Return two lists: the offsets of
+    all these groups, and the offsets that were not set back.
     """
     with open_cluster(zk) as cluster:
         ahead = diverged_groups(cluster, broker_set, ends)

@@ -63,8 +63,9 @@ def open_cluster(zk: str) -> Cluster:
 
 @contextmanager
 def open_session(zk: str) -> Iterator[ZkSession]:
-    """Connect to ZooKeeper, and end the session with the `with` block. zk: the connect string. Raises
-    CoordinationUnavailable, and ConfigError if the files of the user's profile cannot be used.
+    """Yield a ZooKeeper session, which is connected at the beginning of the `with` block and ends with the block. zk:
+    the connect string. Raises CoordinationUnavailable, and ConfigError if the files of the user's profile cannot be
+    used.
     """
     with closing(zk_session(zk)) as session:
         session.start(zk_timeout())
@@ -183,7 +184,8 @@ class Target:
         """Yield an open connection. endpoint: the address, if the caller has already got it from `found`; with None
         this method finds the address itself.
 
-        Raises BrokerUnavailable. Raises UsageError if the user must name a broker and has not named one.
+        Raises BrokerUnavailable if the broker is not registered or cannot be reached. Raises UsageError if the user
+        must name a broker and has not named one.
         """
         endpoint = endpoint or self.endpoint()
         try:
@@ -200,8 +202,8 @@ class Target:
         return self.found()[0]
 
     def found(self) -> tuple[Endpoint, tuple[int, SetView] | None]:
-        """Return the broker's address and, if it leads a broker set, the id and the view of that set; otherwise None as
-        the second value. With --server the second value is always None.
+        """Return two values: the broker's address, and the id and the view of the broker set that the broker leads. The
+        second value is None if the broker leads no set. With --server the second value is always None.
         """
         if self.server is not None:
             return self.server, None

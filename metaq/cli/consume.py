@@ -190,7 +190,9 @@ def _consume_in_group(
 
 
 def _warn(damage: CorruptRecord) -> None:
-    """Print a warning that the command has skipped damaged bytes. It continues with the messages after these bytes."""
+    """Print a warning that the command has skipped damaged bytes. The command then continues with the messages after
+    these bytes.
+    """
     echo(f"metaq: warning: passed over {damage}", err=True)
 
 

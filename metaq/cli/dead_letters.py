@@ -61,8 +61,8 @@ def _group_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _filter_options(limit: int | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options to a command, by which the user chooses dead letters. The command receives
-    the values of the options as one argument `chosen`, for DeadLetters.read.
+    """Return a decorator that adds to a command the options by which the user chooses dead letters. The command
+    receives the values of the options as one argument `chosen`, for DeadLetters.read.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -168,7 +168,7 @@ def redrive_letters(
     to: RedriveTo,
     names: tuple[str, ...],
 ) -> None:
-    """Send the named dead letters, or all that the options choose, again unchanged, and mark them as done.
+    """Send dead letters again, unchanged, and mark them as done: the named ones, or all that the options choose.
 
     Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again.
     At most one dead letter is then sent twice: the one that was being sent at the interruption.
@@ -203,7 +203,7 @@ def redrive_letters(
 @yes_option
 @click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes: bool, names: tuple[str, ...]) -> None:
-    """Mark the named dead letters, or all that the options choose, as done without sending them again.
+    """Mark dead letters as done without sending them again: the named ones, or all that the options choose.
 
     \b
     Example

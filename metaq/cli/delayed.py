@@ -183,7 +183,7 @@ def cancel_delayed(
 
 def _would_cancel(connection: Connection, partition: TopicPartition, message_id: int) -> Cancelled:
     """Return the result that `cancel_at` would have, without cancelling the message. There is one difference: for a
-    message that was cancelled earlier, the result is that it does not wait.
+    message that was cancelled earlier, this function returns that the message does not wait.
     """
     page = list_delayed(connection, limit=1, after=message_id - 1)  # messages are in the order of their ids
     for each in page.messages:

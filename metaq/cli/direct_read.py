@@ -55,8 +55,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class _Cursor:
-    """The reading position in one partition. offset: the next byte to read; None until the broker has answered. end:
-    the reader stops at this offset; None: the reader never stops, but waits for new messages.
+    """The reading position in one partition. offset: the byte offset of the next message to read; None until the broker
+    has answered. end: the reader stops at this offset; None: the reader never stops, but waits for new messages.
     """
 
     partition: TopicPartition
@@ -81,9 +81,10 @@ def read_topic(
 
     idle: called whenever there is no new message; returns whether to keep waiting. on_damaged: called with the error if
     bytes are damaged; reading continues after these bytes. on_silent: called with a sentence about the missing data if
-    a broker does not answer or an operator has closed a partition; called again for the same broker or partition only
-    if it has answered in between. In both cases the function continues to read the other partitions. If `follow` is
-    set, a broker that has not answered is asked again every RETRY_SECONDS.
+    a broker does not answer or an operator has closed a partition. It is called again for the same broker or partition
+    only if the broker or partition has answered in between. After a call of on_damaged or on_silent, the function
+    continues to read the other partitions. If `follow` is set, a broker that has not answered is asked again every
+    RETRY_SECONDS.
 
     Raises NoPartition and OffsetOutOfRange. Raises CorruptRecord for damaged bytes if on_damaged is not given, or if
     the end of the damage is unknown. If on_silent is not given, the function raises BrokerUnavailable instead of

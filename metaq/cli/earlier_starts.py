@@ -110,7 +110,7 @@ def _sections(path: Path) -> Iterable[tuple[str, int, dict[str, str]]]:
 
 def stored_topics(data_dir: Path) -> dict[int, dict[str, int]]:
     """Return for each broker id a dict of the topics that have partitions in the directory of at least one of its
-    nodes. The dict's value for a topic is the topic's highest partition number plus one.
+    nodes. The dict's key is the topic's name, and its value is the topic's highest partition number plus one.
     """
     found: dict[int, dict[str, int]] = {}
     for data in data_dir.glob("broker-*/data"):

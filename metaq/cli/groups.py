@@ -81,9 +81,9 @@ def list_groups(zk: str, as_json: bool) -> None:
 def describe_group(zk: str, as_json: bool, group: str) -> None:
     """Show owner, committed offset and lag of each partition that GROUP reads.
 
-    The lag is shown in bytes, in messages, and in seconds since the oldest message after the committed offset was
-    stored. If the group has not committed an offset yet, all stored messages count as lag. Values that a Java broker
-    does not report are unknown. Exit code 1 if a broker does not answer.
+    The lag is shown in bytes and in messages. It is also shown as a time: the seconds since the oldest message after
+    the committed offset was stored. If the group has not committed an offset yet, all stored messages count as lag.
+    Values that a Java broker does not report are shown as unknown. Exit code 1 if a broker does not answer.
 
     The topic %RETRY%GROUP has the failed messages that are ready for another attempt. The command shows only the number
     of failed messages that still wait for their next attempt, and the number of dead letters.
@@ -164,8 +164,8 @@ def check_groups(cluster: Cluster, groups: Sequence[str], otherwise: str = "") -
     """Return for each group the topics that it reads.
 
     Raises ClientError for a group that has neither a member nor an offset. The error text names the most similar known
-    group, and ends with `otherwise`. If the group is a shared group, the error text names the command for shared groups
-    instead.
+    group, and ends with the text `otherwise`. If the group is a shared group, the error text names the command for
+    shared groups instead.
     """
     known = cluster.view.groups()
     topics = [cluster.group_topics(group) if group in known else [] for group in groups]
@@ -254,7 +254,7 @@ def seek_group(
     """Move the committed offsets of GROUP. The command refuses this while the group has live members, because they
     would overwrite the offsets.
 
-    If you give a byte offset, a message must begin there, or the partition must end there.
+    If you give a byte offset, it must be the beginning of a message or the end of the partition.
 
     \b
     Example

@@ -130,8 +130,8 @@ def list_of_halves(
 
 def _none_of(cluster: Cluster, brokers: Iterable[int], group: str) -> str:
     """Return a sentence that tells the user why no half message is listed. The sentence cannot always tell a mistyped
-    group from a group without half messages: brokers know a producer group only while they have half messages of it, or
-    while its producers wait to be asked for outcomes (CHECK_HALVES).
+    group from a group without half messages. The reason is that brokers know a producer group only while they have half
+    messages of it, or while its producers wait to be asked for outcomes (CHECK_HALVES).
     """
     known: set[str] = set()
     pages, _ = ask_brokers(cluster, brokers, lambda connection, _: list_halves(connection, limit=MAX_LISTED_HALVES))

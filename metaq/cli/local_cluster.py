@@ -45,7 +45,8 @@ topic.
 
 GRACE_MS = 500
 """When a broker is told to stop, it serves clients for this number of milliseconds more, so that they can change to
-other brokers. The number is small because all brokers of this cluster stop together, so that there is no other broker.
+other brokers. The number is small because all brokers of this cluster stop together, so clients find no other broker
+anyway.
 """
 
 SYNC_FLUSH = {"unflushThreshold": 0, "unflushInterval": 10_000}  # group commit: acknowledged means on disk
@@ -72,9 +73,9 @@ class PlannedNode:
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """Describes the cluster that a LocalCluster starts. ports: one port for each broker process. The first ports are
-    for the broker ids 0, 1, …; in a cluster of broker sets, the ports for the second node of each set follow in the
-    same order of ids, then those for the third nodes, and so on. topics: the topics with their numbers of partitions on
-    each broker id.
+    for the broker ids 0, 1, …; In a cluster of broker sets, the ports for the second node of each set follow, in the
+    same order of ids; then the ports for the third nodes, and so on. topics: the topics with their numbers of
+    partitions on each broker id.
     """
 
     data_dir: Path
@@ -216,8 +217,8 @@ class LocalCluster:
         leaders are spread over the nodes.
 
         An existing set keeps its state, unless the directories of all in-sync nodes were removed (`_choose_data`). If
-        the nodes of a set have data but its state in ZooKeeper is lost, nothing is written, and the set waits for an
-        operator.
+        the nodes of a set have data, but the set's state in ZooKeeper is lost, nothing is written, and the set waits
+        for an operator.
         """
         stored = stored_topics(self.plan.data_dir)
         for broker_id in range(self.plan.brokers):

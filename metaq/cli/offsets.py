@@ -58,7 +58,7 @@ offsets.add_command(_as_here(seek_group), "seek")
 
 
 class Shown(NamedTuple):
-    """One stored offset of a group in one partition."""
+    """One stored offset of a group in one partition, as `metaq offsets show` prints it."""
 
     group: str
     partition: TopicPartition

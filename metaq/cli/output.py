@@ -42,7 +42,9 @@ __all__ = [
 ]
 
 UNKNOWN = "unknown"
-"""The text in a table cell whose number is unknown; an empty cell could be mistaken for 0."""
+"""The text in a table cell whose number is unknown. The cell is not left empty, because an empty cell could be mistaken
+for 0.
+"""
 
 
 def print_json(value: Any) -> None:
@@ -160,7 +162,8 @@ def compile_format(text: str, terminal: bool | None = None) -> Callable[[Message
     """Return a function that formats a message according to `text`.
 
     terminal: whether the function must escape control characters that a terminal would execute; by default it does so
-    if stdout is a terminal. Raises ValueError naming an unknown %letter or \\escape and the choices.
+    if stdout is a terminal. Raises ValueError for an unknown %letter or \\escape; the error text names it and the
+    choices.
     """
     shown = sys.stdout.isatty() if terminal is None else terminal
     pieces: list[bytes | Callable[[Message], bytes]] = []

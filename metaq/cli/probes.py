@@ -117,8 +117,9 @@ class Monitor:
         waiting messages then.
         """
         self._dead: dict[str, tuple[dict[TopicPartition, int], int]] = {}
-        """What the monitor remembers from the last time when it counted a group's dead letters, by group: the end
-        offsets that the partitions of the group's dead-letter topic had then, and the number of dead letters.
+        """For each group, what the monitor remembers from the last time when it counted the group's dead letters. It
+        remembers the end offsets that the partitions of the group's dead-letter topic had then, and the number of dead
+        letters.
         """
 
     def look(self) -> list[Seen]:
@@ -188,8 +189,8 @@ class Monitor:
         yield from _gone(cluster, groups, {*brokers, *leaderless, *self._ignored_brokers})
 
     def _sets(self, cluster: Cluster, leaderless: set[int]) -> Iterator[Seen]:
-        """Yield a result for each broker set. Add the ids of sets without a leader to `leaderless`. So the caller does
-        not report a second time, as an absent broker, that no broker with this id is registered.
+        """Yield a result for each broker set. Add the ids of sets without a leader to `leaderless`, so that the caller
+        does not report these ids a second time as absent brokers.
         """
         views = {each: view for each, view in cluster.sets().items() if each not in self._ignored_brokers}
         for look in look_at_sets(views):
@@ -552,8 +553,8 @@ def _above(what: str, noun: str, value: int | None, limit: int, rest: str = "") 
 
 
 def _servers(cluster: Cluster) -> Iterator[Seen]:
-    """Check each server of the ZooKeeper ensemble. The check is useful even if ZooKeeper answers, because an ensemble
-    that has lost one server can lose only few more.
+    """Check each server of the ZooKeeper ensemble. The check is useful even if ZooKeeper as a whole answers, because an
+    ensemble that has lost one server can lose only few more before it stops.
     """
     found = cluster.servers(zk_timeout())
     for each in found:

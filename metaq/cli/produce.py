@@ -160,8 +160,8 @@ def produce(
     as_json: bool,
     file: Path,
 ) -> None:
-    """Send each line of FILE (default: stdin) as one message, without its line feed. If the line ends with a carriage
-    return, it stays in the message.
+    """Send each line of FILE (default: stdin) as one message, without its line feed. A carriage return at the end of a
+    line stays in the message.
 
     Batches of messages go round robin over the topic's partitions. The command ends when every message is acknowledged.
     If the command fails or is ended by Ctrl-C, it prints how many messages were acknowledged.
@@ -235,7 +235,7 @@ def _acknowledged(lines: int, is_certain: bool = False) -> str:
 
 
 class _BadLine(ClientError):
-    """Raised before a send if a line is not a valid message, so that no line of this send call was sent."""
+    """Raised before a send call sends anything if one of its lines is not a valid message."""
 
 
 def _stored_nothing(error: MetaqError) -> bool:
@@ -296,8 +296,8 @@ def _keyed_sender(producer: Producer, topic: str, options: SendOptions, separato
 
 def _with_others(error: MetaqError, is_alone: bool) -> MetaqError:
     """Return the error to raise if the send of a line has failed with `error`. If the line was sent alone, return
-    `error` itself. Otherwise return a ClientError with the same text, because other lines of the same send call may be
-    stored, and a ClientError does not deny this.
+    `error` itself. Otherwise other lines of the same send call may be stored, so return a ClientError with the same
+    text: its class, unlike that of `error`, does not mean that nothing was stored.
     """
     return error if is_alone else ClientError(str(error))
 

@@ -82,8 +82,8 @@ class SetLook(NamedTuple):
         """The name of the node that leads the set, if clients can find this node. "" if no node leads, or if the
         leading node reports that it has stopped.
 
-        In ZooKeeper a stopped leader is the leader as long as no other node is in sync, because another leader would
-        not have all its data.
+        ZooKeeper still names a stopped leader as the leader as long as no other node is in sync, because another leader
+        would lack some of its data.
         """
         leader = self.view.state.leader if self.view.state and is_led(self.view) else ""
         return "" if self.says(leader).get("role") == "stopped" else leader
@@ -139,8 +139,8 @@ class SetLook(NamedTuple):
         return self._others().get(name, {})
 
     def role(self, name: str) -> str:
-        """Return `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone` together with the role
-        that it has in the set's state.
+        """Return the role of a node: `leader`, `in-sync`, `out of sync` or `stopped`; for an absent node, `gone`
+        together with the role that the set's state gives it.
         """
         role = self.view.role(name)
         if name not in self.view.nodes:
@@ -185,7 +185,7 @@ def look_at_sets(views: Mapping[int, SetView]) -> list[SetLook]:
 
 def leader_last(view: SetView) -> list[str]:
     """Return the names of the present nodes; the leader's name is the last. If a change is made at the nodes in this
-    order, the leader is the last node that gets it, so no other node lacks the change then.
+    order, all other nodes already have the change when the leader gets it.
     """
     leader = view.state.leader if view.state is not None else ""
     return sorted(view.nodes, key=lambda name: (name == leader, name))
@@ -198,7 +198,7 @@ def at_every_node(
     result. If `act` fails at a node, it is not called for the remaining nodes.
 
     failed, command: words for the error text. failed: what the failing node did not do. command: the command that an
-    operator can run with --server to make the change on a single node. Raises ClientError.
+    operator can run with --server to make the change on a single node. Raises ClientError if `act` fails at a node.
     """
     names = leader_last(view)
     for number, name in enumerate(names):

@@ -36,9 +36,9 @@ _ITEMS = (
 )
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
-"""If the requested item is taken as the name of a topic, even of a topic that the broker does not know, the second line
-of the broker's answer begins with this text. An item that is not in _ITEMS may instead be a statistic that only this
-broker's version has; the answer for such an item has no line with this beginning.
+"""If the broker takes the requested item as the name of a topic, even of a topic that it does not know, the second line
+of its answer begins with this text. The command needs this for an item that is not in _ITEMS: such an item may be a
+topic, or a statistic that only this broker's version has. The answer for a statistic has no line with this beginning.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]
@@ -50,11 +50,11 @@ _Row = dict[str, object]
 @click.option("--raw", is_flag=True, help="Print the lines as the broker sends them.")
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
-    """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
+    """Show statistics of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
     halves, shared, config, help, reset or a topic.
 
-    If ITEM is not given, the command shows the figures of the broker process itself. reset sets the realtime figures to
-    zero.
+    If ITEM is not given, the command shows the statistics of the broker process itself. reset sets the realtime figures
+    to zero.
 
     \b
     Example

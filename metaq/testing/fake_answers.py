@@ -223,8 +223,8 @@ class Answers:
         return log
 
     def _takes_compressed(self, topic: str) -> bool:
-        """Whether the topic has acceptCompressed=true and the broker does not imitate a broker that does not know this
-        setting (a Java broker or an earlier version). Such a broker accepts compressed messages for every topic,
+        """Whether the topic has acceptCompressed=true and the broker knows this setting. If the broker imitates a Java
+        broker or an earlier version, it does not know the setting: it accepts compressed messages for every topic,
         because it does not notice the compression.
         """
         return topic in self.accept_compressed and self.speaks_frames and self.knows_compressed
@@ -288,7 +288,7 @@ class Answers:
         return identity, self.log(half.topic, half.partition).append(half.body, identity, half.flag & ~DELAYED_FLAG)
 
     def _deliver(self, *, everything: bool = False) -> None:
-        """Move each delayed message whose delivery time has come to its partition. everything: if true, move all
+        """Store each delayed message in its partition if its delivery time has come. everything: if true, store all
         delayed messages, whatever their time.
         """
         for each in self.delays.take_due(everything=everything):
@@ -493,8 +493,8 @@ class Answers:
         return answered
 
     def _pulled(self, request: PullRequest, last: bool) -> _Reply | None:
-        """Return the answer to a pull if there is data, or if the pull must not wait any longer (`last`). Otherwise
-        return None.
+        """Return the answer to a pull if there is data, or if the pull must be answered now even without data (`last`).
+        Otherwise return None, so that the pull waits.
         """
         log = self.log(request.topic, request.partition)
         offset, code, body, runs, sizes = request.offset, ResponseCode.SUCCESS, b"", 0, []

@@ -48,9 +48,9 @@ class FakeBroker(Answers):
     silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
     request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
     leader: if it is not None, the broker behaves like a follower in a broker set, and refuses every frame except
-    SET_STATUS. The value is the leader's URL; "" if no leader is known. role: the role that the broker reports in
-    SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the broker reports to a sender as
-    having its message; 0: it reports no number.
+    HEARTBEAT and SET_STATUS. The value is the leader's URL; "" if no leader is known. role: the role that the broker
+    reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the broker reports to a
+    sender as having its message; 0: it reports no number.
     max_transfer_bytes: maximum size of the broker's answer to a `get`, like maxTransferSize. sends, pulls, connections:
     how many sends, pulls and connections the broker has received so far. transactions: the open transactions.
     delays.waiting: delayed messages that wait for their delivery time, which is compared with the given clock.

@@ -21,8 +21,8 @@ from metaq.protocol.record import Buffer, checksum
 __all__ = ["CHECK_MS", "FakeHalf", "FakeHalves"]
 
 CHECK_MS = 6000
-"""A half message is checked for the first time this number of milliseconds after its arrival, that is, a producer is
-asked for the outcome. The property `metaq.check-after` of a half message replaces this number for this message.
+"""This number of milliseconds after the arrival of a half message, a producer is asked for its outcome for the first
+time. The property `metaq.check-after` of a half message replaces this number for this message.
 """
 
 

@@ -26,7 +26,7 @@ __all__ = ["MemoryLog", "checked"]
 
 
 def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
-    """Check the records of a batch, whose sizes in bytes are given, and return their headers. Raises
+    """Check the records of a batch, and return their headers. sizes: the size of each record in bytes. Raises
     RemoteProtocolError, as a broker does, for records that a client must not send.
     """
     found = list(iter_headers(records, stored=False))
@@ -39,8 +39,8 @@ def checked(records: memoryview, sizes: list[int]) -> list[RecordHeader]:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """The log of one partition. data: the bytes of all records, without gaps. first: the offset in the partition of the
-    first byte, data[0]. starts: the offsets of the records.
+    """The log of one partition. data: the bytes of all records, without gaps. first: the offset that the first stored
+    byte, data[0], has in the partition. starts: the offsets of the records.
     """
 
     data: bytearray = field(default_factory=bytearray)

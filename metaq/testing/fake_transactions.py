@@ -59,7 +59,7 @@ class FakeTransactions:
 
     def verb(self, kind: TransactionType, key: str | None, home: Hashable, qualifier: str) -> str:
         """Execute a request about a transaction, such as begin or commit, and return the text of the broker's answer.
-        Raises TransactionRefused.
+        Raises TransactionRefused if there is no such transaction, or if its state does not allow the request.
         """
         if kind is TransactionType.RECOVER:
             return "\r\n".join(each for each in self.prepared if not qualifier or qualifier_of(each) == qualifier)

@@ -43,8 +43,8 @@ core.
 """
 
 _FEW = 24
-"""Minimum number of rows of a matrix. For fewer attributes, making a matrix costs more than decoding each attribute by
-itself.
+"""Minimum number of rows of a matrix. If there are fewer attributes for a matrix, no matrix is made, because making it
+would cost more than decoding each attribute by itself.
 """
 
 _HEADER = header_dtype()

@@ -48,9 +48,9 @@ class IsNull:
 
 
 class CompareText:
-    """The predicate `name < 'text'`, also with other comparisons. Texts are compared by their code points. If the
-    property's value is a number, it is compared only if the literal text is a number, too; otherwise the result is
-    UNKNOWN.
+    """The predicate `name < 'text'`, or the same with another comparison operator. Texts are compared by their code
+    points. If the property's value is a number, it is compared only if the literal text is a number, too; otherwise the
+    result is UNKNOWN.
     """
 
     def __init__(self, comparison: str, text: str) -> None:
@@ -74,7 +74,7 @@ class CompareText:
 
 
 class CompareNumber:
-    """The predicate `name < 5`, also with other comparisons."""
+    """The predicate `name < 5`, or the same with another comparison operator."""
 
     def __init__(self, comparison: str, number: int | float) -> None:
         self.comparison = comparison
@@ -87,8 +87,8 @@ class CompareNumber:
 
 
 class CompareBool:
-    """The predicate `name = TRUE`, also with other comparisons or FALSE. The filter `name` means the same as `name =
-    TRUE`.
+    """The predicate `name = TRUE`, or the same with another comparison operator or with FALSE. The filter `name` means
+    the same as `name = TRUE`.
     """
 
     def __init__(self, flag: bool) -> None:

@@ -163,16 +163,16 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "a log has more than {DELAYED_LOG_BYTES:bytes}, and more than half",
         "reads the wall clock at least every {DELAYED_SLEEP_SECONDS:s}.",
         "broker asks another producer after {HALVES_LOST_SECONDS:s}.",
-        "The sender counts as gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not "
-        "polled for questions for {HALVES_SILENT_SECONDS:s}. For these times, periods",
+        "The sender counts as gone {HALF_GRACE_SECONDS:s} after its connection was lost, or when it has not polled"
+        " for questions for {HALVES_SILENT_SECONDS:s}. When the broker measures",
         "have sent half messages have {HALVES_SILENT_SECONDS:s} to connect and poll",
         "remembers the decisions of the last {HALVES_DECIDED} half messages",
     ),
     "docs/protocol.md": (
         "producers may get it after {HALVES_SILENT_SECONDS:s} in which no CHECK_HALVES of this producer waited at the "
         "broker, or {HALF_GRACE_SECONDS:s} after this producer's connection",
-        "for the named producer for {HALF_GRACE_SECONDS:s} after the first check is due, and for "
-        "{HALVES_SILENT_SECONDS:s} after the broker began",
+        "check has been due for {HALF_GRACE_SECONDS:s}, and at least until this broker has been the leader for "
+        "{HALVES_SILENT_SECONDS:s}. A broker that follows",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
         "a put is larger than {MAX_BODY_BYTES:bytes}, the broker drops the",
         "client checks the limit of {MAX_BODY_BYTES:bytes}, it does not count",
@@ -198,7 +198,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
         "the decompressed content, at most {MAX_PAYLOAD_BYTES:bytes}. The checksum covers the",
         "how long the broker may wait for data, 0 … {MAX_WAIT_MS};",
-        "there are {TABLE_RECORDS} records or more",
+        "the answer has at least {TABLE_RECORDS} records, and `runs` is",
         "most messages in the answer, 1 … {MAX_FOUND_MESSAGES}; default {DEFAULT_FOUND_MESSAGES}",
         "its bound of {MAX_SEARCH_BYTES:bytes} read or {MAX_SEARCH_SECONDS:seconds}.",
         "an answer may have up to {SAME_ID} messages with one id",
@@ -210,8 +210,9 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "number of rows in its body, 1 … {MAX_SETTLEMENTS}:",
         "has sent an ACQUIRE for {SHARED_MEMBER_SECONDS:s}, no ACQUIRE is waiting",
         "together may have at most {MAX_FILTER_BYTES} bytes.",
-        "one id. The broker runs {MAX_RUNNING_SEARCHES} of these requests (searches) at once. If more are "
-        "waiting, it takes one search of each client address in turn. At most {MAX_SEARCHES} searches may run or",
+        "one id. The broker runs {MAX_RUNNING_SEARCHES} of these requests (searches) at once. If further searches "
+        "wait, the broker takes the next one from each client address in turn. At most {MAX_SEARCHES} searches may"
+        " run or",
         "`limit`: 0 … {MAX_LISTED_DELAYED},",
     ),
     "docs/messages.md": (
@@ -222,7 +223,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "from a new member when {SHARED_MEMBER_SECONDS:s} have passed since the",
     ),
     "docs/client.md": (
-        "A topic has at most {MAX_NAME_BYTES:bytes}, and no blank",
+        "a topic has at most {MAX_NAME_BYTES:bytes} and contains no blank,",
         "a table with at most {MAX_SEQUENCES} entries, one for each",
         "partitions at once (1 to {MAX_HANDLER_THREADS}). At any time at",
         "`run(handler, threads=…)`, with 1 to {MAX_HANDLER_THREADS} threads,",
@@ -236,24 +237,23 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "`max_batch_bytes` ({ProducerConfig.max_batch_bytes:bytes}) or `max_batch_records` "
         "({ProducerConfig.max_batch_records})",
         "`delivery_timeout_seconds`, {ProducerConfig.delivery_timeout_seconds:s})",
-        "{ProducerConfig.max_buffered_messages}) and `max_buffered_bytes` "
-        "({ProducerConfig.max_buffered_bytes:bytes}) of one producer wait",
+        "{ProducerConfig.max_buffered_messages}) messages of one producer, with together at most "
+        "`max_buffered_bytes` ({ProducerConfig.max_buffered_bytes:bytes}), wait for an answer",
         "messages whose deadlines are within {TOGETHER_SECONDS:s} of this deadline. A",
         "after pauses of up to {MAX_PAUSE_SECONDS:s}",
         "events: ZooKeeper shows a change, {TRUSTED_SECONDS:s} have passed, or the",
         "the client waits up to {LAST_ANSWERS_SECONDS:s} for the answers that",
-        "to count its partitions for {LEADERLESS_SECONDS:s}: in this time producers",
+        "their lists of partitions for {LEADERLESS_SECONDS:s}. So in this time",
         "the producer waits up to {LEADERLESS_SECONDS:s} for a leader that",
         "may come up to {PING_SECONDS:s} later",
         "partitions keep their owners for {ZONE_SETTLE_SECONDS:s}, so that a failover",
         "a message ends at most {producer/tuning.LOOK_SECONDS:s} after the message's deadline,",
         "ends with `RequestTimedOut` at most {producer/tuning.LOOK_SECONDS:s} after its timeout",
         "`deliver_at_exit_seconds` ({ProducerConfig.deliver_at_exit_seconds}, for",
-        "limit. The default is `transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}, "
-        "which is also the",
-        "file. (If at most `ordered_wait_messages`, {ProducerConfig.ordered_wait_messages}, messages for the "
-        "partition are in the file, the producer first waits up to `ordered_wait_seconds`, "
-        "{ProducerConfig.ordered_wait_seconds}, until they are delivered,",
+        "`transaction_timeout_seconds`, {ProducerConfig.transaction_timeout_seconds}; it is also",
+        "the file has at most {ProducerConfig.ordered_wait_messages} messages for the partition, the setting "
+        "`ordered_wait_messages`. Then the producer first waits up to {ProducerConfig.ordered_wait_seconds} s, the"
+        " setting `ordered_wait_seconds`,",
         "{ProducerConfig.recover_interval_seconds}). So the messages of",
         "concerns at most the last {RESENT_TOGETHER} messages).",
         "`max_per_queue` messages ({MAX_LOCAL_MESSAGES})",
@@ -262,7 +262,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "this as a failure; after {HELD_LOOK_SECONDS:seconds} it logs one line",
         "messages of these partitions. After {IDLE_WARNING_SECONDS:minutes} without a call of",
         "`arrow_fetch_bytes` ({ConsumerConfig.arrow_fetch_bytes:bytes})",
-        "ended when it had read {MAX_SEARCH_BYTES:bytes} or had taken {MAX_SEARCH_SECONDS:seconds}. If you repeat the",
+        "ended because it had read {MAX_SEARCH_BYTES:bytes} or had taken {MAX_SEARCH_SECONDS:seconds}. If you "
+        "repeat the",
         "`retry_step_seconds` ({ConsumerConfig.retry_step_seconds}) × 1, 2, 3",
         "`retry_max_seconds` ({ConsumerConfig.retry_max_seconds})",
         "{settings/config.MAX_RETRIES}; `None`: no limit) have",
@@ -273,8 +274,8 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "but logs a line after {EMPTY_GETS} answers without messages.",
     ),
     "docs/replication.md": (
-        "Each node remembers the last {MAX_EPOCHS} epochs, or fewer epochs if more than {MAX_ENDS} ends of "
-        "partitions changed",
+        "it. It remembers the last {MAX_EPOCHS} epochs, or fewer if these epochs have more than {MAX_ENDS} such "
+        "end offsets.",
         "which epochs its data went through | {MAX_HELLO_BYTES:bytes} |",
         "| another message of a follower | {MAX_FOLLOWER_MESSAGE_BYTES:bytes};",
         "has not acknowledged | {MAX_BACKLOG_BYTES:bytes} for each follower |",
@@ -357,7 +358,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "the same connection less than 5 s before.)",
     ),
     "docs/migrating.md": (
-        "With `zk.zkSyncTimeMs=1000` the replacement takes 2 to 3 seconds. For nearly all of",
+        "1000` the replacement takes 2 to 3 seconds. Nearly all of this",
         "in order. Each replacement takes 2 to 3 seconds. Of 3,349 sends 10 failed, and for each of",
     ),
 }

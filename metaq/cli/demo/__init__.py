@@ -78,7 +78,7 @@ def _play(flights: int | None, brokers: int, rate: int, directory: Path, keep: b
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Raise KeyboardInterrupt at SIGTERM, as Python does at Ctrl-C, so that all `finally` blocks are executed, which
-    end the processes that the demo has started.
+    """Raise KeyboardInterrupt at SIGTERM, as Python does at Ctrl-C, so that all `finally` blocks are executed. These
+    blocks end the processes that the demo has started.
     """
     raise KeyboardInterrupt

@@ -1,7 +1,7 @@
 """Check whether every message arrived: compare the sent messages with the histories that the consumers wrote.
 
 The messages carry sequence numbers 0 … sent-1. A consumer appends one row per message to its history, in the order of
-arrival, before it may commit the messages. So the history of a consumer that is killed at any moment contains every
+arrival, before it can commit the messages. So the history of a consumer that is killed at any moment contains every
 message that the consumer has committed. The messages that the killed consumer has not committed must be delivered to
 another consumer, and so appear in that consumer's history.
 

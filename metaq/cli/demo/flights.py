@@ -77,8 +77,8 @@ def mean_delays(table: pd.DataFrame) -> dict[str, CarrierDelay]:
 
 
 def delays_in(payloads: Iterable[bytes]) -> dict[str, CarrierDelay]:
-    """Return each carrier's number of flights and mean delay, as the messages of the Spark job give them. Raises
-    ValueError if two messages give different numbers for one carrier.
+    """Return each carrier's number of flights and mean delay, read from `payloads`, the messages that the Spark job has
+    sent. Raises ValueError if two messages give different numbers for one carrier.
     """
     found: dict[str, CarrierDelay] = {}
     for payload in payloads:

@@ -131,7 +131,9 @@ class ConsumerGroup:
             member.process.check()
 
     def wait_for(self, received: float, timeout: float, tick: Callable[[], None]) -> None:
-        """Wait until all members together have received `received` messages. Raises RequestTimedOut."""
+        """Wait until all members together have received `received` messages. Raises RequestTimedOut if this takes
+        longer than `timeout` seconds.
+        """
 
         def enough() -> bool:
             tick()
@@ -181,8 +183,8 @@ class ConsumerGroup:
 
 
 class Throttle:
-    """Limits the work of a member to `rate` messages per second. Time in which the member had no messages does not
-    count, so after such a time the member does not work faster to catch up.
+    """Limits the work of a member to `rate` messages per second. After a time in which the member had no messages, it
+    does not work faster than `rate` to catch up.
     """
 
     def __init__(

@@ -49,7 +49,8 @@ LAG_SECONDS = 0.25
 @dataclass(frozen=True, slots=True)
 class Script:
     """The parameters of the demo. flights: the number of flights to send; None = all. join_at: when this fraction of
-    all messages is received, a member joins. kill_at: when this fraction is received, a member is killed.
+    all messages is received, a member joins. kill_at: when this fraction of all messages is received, a member is
+    killed.
     """
 
     directory: Path
@@ -68,8 +69,8 @@ def play(script: Script, report: Report) -> Iterator[tuple[DemoFigures, str]]:
     """Run all steps of the demo, with all files below `script.directory`. Yield the demo's results, and the ZooKeeper
     connect string of the cluster.
 
-    The caller uses this function in a `with` statement: the cluster runs until the end of the block. After the block,
-    or if this function raises, all processes have ended.
+    The caller uses this function in a `with` statement: the cluster runs until the end of the block. At the end of the
+    block, or if this function raises an error, all processes of the demo are ended.
     """
     began = time.monotonic()
     with_spark = _has_java(report)
@@ -230,8 +231,8 @@ def _receive_rate(histories: list[History]) -> float:
 
 
 def _run_spark(cluster: Cluster, zookeeper: str, directory: Path, report: Report) -> BySpark:
-    """Set the offsets of a second consumer group to the beginning of each partition, run the Spark job, which reads
-    from these offsets on, and return the job's results.
+    """Run the Spark job with a second consumer group, and return the job's results. The group's offsets are first set
+    to the beginning of each partition, so that the job reads all messages.
     """
     report.step(f"Spark: from the offsets of group {SPARK_GROUP} in ZooKeeper to topic {DELAYS}")
     partitions = cluster.partitions(FLIGHTS)
