@@ -215,6 +215,10 @@ class BrokerProcess:
         """Listen on the broker's port, and run the reactor until the process is told to stop."""
         self._offer_reload()
         self._gate = gate = make_gate(self.broker)
+        self.broker.access.changed = self._access_changed
+        self._access_changed()
+        if self._config.node is None and not self._roles.registers:
+            self.broker.access.see(None)  # without ZooKeeper there are no users
         self._factory = SessionFactory(self.broker, gate, max_connections, http=self._has_http)
         if self._roles.registers and self._roles.slave_id is None:  # before listening: see Partitions.use_moves
             self.broker.partitions.use_moves(MoveTable(self._config.broker_id, known=False))
@@ -299,6 +303,7 @@ class BrokerProcess:
             registration = Registration(self._config, self._reactor, self._roles.slave_id, tls=self._zookeeper_tls)
             self._registration, self.broker.registered = registration, lambda: registration.registered
             await registration.connect()
+            self._watch_access(registration.session)
             if self._roles.slave_id is None:
                 moves = self._make_moves(registration.session, registration)
                 await moves.read()
@@ -344,6 +349,7 @@ class BrokerProcess:
         self.broker.set_report = self.broker.replication = SetReport(self.broker, member)
         self._role_changed()
         await member.start(zookeeper.connection_timeout_ms / 1000)
+        self._watch_access(session)
         self.broker.set_report.start()
 
     def _role_changed(self) -> None:
@@ -357,6 +363,18 @@ class BrokerProcess:
             self.broker.moves.stop()
         self._gate.check = None if serves else member.check
         self._gate.check_pull = None if serves else member.check_pull
+
+    def _watch_access(self, session: ZkSession) -> None:
+        """Read the users and grants in ZooKeeper now, and again after each change."""
+        from metaq.coordination.security.permissions_view import PermissionsView
+
+        see = self.broker.access.see
+        PermissionsView(session, lambda read: self._reactor.callFromThread(see, read)).start()
+
+    def _access_changed(self) -> None:
+        access = self.broker.access
+        self._gate.guard = None if access.is_open else access
+        self.broker.parked.wake_all()  # whoever waits may not be permitted to wait any more
 
     def _fail(self, failure: Failure) -> None:
         self._failure = failure.value

@@ -39,6 +39,7 @@ __all__ = [
     "Principal",
     "User",
     "check_user",
+    "is_user",
 ]
 
 MAX_GRANTS = 256
@@ -59,6 +60,10 @@ class Operation(StrEnum):
     ADMIN = "admin"
     REPLICATE = "replicate"
     """What only brokers do among themselves. No grant contains this operation."""
+    COOPERATE = "cooperate"
+    """What brokers ask of each other and operators ask of brokers. No grant but `admin` contains this operation."""
+    KNOWN = "known"
+    """What every user may do, whatever his grants are."""
     NOTHING = "nothing"
     """What everybody may do, also without a user: log in, keep a connection open, ask which protocol is spoken."""
 
@@ -81,6 +86,8 @@ class Need(NamedTuple):
     def __str__(self) -> str:
         """The smallest grant that permits what needs this, as users write it."""
         operation, topic, group = self
+        if operation is Operation.COOPERATE:
+            return str(Operation.ADMIN)
         if operation not in _WITH_TOPIC or (topic is None and operation is not Operation.SEE):
             return str(operation)
         if topic is None:
@@ -106,9 +113,14 @@ ANYBODY = Principal("anonymous")
 """The principal of a connection that has neither logged in nor shown a certificate."""
 
 
+def is_user(name: str) -> bool:
+    """Return whether a user can have this name."""
+    return _USER.fullmatch(name) is not None
+
+
 def check_user(name: str) -> str:
     """Return the name of a user if it is valid. Raises InvalidName."""
-    if not _USER.fullmatch(name):
+    if not is_user(name):
         raise InvalidName(
             f"user {name[:80]!r}: use 1 to 64 of the characters A-Z a-z 0-9 . _ -, and begin with a letter or a digit"
         )
@@ -270,13 +282,14 @@ class Permissions(NamedTuple):
         if need.operation is Operation.REPLICATE:
             return f"only a broker may send this request, with a broker's certificate, and {principal} is none"
         if principal.kind == "anonymous":
-            return f"log in as a user with the grant {need}: nobody has logged in on this connection"
+            grant = "" if need.operation is Operation.KNOWN else f" with the grant {need}"
+            return f"log in as a user{grant}: nobody has logged in on this connection"
         user = self.users.get(principal.name)
         if user is None:
             return f"the user {principal.name} does not exist, or not any more"
         if user.expires_ms is not None and now_ms >= user.expires_ms:
             return f"the user {principal.name} has expired: metaq users add makes a new one"
-        if not user.access.permits(need):
+        if need.operation is not Operation.KNOWN and not user.access.permits(need):
             return f"user {principal.name} lacks the grant: metaq acl grant {principal.name} {need}"
         return None
 

@@ -298,8 +298,8 @@ class PartitionClosed(StoreError):
 
 
 class BrokerStarting(StoreError):
-    """The broker has refused a message, because it has just started and has not yet read from ZooKeeper which of its
-    partitions have moved to another broker. Nothing was stored.
+    """The broker has refused a request, because it has just started and has not yet read from ZooKeeper which of its
+    partitions have moved to another broker, or which users and grants there are. Nothing was stored.
     """
 
     status = Status.UNAVAILABLE

@@ -14,6 +14,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import cast
 
+from .access import ANYBODY, Principal, is_user
 from .errors import TlsFailed
 from .record import Buffer
 
@@ -143,6 +144,17 @@ class TlsStream:
             for kind, name in named
             if kind in ("IP Address", "DNS")
         )
+
+    @property
+    def principal(self) -> Principal:
+        """Who the peer is, by its verified certificate. A certificate that names a host is a broker's; the name is one
+        of its hosts. Another certificate is a user's; its subject's common name is the user's name.
+        """
+        if hosts := self.certified_hosts:
+            return Principal("broker", min(hosts))
+        subject = cast("Iterable[Iterable[tuple[str, str]]]", self.certificate.get("subject", ()))
+        names = [value for part in subject for kind, value in part if kind == "commonName"]
+        return Principal("user", names[0]) if len(names) == 1 and is_user(names[0]) else ANYBODY
 
 
 def _reason(error: ssl.SSLError) -> str:

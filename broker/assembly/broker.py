@@ -16,6 +16,8 @@ from twisted.internet.defer import Deferred, fail
 from metaq.protocol.errors import ConfigError
 from metaq.version import __version__
 
+from ..access.control import AccessControl
+from ..access.logins import Logins
 from ..configuration.reload_plan import ReloadReport
 from ..configuration.settings import BrokerConfig, BrokerOptions, TopicConfig
 from ..delays.delays import Delays
@@ -108,6 +110,7 @@ class Broker:
         self.store = store
         self.reactor = reactor
         self.clock = clock
+        self.run_in_thread = threads.disk
         self.version = __version__
         self.dial = (dialer or Dialer(reactor)).dial
         self.admin_from = options.admin_from
@@ -148,6 +151,15 @@ class Broker:
         self.pending_puts = PendingPuts(options.max_pending_put_bytes, reactor)
         self.closed_lines = FewLines(logging.getLogger(f"{__package__}.network.session"), "connections closed", reactor)
         """Writes log lines about the connections that the broker closes; the number of lines is limited."""
+        self.access = AccessControl(
+            config.broker_id,
+            config.system.data_path,
+            self.now_ms,
+            self.in_thread,
+            FewLines(logging.getLogger(f"{__package__}.access"), "requests or logins refused", reactor),
+        )
+        """Decides what users may do."""
+        self.logins = Logins(self.access, self.now_ms, reactor.seconds)
         self.partitions = Partitions(
             config, store, rng=rng, on_log=self._watch, on_topic=on_topic, account=self.account
         )
@@ -170,7 +182,6 @@ class Broker:
             self.account,
             lambda: self.url,
         )
-        self.run_in_thread = threads.disk
         self.options = options
         self.memories: list[Memory[Any]] = []
         """The memories of all kinds of messages. When this broker becomes the leader, it calls `Memory.lead` of each

@@ -4,6 +4,7 @@ counters and states, in the format of metaq 1.x (wire.md §4).
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import defaultdict
@@ -16,7 +17,7 @@ from ..partitions.counters import KINDS
 from ..store.partition_log import PartitionLog
 from .broker import Broker
 
-__all__ = ["all_lines", "stats_lines", "stats_text"]
+__all__ = ["ITEMS", "all_lines", "stats_lines", "stats_text"]
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -32,11 +33,13 @@ _partition = attrgetter("partition")
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
     """Return the body of the answer to a `stats` request for `item`. `item` is a word such as `config` or
-    `replication`; any other word is treated as the name of a topic. The broker can serve other requests at each
-    `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
+    `replication`; any other word is treated as the name of a topic. The body for `access` is a JSON object.
+    The broker can serve other requests at each `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
     """
     if item == "config":
         return broker.config.source
+    if item == "access":
+        return json.dumps(broker.access.report()).encode()
     lines = yield from all_lines(stats_lines(broker, item))
     return "\r\n".join([*lines, ""]).encode("utf-8", "backslashreplace")
 
@@ -236,3 +239,5 @@ _ITEMS = {
     "disk": _disk_lines,
     "journal": _journal_lines,
 }
+ITEMS = frozenset(_ITEMS)
+"""The items of `stats` about the whole broker, without those of the kinds of messages."""

@@ -7,7 +7,7 @@ action the objects of the broker that this action needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +29,7 @@ from metaq.protocol.limits import (
     SHARED_MARK,
     WHERE_MARK,
 )
+from metaq.protocol.login import AuthenticateRequest
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.remoting import (
     ClosePartitionsRequest,
@@ -43,7 +44,7 @@ from metaq.protocol.remoting import (
     StatsRequest,
     ViewMessageRequest,
 )
-from metaq.protocol.sends import announced_parts, announced_topics
+from metaq.protocol.sends import announced_parts
 from metaq.protocol.shared import SharedForgetRequest
 from metaq.protocol.statuses import RequestCode, Status
 from metaq.protocol.text import (
@@ -73,6 +74,25 @@ from ..requests.gate import Caller, Check, Gate, Nodes, PageRequest, Served, Ver
 from ..requests.get import answer_get
 from ..requests.half_verbs import checked_frame, end_halves, ended_frame, list_halves
 from ..requests.lookup import Lookups
+from ..requests.needs import (
+    ADMIN,
+    COOPERATE,
+    KNOWN,
+    NOTHING,
+    REPLICATE,
+    Needs,
+    consumes,
+    of_checks,
+    of_many,
+    of_page,
+    of_run,
+    of_stats,
+    of_transaction,
+    sees_group,
+    sees_messages,
+    sends,
+    shows,
+)
 from ..requests.pull import Pull
 from ..requests.put import PutAnswers, PutGroup, answer_run, answer_sync
 from ..requests.send import answer_send_batch, answer_send_many
@@ -82,7 +102,7 @@ from ..runtime.pending_puts import PUT_OVERHEAD_BYTES
 from ..shared.status import answer_status
 from .admin import Admin, admits
 from .broker import Broker
-from .stats import stats_text
+from .stats import ITEMS, stats_text
 
 if TYPE_CHECKING:
     from ..network.session import Session
@@ -121,6 +141,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         return verb._replace(serve=partial(_serve_broker, verb.serve)) if needs_certificate else verb
 
     new_group = partial(PutGroup, writing, answers)
+    items = ITEMS | {memory.item for memory in broker.memories}
 
     def put_alone(put: Put | Frame, caller: Caller | None) -> Answer:
         group = new_group(caller)
@@ -148,6 +169,10 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         if writing.takes_all_kinds:
             marks.append(f"{HALF_CHECK_MARK}{int(broker.halves.first_seconds * 1000)}")
         return encode_result(Status.SUCCESS, " ".join([broker.version, *marks]), version.opaque)
+
+    def authenticate(frame: Frame, caller: Caller | None) -> Answer:
+        reply = broker.logins.step(AuthenticateRequest.from_ext(frame.ext), cast("Session", caller))
+        return reply_frame(frame.opaque, reply)
 
     def follow(frame: Frame, caller: Caller | None) -> Answer:
         if broker.member is None:
@@ -178,92 +203,105 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         reading.places.connection_lost(caller)
 
     texts: Mapping[type, Verb] = {
-        Put: Verb(put_alone, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key)),
-        PutRun: Verb(partial(answer_run, writing, answers), _run_bytes, stores=True, topics=_run_topics),
-        TooLargePut: Verb(lambda put, caller: answers.too_large(put), nodes=Nodes.ALL),
-        Sync: of_brokers(Verb(partial(answer_sync, writing, answers, broker.now_ms), _put_bytes, stores=True)),
-        Get: Verb(partial(answer_get, reading), lambda get: get.max_size, repeatable=True),
-        OffsetQuery: Verb(lookups.nearest),
-        TransactionCommand: Verb(transactions.text, repeatable=True),  # only recover may be large
-        Stats: Verb(stats, lists=True, nodes=Nodes.ALL),
-        Version: Verb(version, nodes=Nodes.ALL),
-        IgnoredAnswer: Verb(lambda answer, caller: None, nodes=Nodes.ALL),
-        PageRequest: Verb(lambda page, caller: page.show(), nodes=Nodes.ALL),
+        Put: Verb(put_alone, sends, _put_bytes, stores=True, gathers=True, in_transaction=Verb(put_with_key, sends)),
+        PutRun: Verb(partial(answer_run, writing, answers), of_run, _run_bytes, stores=True),
+        TooLargePut: Verb(lambda put, caller: answers.too_large(put), NOTHING, nodes=Nodes.ALL),
+        Sync: of_brokers(
+            Verb(partial(answer_sync, writing, answers, broker.now_ms), REPLICATE, _put_bytes, stores=True)
+        ),
+        Get: Verb(partial(answer_get, reading), consumes, lambda get: get.max_size, repeatable=True),
+        OffsetQuery: Verb(lookups.nearest, shows),
+        TransactionCommand: Verb(transactions.text, of_transaction, repeatable=True),  # only recover may be large
+        Stats: Verb(stats, of_stats(items), lists=True, nodes=Nodes.ALL),
+        Version: Verb(version, NOTHING, nodes=Nodes.ALL),
+        IgnoredAnswer: Verb(lambda answer, caller: None, NOTHING, nodes=Nodes.ALL),
+        PageRequest: Verb(lambda page, caller: page.show(), of_page, nodes=Nodes.ALL),
     }
     frames: Mapping[int, Verb] = {
         RequestCode.SEND: Verb(
             put_alone,
+            sends,
             _put_bytes,
             stores=True,
             gathers=True,
-            in_transaction=Verb(transactions.send, _body_bytes),
+            in_transaction=Verb(transactions.send, sends, _body_bytes),
         ),
         RequestCode.SEND_BATCH: Verb(
             partial(answer_send_batch, writing),
+            sends,
             _body_bytes,
             stores=True,
-            in_transaction=Verb(transactions.send_batch, _body_bytes),
+            in_transaction=Verb(transactions.send_batch, sends, _body_bytes),
         ),
         RequestCode.SEND_MANY: Verb(
             partial(answer_send_many, writing, broker.reactor),
+            of_many,
             _many_bytes,
             stores=True,
-            topics=lambda frame: announced_topics(frame.ext),
         ),
-        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), nodes=Nodes.READERS),
-        RequestCode.MIN_OFFSET: _read(PartitionRequest.from_ext, lookups.min_offset),
-        RequestCode.MAX_OFFSET: _read(PartitionRequest.from_ext, lookups.max_offset),
-        RequestCode.SEARCH_OFFSET_BY_TIME: _read(SearchByTimeRequest.from_ext, lookups.by_time),
-        RequestCode.SEARCH_OFFSET_BY_COUNT: _read(SearchByCountRequest.from_ext, lookups.by_count),
-        RequestCode.MESSAGE_COUNTS: _read(MessageCountsRequest.from_ext, lookups.counts),
-        RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, found_frame),
-        RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, found_frame),
-        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, _empty_frame, nodes=Nodes.ALL),
-        RequestCode.STATS: Verb(stats_frame, _body_bytes, lists=True, nodes=Nodes.ALL),
+        RequestCode.PULL: Verb(lambda frame, caller: Pull(reading, frame), consumes, nodes=Nodes.READERS),
+        RequestCode.MIN_OFFSET: _read(PartitionRequest.from_ext, lookups.min_offset, shows),
+        RequestCode.MAX_OFFSET: _read(PartitionRequest.from_ext, lookups.max_offset, shows),
+        RequestCode.SEARCH_OFFSET_BY_TIME: _read(SearchByTimeRequest.from_ext, lookups.by_time, shows),
+        RequestCode.SEARCH_OFFSET_BY_COUNT: _read(SearchByCountRequest.from_ext, lookups.by_count, shows),
+        RequestCode.MESSAGE_COUNTS: _read(MessageCountsRequest.from_ext, lookups.counts, shows),
+        RequestCode.VIEW_MESSAGE_BY_ID: _read(ViewMessageRequest.from_ext, searches.by_id, sees_messages, found_frame),
+        RequestCode.QUERY_MESSAGE: _read(QueryMessageRequest.from_ext, searches.by_key, sees_messages, found_frame),
+        RequestCode.HEARTBEAT: _framed(_nothing, lambda _: None, NOTHING, _empty_frame, nodes=Nodes.ALL),
+        RequestCode.AUTHENTICATE: Verb(authenticate, NOTHING, nodes=Nodes.ALL),
+        RequestCode.STATS: Verb(stats_frame, of_stats(items), _body_bytes, lists=True, nodes=Nodes.ALL),
         RequestCode.TRANSACTION: Verb(
             lambda frame, caller: _answer(
                 frame, transactions.perform(TransactionRequest.from_ext(frame.ext), caller), _text_frame
             ),
+            of_transaction,
             repeatable=True,  # only RECOVER may be large
         ),
-        RequestCode.TRANSACTION_OUTCOME: _framed(TransactionOutcomeRequest.from_ext, transactions.outcome),
-        RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel),
+        RequestCode.TRANSACTION_OUTCOME: _framed(
+            TransactionOutcomeRequest.from_ext, transactions.outcome, of_transaction
+        ),
+        RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel, sends),
         RequestCode.LIST_DELAYED: _framed(
             ListDelayedRequest.from_ext,
             partial(list_delayed, broker.listings, broker.delays),
+            sees_messages,
             body_frame,
             repeatable=True,
         ),
-        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end),
+        RequestCode.END_HALF: _framed(EndHalfRequest.from_ext, broker.halves.end, sends),
         RequestCode.END_HALVES: Verb(
-            lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), _body_bytes
+            lambda frame, caller: _answer(frame, end_halves(broker.halves, frame), ended_frame), sends, _body_bytes
         ),
-        RequestCode.CHECK_HALVES: Verb(check_halves, repeatable=True),
+        RequestCode.CHECK_HALVES: Verb(check_halves, of_checks, repeatable=True),
         RequestCode.LIST_HALVES: _framed(
             ListHalvesRequest.from_ext,
             partial(list_halves, broker.listings, broker.halves),
+            sees_messages,
             body_frame,
             repeatable=True,
         ),
         RequestCode.RELOAD_CONFIG: _admin(_nothing, lambda _: admin.reload(), nodes=Nodes.ALL),
         RequestCode.CLOSE_PARTITIONS: _admin(ClosePartitionsRequest.from_ext, admin.close_partitions, nodes=Nodes.ALL),
         RequestCode.OPEN_PARTITIONS: _admin(OpenPartitionsRequest.from_ext, admin.open_partitions, nodes=Nodes.ALL),
-        RequestCode.FOLLOW: of_brokers(Verb(follow, nodes=Nodes.ALL)),
+        RequestCode.FOLLOW: of_brokers(Verb(follow, REPLICATE, nodes=Nodes.ALL)),
         RequestCode.REPLICATION_STATUS: _admin(_nothing, lambda _: admin.replication_status(), nodes=Nodes.ALL),
         RequestCode.RESTART_REPLICATION: _admin(_nothing, lambda _: admin.restart_replication(), nodes=Nodes.ALL),
         RequestCode.HAND_OVER: _admin(HandOverRequest.from_ext, admin.hand_over, nodes=Nodes.ALL),
-        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), json_frame, nodes=Nodes.ALL),
-        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, json_frame),
-        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller)),
-        RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), _body_bytes),
+        RequestCode.SET_STATUS: _framed(_nothing, lambda _: admin.set_status(), KNOWN, json_frame, nodes=Nodes.ALL),
+        RequestCode.MOVE: _framed(MoveRequest.from_ext, move, COOPERATE, json_frame),
+        RequestCode.ACQUIRE: Verb(lambda frame, caller: Acquire(broker.shared, reading, frame, caller), consumes),
+        RequestCode.SETTLE: Verb(lambda frame, caller: answer_settle(broker.shared, frame), consumes, _body_bytes),
         RequestCode.SHARED_STATUS: Verb(
-            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame), _body_bytes, lists=True
+            lambda frame, caller: answer_status(broker.shared, broker.now_ms, frame),
+            sees_group,
+            _body_bytes,
+            lists=True,
         ),
         RequestCode.SHARED_FORGET: _admin(
             SharedForgetRequest.from_ext, lambda request: broker.shared.forget(request.group)
         ),
         RequestCode.PREPARED_TRANSACTIONS: Verb(
-            lambda frame, caller: transactions.prepared(frame), _body_bytes, lists=True, admin=True
+            lambda frame, caller: transactions.prepared(frame), ADMIN, _body_bytes, lists=True, admin=True
         ),
         RequestCode.COMPLETE_TRANSACTION: _admin(
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
@@ -289,6 +327,7 @@ Encoder = Callable[[int, Any], Bytes]
 def _framed(
     decode: Callable[[Ext], Any],
     act: Callable[[Any], Any],
+    needs: Needs,
     encode: Encoder = reply_frame,
     *,
     admin: bool = False,
@@ -298,6 +337,7 @@ def _framed(
     """Return the verb for a frame whose whole request is in the frame's extFields. `act` may return a Deferred."""
     return Verb(
         lambda frame, caller: _answer(frame, act(decode(frame.ext)), encode),
+        needs,
         _body_bytes,
         admin=admin,
         nodes=nodes,
@@ -305,8 +345,8 @@ def _framed(
     )
 
 
-def _read(decode: Callable[[Ext], Any], act: Callable[[Any], Any], encode: Encoder = reply_frame) -> Verb:
-    return _framed(decode, act, encode, nodes=Nodes.READERS, repeatable=True)
+def _read(decode: Callable[[Ext], Any], act: Callable[[Any], Any], needs: Needs, encode: Encoder = reply_frame) -> Verb:
+    return _framed(decode, act, needs, encode, nodes=Nodes.READERS, repeatable=True)
 
 
 def _admin(
@@ -315,7 +355,7 @@ def _admin(
     encode: Encoder = json_frame,
     nodes: Nodes = Nodes.LEADER,
 ) -> Verb:
-    return _framed(decode, act, encode, admin=True, nodes=nodes)
+    return _framed(decode, act, ADMIN, encode, admin=True, nodes=nodes)
 
 
 def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
@@ -341,13 +381,6 @@ def _empty_frame(opaque: int, _: None) -> Bytes:
 
 def _text_frame(opaque: int, text: str) -> Bytes:
     return body_frame(opaque, text.encode("utf-8"))
-
-
-# --- topics -----------------------------------------------------------------------------------------------------------
-
-
-def _run_topics(run: PutRun) -> Iterable[str]:
-    return dict.fromkeys(run.topics)
 
 
 # --- bytes held until the answer --------------------------------------------------------------------------------------

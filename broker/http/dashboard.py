@@ -24,17 +24,18 @@ from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records.payloads import Offset
 from metaq.coordination.session.zk_session import ZkSession
-from metaq.protocol.errors import AccountSpent, CoordinationError, InvalidName, MetaqError
+from metaq.protocol.errors import AccessRefused, AccountSpent, CoordinationError, InvalidName, MetaqError
 from metaq.protocol.limits import check_group
 
 from ..assembly.broker import Broker
 from ..assembly.stats import all_lines, stats_lines
-from ..requests.gate import Gate, HttpPeer, PageRequest
-from ..runtime.account import NOBODY
+from ..requests.gate import Gate, PageRequest
+from ..runtime.account import NOBODY, account_address
 from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
+from .peers import ask_for_password, host_of, peer_of
 from .sheets import Sheet, write_sheet
 
 __all__ = ["Dashboard", "RecentLog"]
@@ -301,26 +302,38 @@ class _Root(Resource):
         """Make a page and send it, if the gate admits the request. If too many pages are being made or sent at this
         moment, the request is refused.
         """
-        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
-        asked = PageRequest(words, changes, words[1] if words[:1] == ["topics"] and len(words) > 1 else None, show)
+        host = host_of(request)
+        address = account_address(host)
+        asked = PageRequest(words, changes, show)
         shown_pages = self._dashboard.broker.account.shown_pages
         gone = cast("Deferred[object]", request.notifyFinish())
         admit = self._dashboard.gate.admit
 
         def write(view: Deferred[Page | Sheet]) -> None:
-            view.addErrback(_failed).addCallback(self._write, request, peer.address, gone)
+            view.addErrback(self._refused, request).addErrback(_failed)
+            view.addCallback(self._write, request, address, gone)
 
         def make() -> None:
             if not gone.called:
-                write(maybeDeferred(lambda: cast(Any, admit(asked, peer).serve(asked, peer))))
+                write(maybeDeferred(serve))
 
-        if shown_pages.take(peer.address):
-            gone.addBoth(lambda _: shown_pages.add(peer.address, -1))
-            self._dashboard.broker.turns.do(make, peer.address)
+        def serve() -> Any:
+            peer = peer_of(request, self._dashboard.broker.logins)
+            return admit(asked, peer).serve(asked, None)
+
+        if shown_pages.take(address):
+            gone.addBoth(lambda _: shown_pages.add(address, -1))
+            self._dashboard.broker.turns.do(make, address)
         else:
             gone.addErrback(lambda _: None)
-            write(fail(AccountSpent(shown_pages.refusal(peer.address))))
+            write(fail(AccountSpent(shown_pages.refusal(address))))
         return NOT_DONE_YET
+
+    def _refused(self, failure: Failure, request: Request) -> Page:
+        """Return the page for a request whose sender may not do what it asks for."""
+        failure.trap(AccessRefused)
+        status = 401 if ask_for_password(request) else 403
+        return Page("Refused", [Text([failure.getErrorMessage()])], status=status)
 
     def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
         if not gone.called:  # otherwise the browser has left, and its page is dropped

@@ -19,16 +19,19 @@ from twisted.web.http import NOT_ALLOWED
 from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from metaq.protocol.errors import RemoteProtocolError
+from metaq.protocol.errors import AccessRefused, RemoteProtocolError
 from metaq.protocol.limits import INT32_MAX, INT64_MAX
 from metaq.protocol.record import Buffer
 from metaq.protocol.statuses import Status
 from metaq.protocol.text import NO_CHECKSUM, AnswerReader, Get, OffsetQuery, Put, Result, encode_result
 
+from ..access.logins import Logins
 from ..network.session import SessionServices
 from ..reading.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
+from ..runtime.account import account_address
 from ..runtime.pending_puts import PendingPuts
+from .peers import ask_for_password, host_of, peer_of
 
 __all__ = ["Gateway"]
 
@@ -48,8 +51,9 @@ class Gateway(Resource):
 
     isLeaf = True  # noqa: N815
 
-    def __init__(self, gate: Gate, shared: SessionServices) -> None:
+    def __init__(self, gate: Gate, shared: SessionServices, logins: Logins) -> None:
         super().__init__()
+        self._logins = logins
         self._account = shared.account
         self._gate = gate
         self._pending_puts = shared.pending_puts
@@ -66,11 +70,10 @@ class Gateway(Resource):
         """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped
-        peer = HttpPeer(cast(Any, request.getClientAddress()).host)
-        self._turns.do(partial(self._render, request, peer, lost), peer.address)
+        self._turns.do(partial(self._render, request, lost), account_address(host_of(request)))
         return NOT_DONE_YET
 
-    def _render(self, request: Request, peer: HttpPeer, lost: Deferred[None]) -> None:
+    def _render(self, request: Request, lost: Deferred[None]) -> None:
         if lost.called:
             return
         command = self._commands.get(request.path[1:2])
@@ -82,9 +85,13 @@ class Gateway(Resource):
             _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
             return
         try:
-            answer = self._ask(command(request), peer)
+            answer = self._ask(command(request), peer_of(request, self._logins))
         except RemoteProtocolError as error:
             _finish(request, Status.BAD_REQUEST, str(error).encode())
+            return
+        except AccessRefused as error:
+            ask_for_password(request)
+            _finish(request, 401, str(error).encode())
             return
         if isinstance(answer, Deferred):
             answer.addErrback(_failed).addCallback(lambda late: _finish_late(request, late, lost))

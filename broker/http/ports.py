@@ -347,7 +347,7 @@ class HttpPorts:
                 except ConfigError as error:
                     _log.error("the broker serves without its pages: %s", error)
             if gateway_port is not None:
-                gateway = Gateway(gate, broker)
+                gateway = Gateway(gate, broker, broker.logins)
                 self._listen("gateway", gateway, "jettyBroker serverPort", gateway_port, reactor, interface)
         except BaseException:
             self.close()

@@ -37,6 +37,7 @@ from twisted.internet.protocol import Protocol, connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from metaq.protocol.access import Principal
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
@@ -170,6 +171,7 @@ class Session(Protocol):
         self._account = shared.account
         self.address = "?"
         """The client address for which the account counts what this connection uses."""
+        self._principal: Principal | None = None  # not known yet
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -346,6 +348,24 @@ class Session(Protocol):
     def certified_hosts(self) -> frozenset[str]:
         """The hosts that the client's verified certificate names, as Caller.certified_hosts describes."""
         return self._transport.certified_hosts
+
+    @property
+    def principal(self) -> Principal:
+        """The user that has logged in on this connection. Without a login, the broker or the user that the client's
+        verified certificate names, or ANYBODY.
+        """
+        if self._principal is None:
+            self._principal = self._transport.principal
+        return self._principal
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection uses TLS."""
+        return self._transport.is_encrypted
+
+    def logged_in(self, principal: Principal) -> None:
+        """Record that the client has logged in as this user."""
+        self._principal = principal
 
     @property
     def has_ended(self) -> bool:
@@ -577,7 +597,7 @@ class Session(Protocol):
         self._answer(self._gate.group, group, group.commit())
 
     def _serve_pull(self, pull: Parkable) -> None:
-        answer = self._gate.step(pull)
+        answer = self._gate.step(pull, self)
         if isinstance(answer, Deferred):
             if pull.repeatable:
                 self._gate.if_room(pull, self.address, answer)

@@ -21,6 +21,7 @@ from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
 from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.protocol.access import ANYBODY, Principal
 from metaq.protocol.errors import ConfigError, MetaqError, TlsFailed, TlsRequired
 from metaq.protocol.record import Buffer
 from metaq.protocol.tls import FIRST_BYTE, TlsStream
@@ -227,6 +228,16 @@ class _Secured(PlainConnection):
     def certified_hosts(self) -> frozenset[str]:  # type: ignore[override]
         """The hosts that the client's verified certificate names."""
         return frozenset() if self._stream is None else self._stream.certified_hosts
+
+    @property
+    def principal(self) -> Principal:  # type: ignore[override]
+        """The broker or user that the client's verified certificate names."""
+        return ANYBODY if self._stream is None else self._stream.principal
+
+    @property
+    def is_encrypted(self) -> bool:  # type: ignore[override]
+        """Whether the connection uses TLS."""
+        return self._stream is not None
 
     def _end_slow(self) -> None:
         self._too_slow = None

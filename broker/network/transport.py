@@ -31,6 +31,7 @@ from twisted.internet import tcp
 from twisted.internet.error import ConnectionDone, ConnectionLost
 from twisted.internet.main import CONNECTION_DONE, CONNECTION_LOST
 
+from metaq.protocol.access import ANYBODY
 from metaq.protocol.record import Buffer
 
 from .. import tuning
@@ -79,6 +80,12 @@ class PlainConnection(tcp.Server):
 
     certified_hosts: frozenset[str] = frozenset()
     """The hosts that the client's verified certificate names; without TLS there are none."""
+
+    principal = ANYBODY
+    """The broker or user that the client's verified certificate names."""
+
+    is_encrypted = False
+    """Whether the connection uses TLS."""
 
     sent_bytes = 0
     """How many bytes that had to wait in the transport's buffer were sent. Bytes that `write` passed to the socket at

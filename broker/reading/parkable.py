@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.access import Need
+
 from .answers import Bytes
 
 __all__ = ["Loading", "Parkable", "Step"]
@@ -73,6 +75,11 @@ class Parkable:
         which it reads. None: only the leader may answer.
         """
         return None
+
+    @property
+    @abstractmethod
+    def need(self) -> Need:
+        """What the sender of the request must be permitted to do."""
 
     @abstractmethod
     def step(self) -> Bytes | Deferred[Bytes] | Step | Loading:

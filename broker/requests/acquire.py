@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
 from twisted.python.failure import Failure
 
+from metaq.protocol.access import Need, Operation
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -66,6 +67,10 @@ class Acquire(Parkable):
         self.held_bytes = WAITING_BYTES
         self.deadline = reading.seconds() + request.wait_ms / 1000
         reading.metrics.get(request.topic)
+
+    @property
+    def need(self) -> Need:
+        return Need(Operation.CONSUME, self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

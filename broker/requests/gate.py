@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from types import GeneratorType
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.access import ANYBODY, Need, Principal
 from metaq.protocol.errors import AccountSpent, MetaqError
 from metaq.protocol.frames import Frame
 from metaq.protocol.put_run import PutRun
@@ -31,9 +32,10 @@ from metaq.protocol.transactions import TX_KEY, TransactionType
 from ..reading.answers import Answer, Bytes, Work, answer_bytes, answer_frame, error_frame, error_result
 from ..reading.parkable import Loading, Parkable, Step
 from ..runtime.account import Unsent, account_address
+from .needs import NOTHING, Needs
 from .put import PutGroup, answer_one_by_one
 
-__all__ = ["Caller", "Check", "Gate", "HttpPeer", "Nodes", "PageRequest", "Served", "Verb"]
+__all__ = ["Caller", "Check", "Gate", "Guard", "HttpPeer", "Nodes", "PageRequest", "Served", "Verb"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +62,10 @@ class Caller(Protocol):
         """
 
     @property
+    def principal(self) -> Principal:
+        """The broker or user that the client has shown to be, by its certificate or by logging in."""
+
+    @property
     def has_ended(self) -> bool:
         """Whether the client has closed the connection or its sending half, or the connection is lost."""
 
@@ -78,6 +84,7 @@ class HttpPeer(NamedTuple):
     """
 
     host: str
+    principal: Principal = ANYBODY
 
     @property
     def address(self) -> str:
@@ -102,13 +109,8 @@ class PageRequest(NamedTuple):
     """The parts of the URL's path."""
     changes: bool
     """Whether the request is a POST."""
-    topic: str | None
     show: Callable[[], Any]
     """Returns the content of the page. If the request is a POST, the function first does what the request asks for."""
-
-
-def _named_topic(request: Any) -> tuple[str | None, ...]:
-    return (request.ext.get("topic") if type(request) is Frame else getattr(request, "topic", None),)
 
 
 class Nodes(Enum):
@@ -130,6 +132,8 @@ class Verb(NamedTuple):
     Deferred that fails with MetaqError.
     caller: None for a client that sends a single request.
     """
+    needs: Needs
+    """Returns what the sender of a request must be permitted to do."""
     held: Callable[[Any], int] = lambda request: 0
     """Returns how many bytes a request keeps in memory until it is answered."""
     stores: bool = False
@@ -148,10 +152,6 @@ class Verb(NamedTuple):
     """
     admin: bool = False
     """Whether the request is only for operators."""
-    topics: Callable[[Any], Iterable[str | None]] = _named_topic
-    """Returns the topics that a request names, without repetitions. For a request that names no topic, the only item is
-    None.
-    """
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
     """The verb that serves a request of this type in place of this verb, if the request has the key of a transaction;
@@ -159,13 +159,22 @@ class Verb(NamedTuple):
     """
 
 
-Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest, str | None, Caller], None]
-"""check(verb, request, topic, peer): raises MetaqError to refuse a request; the answer then has this error.
+Check: TypeAlias = Callable[[Verb, WireRequest | PageRequest], None]
+"""check(verb, request): raises MetaqError to refuse a request; the answer then has this error."""
 
-`check` is called for each topic of a request (once with None if the request names no topic). If it raises for one of
-the topics, the whole request is refused. But the puts of a PutRun are separate requests: if `check` raises for one
-topic of a PutRun, only the puts of this topic are refused.
-"""
+
+class Guard(Protocol):
+    """Decides whether the sender of a request may do what the request needs."""
+
+    @property
+    def by_grants(self) -> bool:
+        """Whether the grants of users decide who may send operators' requests. If not, the sender's address decides."""
+
+    def check(self, need: Need, peer: Caller) -> None:
+        """Raise MetaqError if `peer` may not do what needs `need`. A request with several needs is refused if this
+        raises for one of them. But the puts of a PutRun are separate requests: only the puts of the topics for which
+        this raises are refused.
+        """
 
 
 class Gate:
@@ -193,19 +202,21 @@ class Gate:
         self._admits = admits
         self._unsent = unsent
         self.check = check
-        """The function that is called for every request and may refuse it; None: all requests are permitted."""
+        """The function that is called for every request and may refuse it; None: none is refused for its kind."""
+        self.guard: Guard | None = None
+        """Decides about the needs of every request; None: everybody may do everything."""
         self.check_pull: Callable[[Parkable], None] | None = None
         """The function that is called before each step of a pull, because a pull that was permitted when it arrived may
         be forbidden later. The function raises MetaqError to refuse the pull. None: pulls are not checked again.
         """
-        self.group = Verb(lambda group, caller: group.commit(), lambda group: group.held_bytes, stores=True)
+        self.group = Verb(lambda group, caller: group.commit(), NOTHING, lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""
         self.new_group = new_group
         self.connection_lost = connection_lost
 
     def refusing(self, error: MetaqError) -> Gate:
         """Return a gate that refuses every request with this error."""
-        refusal = Verb(partial(_refuse, error), nodes=Nodes.ALL)
+        refusal = Verb(partial(_refuse, error), NOTHING, nodes=Nodes.ALL)
         gate = copy.copy(self)
         gate.admit = lambda request, peer: refusal  # type: ignore[method-assign]
         return gate
@@ -218,26 +229,31 @@ class Gate:
             verb = self.frames.get(request.code, _UNKNOWN)
             if verb.in_transaction is not None and TX_KEY in request.ext:
                 verb = verb.in_transaction
-            if verb.admin and not self._admits(peer.host):
+            guard = self.guard
+            if verb.admin and not (self._admits(peer.host) if guard is None or not guard.by_grants else True):
                 return _NO_OPERATOR
         else:
             verb = self.texts[type(request)]
             if verb.in_transaction is not None and request.tx_key is not None:  # type: ignore[union-attr]
                 verb = verb.in_transaction
-        return verb if self.check is None else self._checked(self.check, verb, request, peer)
+        return verb if self.check is None and self.guard is None else self._checked(verb, request, peer)
 
-    def _checked(self, check: Check, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
-        refused: dict[str | None, Exception] = {}
-        for topic in verb.topics(request):
-            try:
-                check(verb, request, topic, peer)
-            except Exception as error:  # also for a bug of the check, so that only permitted requests are done
-                refused[topic] = error
-        if not refused:
-            return verb
-        if type(request) is PutRun:
-            return verb._replace(serve=partial(self._serve_run, refused))
-        return Verb(partial(_refuse, next(iter(refused.values()))))
+    def _checked(self, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
+        refused: dict[str | None, Exception] = {}  # by topic
+        try:
+            if self.check is not None:
+                self.check(verb, request)
+            if (guard := self.guard) is not None:
+                for need in verb.needs(request):
+                    try:
+                        guard.check(need, peer)
+                    except MetaqError as error:
+                        if type(request) is not PutRun:
+                            raise
+                        refused[need.topic] = error
+        except Exception as error:  # also for a bug of a check, so that only permitted requests are done
+            return Verb(partial(_refuse, error), NOTHING)
+        return verb._replace(serve=partial(self._serve_run, refused)) if refused else verb
 
     def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Work:
         def add(group: PutGroup, put: Put) -> None:
@@ -268,11 +284,13 @@ class Gate:
             return _unless_one_way(request, _failed(request, error))
         return work
 
-    def step(self, pull: Parkable) -> Bytes | Deferred[Bytes] | Step | Loading:
+    def step(self, pull: Parkable, peer: Caller) -> Bytes | Deferred[Bytes] | Step | Loading:
         """Call `step` of a pull once, and return its result. If the result is Step.WAIT, the session decides whether
-        the pull may wait.
+        the pull may wait. peer: the sender of the pull; its permissions may have changed since the pull has arrived.
         """
         try:
+            if self.guard is not None:
+                self.guard.check(pull.need, peer)
             if self.check_pull is not None:
                 self.check_pull(pull)
             answer = pull.step()
@@ -333,7 +351,8 @@ def _no_operator(frame: Frame, caller: Caller | None) -> Bytes:
     return answer_frame(frame.opaque, {}, ResponseCode.NO_PERMISSION, _ADMIN_ONLY)
 
 
-_UNKNOWN, _NO_OPERATOR = Verb(_unknown_code, nodes=Nodes.ALL), Verb(_no_operator, nodes=Nodes.ALL)
+_UNKNOWN = Verb(_unknown_code, NOTHING, nodes=Nodes.ALL)
+_NO_OPERATOR = Verb(_no_operator, NOTHING, nodes=Nodes.ALL)
 
 
 def _refuse(error: Exception, request: object, caller: Caller | None) -> Answer:

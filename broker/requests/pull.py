@@ -14,6 +14,7 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
+from metaq.protocol.access import Need, Operation
 from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -96,6 +97,10 @@ class Pull(Parkable):
     def follower_place(self) -> tuple[str, int, int] | None:
         """As Parkable.follower_place describes; the byte offset is that of the next record to examine."""
         return (self._request.topic, self._request.partition, self._offset) if self._request.follower else None
+
+    @property
+    def need(self) -> Need:
+        return Need(Operation.CONSUME, self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from metaq.protocol.access import Principal
 from metaq.protocol.record import Buffer
 
 __all__ = [
@@ -98,6 +99,8 @@ class Transport(Protocol):
     """The methods of a TCP connection that a session uses."""
 
     certified_hosts: frozenset[str]
+    principal: Principal
+    is_encrypted: bool
     sent_bytes: int
     """How many bytes of answers that had to wait in the transport's buffer were sent since the connection was made."""
 

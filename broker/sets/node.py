@@ -316,7 +316,7 @@ class SetMember:
             return None
         return NotLeader(self._broker.config.broker_id, self._leader_url())
 
-    def check(self, verb: Verb, request: Any, topic: str | None, peer: object) -> None:
+    def check(self, verb: Verb, request: Any) -> None:
         """Check whether this node serves a request now. While `refusal` is not None, only some requests are served. The
         gate (the object that every request passes before it is served) calls this method. Raises NotLeader if this node
         does not serve the request.

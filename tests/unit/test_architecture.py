@@ -99,6 +99,7 @@ FLOORS = {
         "runtime",
         "memory",
         "configuration",
+        "access",
         "partitions",
         "filters",
         "delays",

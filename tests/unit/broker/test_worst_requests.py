@@ -59,7 +59,7 @@ def test_each_verb_has_a_worst_request(harness):
 
 @pytest.fixture
 def gateway(harness):
-    return Browser(Gateway(harness.gate, harness.broker))
+    return Browser(Gateway(harness.gate, harness.broker, harness.broker.logins))
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])

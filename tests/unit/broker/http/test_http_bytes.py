@@ -90,7 +90,7 @@ class Lines:
 @pytest.fixture
 def ports(harness):
     """The gateway and the pages, with the lines about their connections."""
-    gateway = Gateway(harness.gate, harness.broker)
+    gateway = Gateway(harness.gate, harness.broker, harness.broker.logins)
     pages = Dashboard(harness.broker, harness.gate, lambda: None, RecentLog()).resource()
     return [browser(each, harness.broker.reactor) for each in (gateway, pages)]
 

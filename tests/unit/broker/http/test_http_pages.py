@@ -87,7 +87,7 @@ def parsed(answer: bytes) -> tuple[int, dict[str, str], bytes]:
 
 @pytest.fixture
 def gateway(harness):
-    return Browser(Gateway(harness.gate, harness.broker))
+    return Browser(Gateway(harness.gate, harness.broker, harness.broker.logins))
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_what_is_wrong_is_said_with_metaqs_status(gateway, method, target, statu
 
 def test_the_gateway_answers_what_the_gate_refuses_with_the_refusal_once(harness, refusing):
     gate, asked = refusing
-    gateway = Browser(Gateway(gate, harness.broker))
+    gateway = Browser(Gateway(gate, harness.broker, harness.broker.logins))
     harness.broker.pending_puts.full = True
     asks = [
         gateway.ask("GET", f"/{verb}/0?topic=t&partition=1&offset=0&group=g&maxsize=9") for verb in ("get", "offset")
@@ -225,7 +225,7 @@ BODY = 1 << 20
 def small(harness):
     """A gateway whose broker takes four bodies of unfinished requests."""
     harness.broker.account = Account(Quotas(unfinished_bytes=4 * BODY - 1000), harness.reactor)
-    return Browser(Gateway(harness.gate, harness.broker), harness.reactor, harness.broker)
+    return Browser(Gateway(harness.gate, harness.broker, harness.broker.logins), harness.reactor, harness.broker)
 
 
 def used(browser):

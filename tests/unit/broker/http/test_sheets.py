@@ -166,7 +166,9 @@ def test_pages_that_are_asked_for_at_once_share_an_iteration(harness, asked):
     assert [content(each) for each in shown] == [(200, b"x" * 10)] * 20
 
 
-@pytest.mark.parametrize("site", [dashboard, lambda harness: Browser(Gateway(harness.gate, harness.broker))])
+@pytest.mark.parametrize(
+    "site", [dashboard, lambda harness: Browser(Gateway(harness.gate, harness.broker, harness.broker.logins))]
+)
 def test_requests_by_http_that_come_at_once_begin_in_turns(harness, site, monkeypatch):
     served = [0]
 
@@ -317,7 +319,7 @@ def test_metrics_have_rows_of_the_largest_shared_groups_and_a_sum_of_the_others(
 def test_answers_of_the_gateway_that_nobody_takes_count_with_those_of_the_port(harness):
     peer = harness.connect()
     peer.send(put("t", 0, bytes(900)))
-    browser = Browser(Gateway(harness.gate, harness.broker), shared=harness.broker)
+    browser = Browser(Gateway(harness.gate, harness.broker, harness.broker.logins), shared=harness.broker)
     transport = browser.send("GET", "/get/0?topic=t&partition=0&offset=0&group=g&maxsize=1000", connection="keep-alive")
     transport.protocol.pauseProducing()
     assert unsent_bytes(harness.broker) >= 900

@@ -1,0 +1,233 @@
+"""Decide who may do what on this broker, by the users and grants that the broker has last read in ZooKeeper.
+
+The broker never becomes open to everybody because ZooKeeper is away or has lost its data: it continues with what it has
+read last, also after a restart, because it saves this in a file. If ZooKeeper answers that there are no users any more,
+the broker continues for HOLD_SECONDS, and then refuses everything until ZooKeeper has users or the mode `open` again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from twisted.internet.defer import Deferred
+from twisted.python.failure import Failure
+
+from metaq.coordination.records.security_payloads import (
+    StoredMode,
+    StoredUser,
+    format_mode,
+    format_user,
+    parse_mode,
+    parse_user,
+)
+from metaq.protocol.access import OPEN, Mode, Need, Operation, Permissions, Principal
+from metaq.protocol.errors import AccessRefused, BrokerStarting, MetaqError, StoreError
+
+from ..runtime.few_lines import FewLines
+
+__all__ = ["HOLD_SECONDS", "AccessControl"]
+
+_log = logging.getLogger(__name__)
+
+HOLD_SECONDS = 24 * 3600
+"""For so long the users and grants that the broker has read last are valid after ZooKeeper has lost them."""
+_MAX_NOTED = 10_000
+"""Largest number of different refusals that the broker counts."""
+_SAVED = "metaqaccess.json"
+
+
+class _Peer(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def principal(self) -> Principal: ...
+
+
+class _Refused(NamedTuple):
+    principal: Principal
+    host: str
+    need: Need
+
+
+class AccessControl:
+    """The permissions that this broker knows, and its decisions. Used only on the reactor thread."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        folder: str,
+        now_ms: Callable[[], float],
+        in_thread: Callable[[Callable[[], object]], Deferred[object]],
+        refused_lines: FewLines,
+    ) -> None:
+        """folder: the directory in which the permissions are saved. now_ms: returns the time in milliseconds of the
+        Unix epoch. in_thread: calls a function on a worker thread. Raises StoreError if the saved permissions are
+        damaged.
+        """
+        self._broker_id = broker_id
+        self._path = os.path.join(folder, _SAVED)
+        self._in_thread = in_thread
+        self._saving = self._unsaved = False
+        self.changed: Callable[[], None] = lambda: None
+        """A function that is called after each change of `permissions`."""
+        self._now_ms = now_ms
+        self._lines = refused_lines
+        self._noted: dict[_Refused, list[float]] = {}  # how often, and when last
+        self._forgotten = 0
+        self._admins: dict[str, float] = {}
+        self._gone_since: float | None = None  # when ZooKeeper was first seen without users, milliseconds
+        self.permissions = self._saved()
+        """What the broker has read last; None if it has never read anything."""
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def mode(self) -> Mode:
+        """How requests are checked now. While nothing is known, they are refused."""
+        return Mode.ENFORCE if self.permissions is None else self.permissions.mode
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no request needs to be checked."""
+        return self.mode is Mode.OPEN
+
+    @property
+    def by_grants(self) -> bool:
+        """Whether grants decide who is an operator. If not, the address decides (`--admin-from`)."""
+        return self.mode is Mode.ENFORCE
+
+    def see(self, read: Permissions | None) -> None:
+        """Process what was read in ZooKeeper. read: None if ZooKeeper has no znode with permissions."""
+        known = self.permissions
+        if read is None and known is not None and known.mode is not Mode.OPEN:
+            if self._gone_since is None:
+                self._gone_since = self._now_ms()
+                self._save()
+                _log.error(
+                    "ZooKeeper has no users and grants any more; those that were read last are valid for %d hours: "
+                    "restore them, or run `metaq security open` if everybody may do everything from now on",
+                    HOLD_SECONDS // 3600,
+                )
+            return
+        read = OPEN if read is None else read
+        if read == known and self._gone_since is None:
+            return
+        self._gone_since = None
+        if known is None or known.mode is not read.mode:
+            _log.warning("access: mode %s, %d users", read.mode, len(read.users))
+        self.permissions = read
+        self._save()
+        self.changed()
+
+    def _save(self) -> None:
+        """Write what is known to the file, on a worker thread. A failure is logged: after a restart the broker then
+        knows less until it reads ZooKeeper.
+        """
+        self._unsaved = True
+        if self._saving:
+            return
+        self._saving, self._unsaved = True, False
+        self._in_thread(partial(self._write, self.permissions, self._gone_since)).addBoth(self._has_saved)
+
+    def _has_saved(self, failure: object) -> None:
+        if isinstance(failure, Failure):
+            _log.error("the users and grants cannot be saved in %s: %s", self._path, failure.getErrorMessage())
+        self._saving = False
+        if self._unsaved:
+            self._save()
+
+    def _write(self, permissions: Permissions | None, gone_since: float | None) -> None:
+        """Write the file. Runs on a worker thread. Raises OSError."""
+        if permissions is None or permissions == OPEN:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+            return
+        users = {name: format_user(StoredUser(user)).decode() for name, user in permissions.users.items()}
+        mode = format_mode(StoredMode(permissions.mode)).decode()
+        new = self._path + ".new"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump({"mode": mode, "users": users, "gone": gone_since}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self._path)
+
+    def _saved(self) -> Permissions | None:
+        try:
+            with open(self._path, encoding="utf-8") as file:
+                found = json.load(file)
+            mode = parse_mode(self._path, found["mode"].encode()).mode
+            users = {name: parse_user(self._path, name, text.encode()).user for name, text in found["users"].items()}
+            gone = found["gone"]
+            self._gone_since = None if gone is None else float(gone)
+            return Permissions(mode, users)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, MetaqError) as error:
+            raise StoreError(
+                f"the file {self._path} with the users and grants of the last start is damaged ({error}): delete it if "
+                "ZooKeeper can be reached, then the broker reads them there"
+            ) from error
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def check(self, need: Need, peer: _Peer) -> None:
+        """Raise AccessRefused if the sender of a request may not do what needs `need`. In mode OBSERVE only count it.
+        Raises BrokerStarting if the broker has not read any permissions yet.
+        """
+        if need.operation is Operation.NOTHING:
+            return
+        permissions = self.permissions
+        if permissions is None:
+            raise BrokerStarting(self._broker_id)
+        now = self._now_ms()
+        if self._gone_since is not None and now >= self._gone_since + HOLD_SECONDS * 1000:
+            raise AccessRefused(
+                "the users and grants are gone from ZooKeeper for too long: an operator has to restore them"
+            )
+        why = permissions.refusal(peer.principal, need, now)
+        if why is None:
+            return
+        self._note(_Refused(peer.principal, peer.host, need), now)
+        if permissions.mode is Mode.ENFORCE:
+            self._lines.info(f"{peer.principal} at {peer.host} is refused {need}: {why}")
+            raise AccessRefused(why)
+
+    def _note(self, refused: _Refused, now: float) -> None:
+        noted = self._noted.get(refused)
+        if noted is not None:
+            noted[0] += 1
+            noted[1] = now
+        elif len(self._noted) < _MAX_NOTED:
+            self._noted[refused] = [1, now]
+        else:
+            self._forgotten += 1
+
+    def admin_logged_in(self, name: str) -> None:
+        """Record that a user with the grant `admin` has logged in."""
+        self._admins[name] = self._now_ms()
+
+    def login_failed(self, host: str) -> None:
+        """Log that somebody at this address has given a wrong user or password."""
+        self._lines.info(f"a login from {host} has failed: wrong user or password")
+
+    def report(self) -> dict[str, Any]:
+        """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode
+        OBSERVE) would have been, and which admins have logged in.
+        """
+        refused = [
+            {"principal": str(who), "address": host, "need": str(need), "count": count, "last_ms": at}
+            for (who, host, need), (count, at) in self._noted.items()
+        ]
+        return {
+            "mode": str(self.mode),
+            "users": 0 if self.permissions is None else len(self.permissions.users),
+            "refused": refused,
+            "forgotten": self._forgotten,
+            "admins": [{"name": name, "last_ms": at} for name, at in self._admins.items()],
+        }
