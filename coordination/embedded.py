@@ -20,8 +20,8 @@ __all__ = ["MIN_JAVA", "QUICK_JVM_OPTIONS", "EmbeddedZooKeeper", "find_jars", "f
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 """The Java class that runs the server. If the configuration names no other servers, the class runs a single server
-without an ensemble. The class ZooKeeperServerMain could run a single server, too, but it does not delete old
-transaction logs as QuorumPeerMain does.
+without an ensemble. The class ZooKeeperServerMain could run a single server, too, but unlike QuorumPeerMain it does not
+delete old transaction logs.
 """
 
 _JARS = (

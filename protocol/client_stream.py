@@ -152,15 +152,16 @@ class ClientStream(Generic[R]):
     @property
     def wanted_bytes(self) -> int | None:
         """The number of bytes that the driver should receive next. If the driver receives exactly this many bytes each
-        time, this class never has to join received pieces by copying them, and `begun` can be used. None if the
-        connection uses the text protocol; then the driver may receive any number of bytes.
+        time, this class never has to join received pieces by copying them, and `begun` can be used. The value is None
+        if the connection uses the text protocol; then the driver may receive any number of bytes.
         """
         return None if self._frames is None else self._frames.wanted_bytes
 
     @property
     def begun(self) -> tuple[R, Frame] | None:
         """The request whose answer has arrived except for the answer's body, and this answer as a frame with an empty
-        body. None if there is no such request, or if the driver has not received exactly `wanted_bytes` each time.
+        body. The value is None if there is no such request, or if the driver has not received exactly `wanted_bytes`
+        each time.
         """
         frame = None if self._frames is None else self._frames.begun
         request = None if frame is None else self.pending.get(frame.opaque)
@@ -170,7 +171,7 @@ class ClientStream(Generic[R]):
         """Take the next bytes from the connection. A request whose answer is complete moves from `pending` to
         `outcomes`. An answer without a pending request is dropped.
 
-        Raises RemoteProtocolError, after which the driver must close the connection.
+        Raises RemoteProtocolError for bytes that do not follow the protocol; the driver must then close the connection.
         """
         self.torn = True
         replies = self._reader.receive(data)

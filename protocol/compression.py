@@ -88,7 +88,7 @@ def unpacked_bytes(packed: Buffer) -> int:
 
 def decompress(packed: Buffer) -> bytes:
     """Return the original payload of `packed`. The decompression takes at most MAX_PAYLOAD_BYTES of memory. Raises
-    PayloadUnreadable.
+    PayloadUnreadable if the payload is damaged, or in the cases in which `unpacked_bytes` raises it.
     """
     import zstandard
 

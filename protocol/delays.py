@@ -7,9 +7,9 @@ first message:
 
     pending id = (due - EPOCH_MS) << TIME_SHIFT | counter
 
-The counters of a batch are consecutive. So a client that knows how much later than the first message each other message
-is due can compute the ids of all messages (`pending_ids`). If too few counters are left for a millisecond in which a
-message of a batch is due, the broker delivers the whole batch a millisecond later.
+The counters of a batch are consecutive. So a client can compute the ids of all messages of a batch (`pending_ids`), if
+it knows for each message how much later than the first message it is due. If too few counters are left for a
+millisecond in which a message of a batch is due, the broker delivers the whole batch a millisecond later.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def wait_of(flag: int, body: Buffer) -> int:
 
 def due_of(flag: int, body: Buffer, now_ms: int) -> int:
     """Return a delayed record's due time in Unix ms, which may be in the past. now_ms: the current time of the broker's
-    clock. Raises RemoteProtocolError.
+    clock. Raises RemoteProtocolError if the record has no valid due time or delay, or if the due time is too far ahead.
     """
     delay, value = _said(flag, body)
     due = value + now_ms if delay else value
@@ -182,12 +182,12 @@ class ListDelayedRequest(ExtFields):
     """LIST_DELAYED: ask for the number of waiting delayed messages, and for a list of them in the order of their
     delivery times. The list begins after the pending id `after`.
 
-    topic: count and list only messages of this topic; "": all topics. limit: maximum number of messages in the list; 0:
-    return only the number. The answer's body is JSON. `count`: the number of waiting messages of the topic, or of all
-    topics. `topics`: for the name of each topic, the number of its waiting messages. `messages`: the list. Each message
-    in it has id, due (delivery time), topic, partition, bytes (size), taken (arrival time), and the preview that
-    previews.py describes; due and taken are in Unix ms. `next`: the value of `after` with which the next request
-    continues the list; 0 if the list is complete.
+    topic: count and list only messages of this topic; "" means all topics. limit: maximum number of messages in the
+    list; 0 means that only the number is returned. The answer's body is JSON. `count`: the number of waiting messages
+    of the topic, or of all topics. `topics`: for the name of each topic, the number of its waiting messages.
+    `messages`: the list. Each message in it has id, due (delivery time), topic, partition, bytes (size), taken (arrival
+    time), and the preview that previews.py describes; due and taken are in Unix ms. `next`: the value of `after` with
+    which the next request continues the list; 0 if the list is complete.
     """
 
     topic: AnyTopicField = ""

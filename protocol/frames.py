@@ -124,7 +124,7 @@ def encode_prefix(header_bytes: int, body_bytes: int) -> bytes:
 
 
 def frame_bytes(data: Buffer, position: int) -> int:
-    """Return the length in bytes of the frame at `position`, prefix included; 0 if the prefix is not complete yet.
+    """Return the length in bytes of the frame at `position`, prefix included, or 0 if the prefix is not complete yet.
 
     Call this before memory is allocated for the frame. Raises RemoteProtocolError for impossible lengths.
     """
@@ -243,15 +243,15 @@ class FrameStream(Generic[T]):
     @property
     def begun(self) -> T | None:
         """The current frame, if its header has arrived but its body has not arrived completely; the returned frame has
-        an empty body. None in all other cases, and always None if the caller has not passed exactly `wanted_bytes`
-        bytes each time.
+        an empty body. The value is None in all other cases, and always None if the caller has not passed exactly
+        `wanted_bytes` bytes each time.
         """
         chunks = self._chunks
         return self._parse_parts(chunks[0], chunks[1], b"") if _are_prefix_and_header(chunks) else None
 
     def receive(self, data: bytes) -> list[T]:
-        """Take the next bytes of the stream; return the frames that are complete now. Raises RemoteProtocolError, after
-        which the caller must close the connection.
+        """Take the next bytes of the stream; return the frames that are complete now. Raises RemoteProtocolError for
+        bytes that do not follow the protocol; the caller must then close the connection.
         """
         missing = self._missing
         if missing > len(data):

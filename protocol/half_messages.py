@@ -123,9 +123,9 @@ def is_half(flag: int, body: Buffer) -> bool:
 
 class HalfTerms(NamedTuple):
     """The settings in the properties of a half message. group: the producer group. check_after_ms: milliseconds from
-    the message's arrival at the broker to its first check; None: the broker chooses the time. producer: the name of the
-    producer that sent the message; "" if the message does not contain this name, because an older version of metaq sent
-    it.
+    the message's arrival at the broker to its first check; None means that the broker chooses the time. producer: the
+    name of the producer that sent the message; "" if the message does not contain this name, because an older version
+    of metaq sent it.
     """
 
     group: str
@@ -283,8 +283,8 @@ class CheckHalvesRequest(ExtFields):
     that this producer has finished its work on the half messages in the previous answer.
 
     topics: the names of one or more topics; only half messages of these topics are returned. On the wire the names are
-    separated by blanks. None, which older producers send: all topics. producer: the name of the asking producer, which
-    its half messages contain in `metaq.half-producer`; "" if it has no name.
+    separated by blanks. None, which older producers send, means all topics. producer: the name of the asking producer,
+    which its half messages contain in `metaq.half-producer`; "" if it has no name.
     """
 
     group: GroupField
@@ -299,14 +299,14 @@ class ListHalvesRequest(ExtFields):
     """LIST_HALVES: ask for the number of waiting half messages, and for a list of them in the order of their first
     checks. The list begins after the id `after`.
 
-    topic, group, state: count and list only half messages with this topic, group or state; "": any. limit: maximum
-    number of half messages in the list; 0: return only the number. The answer's body is JSON. `count`: the number of
-    all half messages. `states`: for each state, the number of half messages. `groups`: for each producer group with
-    half messages whose first check is due: the number of half messages in the states asked and parked, and `askers`,
-    the number of producers whose CHECK_HALVES waits at the broker. `halves`: the list. Each half message in it has id,
-    state, group, topic, partition, bytes (size), and asked (how often a producer was asked for the outcome). It also
-    has three times in Unix ms: taken (arrival), first (first check) and next (next check). `next`: the value of `after`
-    with which the next request continues the list; 0 if the list is complete.
+    topic, group, state: count and list only half messages with this topic, group and state; "" means any. limit:
+    maximum number of half messages in the list; 0 means that only the number is returned. The answer's body is JSON.
+    `count`: the number of all half messages. `states`: for each state, the number of half messages. `groups`: for each
+    producer group with half messages whose first check is due: the number of half messages in the states asked and
+    parked, and `askers`, the number of producers whose CHECK_HALVES waits at the broker. `halves`: the list. Each half
+    message in it has id, state, group, topic, partition, bytes (size), and asked (how often a producer was asked for
+    the outcome). It also has three times in Unix ms: taken (arrival), first (first check) and next (next check).
+    `next`: the value of `after` with which the next request continues the list; 0 if the list is complete.
 
     whole: return at most one half message, and add its `flag` and its `body` (in base64), as they were sent.
     """

@@ -99,10 +99,10 @@ HALVES_MARK = "halves/1"
 (half_messages.py)."""
 
 HALF_CHECK_MARK = "half-check/"
-"""Prefix of a word in the `version` answer. A broker whose answer contains such a word asks for the outcome of a half
-message first the producer that sent it, and other producers only after that (half_messages.py). After the prefix, the
-word has a decimal number: the milliseconds from the arrival of a half message to its first check. The number applies to
-half messages that set no number of their own.
+"""Prefix of a word in the `version` answer. If a broker's answer contains such a word, the broker first asks the
+producer that sent a half message for its outcome, and asks other producers only after that (half_messages.py). After
+the prefix, the word has a decimal number: the milliseconds from the arrival of a half message to its first check. The
+number applies to half messages that set no number of their own.
 """
 
 HALF_GRACE_SECONDS = 3.0

@@ -59,7 +59,9 @@ def counter_at(time_ms: int) -> int:
 
 
 def counter_of(message_id: int) -> int:
-    """Return the counter in an id of one of metaq's own brokers (a positive id); the inverse of `message_id`."""
+    """Return the counter in an id of one of metaq's own brokers (a positive id). This is the inverse function of
+    `message_id`.
+    """
     return (message_id >> TIME_SHIFT) << _SEQUENCE_BITS | message_id & _SEQUENCE_MASK
 
 

@@ -70,18 +70,18 @@ class PullRequest(ExtFields):
     """PULL: ask for records from a byte offset on, at most `max_bytes` bytes (the first record is returned whole even
     if it is larger than `max_bytes`).
 
-    tags: return only records with one of these tags, empty = all records; the broker compares only hashes, so the
-    client checks the tags again. wait_ms: how long the broker may park the request while there is no record to return,
-    0 … MAX_WAIT_MS. sequence: a number that the client chooses; the answer contains the same number. sizes: whether the
-    client accepts an answer that begins with a table of record sizes (PullReply.records). verify: whether the broker
-    must verify the checksum of the record at `offset` before it returns the record; a client sets this after it has
-    received a record with a wrong checksum.
-    where: return only records that match this filter by content (docs/filters.md), "" = all records; the client checks
-    the filter again. follower: whether an in-sync follower of a broker set may answer. If a follower does not have the
-    data before `offset` yet, the client has read these data from another node. So the follower does not report `offset`
-    as wrong, but lets the pull wait until the data have arrived.
+    tags: return only records with one of these tags, or all records if `tags` is empty; the broker compares only
+    hashes, so the client checks the tags again. wait_ms: how long the broker may park the request while there is no
+    record to return, 0 … MAX_WAIT_MS. sequence: a number that the client chooses; the answer contains the same number.
+    sizes: whether the client accepts an answer that begins with a table of record sizes (PullReply.records). verify:
+    whether the broker must verify the checksum of the record at `offset` before it returns the record; a client sets
+    this after it has received a record with a wrong checksum.
+    where: return only records that match this filter by content (docs/filters.md), or all records if it is ""; the
+    client checks the filter again. follower: whether an in-sync follower of a broker set may answer. If a follower does
+    not have the data before `offset` yet, the client has read these data from another node. So the follower does not
+    report `offset` as wrong, but lets the pull wait until the data have arrived.
     last_id: the id of the message that the client has read right before `offset`. The broker compares this id with the
-    id of the message that it has right before `offset`; UNKNOWN_ID: do not compare.
+    id of the message that it has right before `offset`; UNKNOWN_ID means that it does not compare.
     """
 
     topic: TopicField
@@ -105,15 +105,15 @@ class PullReply(ExtFields):
     PULL_OFFSET_MOVED.
 
     next_offset: where to continue (for PULL_OFFSET_MOVED: where readable data begins or ends). min_offset, max_offset:
-    bounds of the readable bytes. behind: number of messages between next_offset and max_offset. runs: 0 = the body is
-    one contiguous part of the log, from the requested offset on; n = the records were filtered, and the body begins
-    with a table of n runs (`encode_runs`). records: n = the body begins with a table of the sizes of its n records
-    (`encode_sizes`, `split_batch`); 0 = it has no such table, even if the request asked for it. damaged_from: in a
-    PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset; NOT_DAMAGED if the broker sends
-    PULL_OFFSET_MOVED for another reason.
+    bounds of the readable bytes. behind: number of messages between next_offset and max_offset. runs: 0 means that the
+    body is one contiguous part of the log, from the requested offset on; n means that the records were filtered, and
+    that the body begins with a table of n runs (`encode_runs`). records: n means that the body begins with a table of
+    the sizes of its n records (`encode_sizes`, `split_batch`); 0 means that it has no such table, even if the request
+    asked for it. damaged_from: in a PULL_OFFSET_MOVED answer, the beginning of damaged bytes that end at next_offset;
+    NOT_DAMAGED if the broker sends PULL_OFFSET_MOVED for another reason.
     id_before: the id of the message right before the requested offset, if the request had a last_id and this id is
-    different. UNKNOWN_ID if the two ids are equal, if the broker has no message right before the offset, for example
-    because retention has deleted it, or if the broker does not know this message's id now.
+    different. The field is UNKNOWN_ID if the two ids are equal, if the broker has no message right before the offset,
+    for example because retention has deleted it, or if the broker does not know this message's id now.
     """
 
     next_offset: Annotated[int, number("nextOffset", 0, INT64_MAX)]

@@ -22,7 +22,7 @@ connection returns more puts than this only if they are tiny.
 
 _MAX_PUT_BYTES = 4096
 """Maximum size in bytes of the first put of a run. To parse a run, `parse_put_run` searches all bytes for headers, also
-the bytes of the bodies. To parse puts one by one costs less for larger puts, because the body length in each header
+the bytes of the bodies. For larger puts, parsing them one by one costs less, because the body length in each header
 tells where the next header begins, so that no body must be searched.
 """
 
@@ -66,10 +66,10 @@ def parse_put_run(data: bytes, most: int = 0) -> tuple[PutRun | None, int]:
     """Parse the puts at the beginning of `data` that are complete, valid, and in the form that COMMON_PUT (text.py)
     matches. Return them with the position after the last one.
 
-    most: maximum number of puts; 0: no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if the
-    first put is larger than _MAX_PUT_BYTES. A single regular-expression search finds all headers in `data`, but it also
-    finds bytes of a body that look like a header. So a put is accepted only if the bytes up to the next header have the
-    length that the put's header announces. The first put with another length ends the run.
+    most: maximum number of puts; 0 means no maximum. Return (None, 0) if there are fewer than LEAST_PUTS puts, or if
+    the first put is larger than _MAX_PUT_BYTES. A single regular-expression search finds all headers in `data`, but it
+    also finds bytes of a body that look like a header. So a put is accepted only if the bytes up to the next header
+    have the length that the put's header announces. The first put with another length ends the run.
     """
     first = COMMON_PUT.match(data)
     if first is None:

@@ -229,8 +229,8 @@ class Attributes(NamedTuple):
 
     @property
     def expires_ms(self) -> int | None:
-        """The message's expiry time in Unix ms; from this time on, consumers do not get the message. None if the
-        message never expires.
+        """The message's expiry time in Unix ms; from this time on, consumers do not get the message. The value is None
+        if the message never expires.
         """
         text = self.reserved.get(EXPIRES, "")
         return int(text) if _is_time(text) else None
@@ -359,8 +359,8 @@ def payload_start(body: Buffer, flag: int) -> int:
 
 
 def attribute_of(body: Buffer, flag: int) -> bytes | None:
-    """Return the attribute's bytes; None if the record has no attribute, or if the attribute's stated length does not
-    fit into the body.
+    """Return the attribute's bytes, or None if the record has no attribute, or if the attribute's stated length does
+    not fit into the body.
     """
     start = payload_start(body, flag)
     return bytes(body[4:start]) if start else None
@@ -451,8 +451,9 @@ def _raw_tag(attribute: bytes | None, flag: int) -> bytes | None:
 
 
 def _last_value(data: bytes, item: bytes, start: int, end: int) -> bytes | None:
-    """Return the value of a property in the property list data[start:end]; None if the list does not have it. If the
-    list has the name several times, the last item counts. item: the property's name with the byte 0x01 that ends it.
+    """Return the value of a property in the property list data[start:end], or None if the list does not have the
+    property. If the list has the name several times, the last item counts. item: the property's name with the byte 0x01
+    that ends it.
     """
     place = _rfind(data, _ITEM_END + item, start, end) + 1
     if not place:
@@ -526,7 +527,9 @@ def own_list(attribute: bytes) -> bytes:
 
 
 def _next_own(attribute: bytes, start: int) -> int:
-    """Return the position of the next item after `start` that is one of metaq's own properties; -1 if there is none."""
+    """Return the position of the next item after `start` that is one of metaq's own properties, or -1 if there is
+    none.
+    """
     place = _find(attribute, _NEXT_OWN_ITEM, start, len(attribute))
     return place + 1 if place >= 0 else -1
 
@@ -541,7 +544,7 @@ def own_body(body: Buffer, flag: int) -> Buffer:
 
 
 def property_of(attribute: bytes, name: bytes) -> bytes | None:
-    """Return the value of one property in a property list, as it is written there; None if there is no property with
+    """Return the value of one property in a property list, as it is written there, or None if there is no property with
     this name.
     """
     item = name + _NAME_END.encode()
@@ -593,7 +596,7 @@ def tag_hash(tag: str) -> int:
 
 
 def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
-    """Return the `tag_hash` of the tag in a record's attribute; 0 if there is no tag. A tag with invalid UTF-8 is
+    """Return the `tag_hash` of the tag in a record's attribute, or 0 if there is no tag. A tag with invalid UTF-8 is
     decoded before its hash is computed, except if the tag is too long for any request to name it. Such a long tag is
     not decoded, because that would take up to 50 ms.
     """
@@ -606,7 +609,7 @@ def tag_hash_of_attribute(attribute: bytes | None, flag: int) -> int:
 
 
 def tag_hash_of_body(body: Buffer, flag: int) -> int:
-    """Return the `tag_hash` of the tag in a record's body; 0 if the record has no tag."""
+    """Return the `tag_hash` of the tag in a record's body, or 0 if the record has no tag."""
     return tag_hash_of_attribute(attribute_of(body, flag), flag) if flag & ATTRIBUTE_FLAG else 0
 
 

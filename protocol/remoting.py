@@ -125,8 +125,8 @@ def _check_item(item: str) -> str:
 
 @dataclass(slots=True)
 class StatsRequest(ExtFields):
-    """STATS: ask for statistics. The answer's body is the text that the 1.x command `stats <item>` returns. item: "" =
-    the statistics of the broker process.
+    """STATS: ask for statistics. The answer's body is the text that the 1.x command `stats <item>` returns. item: the
+    name of a group of statistics; "" means the statistics of the broker process.
     """
 
     item: Annotated[str, Field("item", _check_item)] = ""
@@ -169,7 +169,7 @@ def _read_node(text: str) -> str:
 @dataclass(slots=True)
 class HandOverRequest(ExtFields):
     """HAND_OVER: tell the leader of a broker set to hand its leadership to another in-sync node. node: the name of that
-    node; "": any in-sync node.
+    node; "" means any in-sync node.
     """
 
     node: Annotated[str, Field("node", _read_node)] = ""
@@ -204,8 +204,8 @@ SearchedPartition = Annotated[int, number("partition", ALL_PARTITIONS, INT32_MAX
 
 @dataclass(slots=True)
 class ViewMessageRequest(ExtFields):
-    """VIEW_MESSAGE_BY_ID: ask for the message with this id. partition: -1 = search all partitions of the topic at this
-    broker.
+    """VIEW_MESSAGE_BY_ID: ask for the message with this id. partition: the partition to search; -1 means all partitions
+    of the topic at this broker.
     """
 
     topic: TopicField
@@ -235,8 +235,8 @@ class FoundReply(ExtFields):
     """Answer to VIEW_MESSAGE_BY_ID and QUERY_MESSAGE, with the response code SUCCESS or QUERY_NOT_FOUND. The body
     begins with a table of `messages` rows (`encode_found`).
 
-    unsearched: number of bytes of data that were not searched; 0 = all data was searched. more: whether there are more
-    messages with the key than the answer contains.
+    unsearched: number of bytes of data that were not searched; 0 means that all data was searched. more: whether there
+    are more messages with the key than the answer contains.
     """
 
     messages: Annotated[int, number("count", 0, MAX_FOUND_MESSAGES)]

@@ -350,7 +350,7 @@ def _unpack(layout: Struct, payload: memoryview, what: str) -> tuple[int, ...]:
 
 
 def _frame_remark(data: bytes) -> str:
-    """Return the remark of a response frame at the beginning of `data`; "" if there is no such frame. A broker that
+    """Return the remark of a response frame at the beginning of `data`, or "" if there is no such frame. A broker that
     refuses to serve a connection sends such a frame instead of messages of the stream.
     """
     try:

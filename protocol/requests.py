@@ -25,7 +25,7 @@ such an object takes in addition to its content.
 """
 
 FRAME_COST = 4
-"""How many times as much it costs to decode a frame that is not a usual SEND as to decode a usual SEND or a text
+"""The cost of decoding a frame that is not a usual SEND, as a multiple of the cost of decoding a usual SEND or a text
 command. A usual SEND is one for which sends.parse_common_send suffices; for all other frames, JSON must be parsed,
 which takes 20 µs.
 """
@@ -55,8 +55,8 @@ class RequestReader:
 
     The cost is O(bytes): each byte is copied at most once when received pieces are joined, regardless of the size of
     the pieces. Sizes are limited before memory is allocated: a header line by MAX_LINE_BYTES, a body by MAX_BODY_BYTES,
-    a frame by MAX_FRAME_BYTES. If a put announces a larger body than MAX_BODY_BYTES, its bytes are dropped when they
-    arrive.
+    a frame by MAX_FRAME_BYTES. If a put announces a larger body than MAX_BODY_BYTES, the bytes of this body are dropped
+    when they arrive.
 
     The rest of a large frame can be received directly into the frame's buffer: while `space` is not None, the caller
     receives bytes into `space` and then calls `received`. The body of such a frame is a writable buffer.
@@ -66,7 +66,7 @@ class RequestReader:
     """
 
     def __init__(self, most: int = 0) -> None:
-        """most: maximum number of requests that one call returns; 0: no maximum. A PutRun counts as one request, a
+        """most: maximum number of requests that one call returns; 0 means no maximum. A PutRun counts as one request, a
         frame that is not a usual SEND counts as FRAME_COST requests.
         """
         self.failure: RemoteProtocolError | None = None
@@ -75,8 +75,8 @@ class RequestReader:
         without bytes to get these requests.
         """
         self.large: memoryview | None = None
-        """The buffer of a large frame that is not parsed yet; None if there is no such frame. The buffer may be smaller
-        than the frame.
+        """The buffer of a large frame that is not parsed yet, or None if there is no such frame. The buffer may be
+        smaller than the frame.
         """
         self._most = most
         self._costs = 0  # cost of this call's requests beyond 1 each
@@ -105,10 +105,10 @@ class RequestReader:
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer for the next bytes of a large frame that has not arrived completely. None if no large frame is
-        incomplete; then pass the next bytes to `receive`. The buffer is never much larger than the part of the frame
-        that has arrived, so that a client cannot make the broker use much memory by announcing large frames that it
-        never sends.
+        """The buffer for the next bytes of a large frame that has not arrived completely. The value is None if no large
+        frame is incomplete; then pass the next bytes to `receive`. The buffer is never much larger than the part of the
+        frame that has arrived, so that a client cannot make the broker use much memory by announcing large frames that
+        it never sends.
         """
         large, filled = self.large, self._large_filled
         if large is None or self.more:

@@ -64,7 +64,7 @@ class RecordSearch:
         for example after retention.
         """
         self.found: int | None = None
-        """The position of the record that was found; None until one is found."""
+        """The position of the record that was found, or None until a record is found."""
         self._read = read
         self._start = start
         self._end = end
@@ -183,7 +183,7 @@ class RecordSearch:
 
 
 def next_record(read: Read, start: int, end: int) -> int | None:
-    """Return the position of the first valid record after `start` that a RecordSearch finds; None if it finds none
+    """Return the position of the first valid record after `start` that a RecordSearch finds, or None if it finds none
     before `end`.
     """
     search = RecordSearch(read, start, end)

@@ -160,7 +160,7 @@ def encode_done(done: Done) -> tuple[int, bytes]:
 
 
 def done_of(flag: int, body: Buffer) -> Done | None:
-    """Return which dead letters a record marks as done; None if the record marks none."""
+    """Return which dead letters a record marks as done, or None if the record marks none."""
     attribute = attribute_of(body, flag) if flag & _LIST == _LIST else None
     value = None if attribute is None else property_of(attribute, DONE_PROPERTY.encode())
     found = None if value is None else _DONE.fullmatch(value)
@@ -177,7 +177,7 @@ def shortened(cause: str) -> str:
 
 def encode_failed(flag: int, body: bytes, failure: Failure, delay_ms: int | None = None) -> tuple[int, bytes]:
     """Return the flag and the body of the record that is stored for a failed message. delay_ms: milliseconds until
-    another attempt; None: there is no other attempt, the message becomes a dead letter.
+    another attempt; None means that there is no other attempt and the message becomes a dead letter.
 
     flag, body: the flag and the body of the original. The returned body is 50 bytes to 5 KB longer than the original's
     body would be without compression. The returned body has at most MAX_RECORD_BODY_BYTES, except if an attribute of
@@ -221,7 +221,7 @@ def payload_in(flag: int, body: bytes) -> bytes:
 
 
 def failure_of(flag: int, body: Buffer) -> Failure | None:
-    """Return the failure that a record describes; None if the record does not belong to a failed message. Raises
+    """Return the failure that a record describes, or None if the record does not belong to a failed message. Raises
     RemoteProtocolError.
     """
     found = _read(flag, body)

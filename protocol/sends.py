@@ -1,7 +1,7 @@
 """The requests SEND, SEND_BATCH and SEND_MANY of the framed protocol: their extFields and bodies (docs/protocol.md).
 
-Any of these requests can be encoded by `encode_frame`, and its answer decoded from a parsed frame. For a SEND and its
-answer there are also faster functions: `SendHeaders` writes the same header bytes as `encode_frame`, and
+`encode_frame` can encode each of these requests, and their answers can be decoded from parsed frames. For a SEND and
+its answer there are also faster functions: `SendHeaders` writes the same header bytes as `encode_frame`, and
 `parse_sent_reply` reads the same values as the decoding of a SendReply.
 """
 
@@ -54,10 +54,12 @@ __all__ = [
 ]
 
 TxKey = Annotated[str | None, Field(TX_KEY, parse_own_key, left_out=True)]
-"""The key of the message's transaction (docs/transactions.md); None: the message is not part of a transaction."""
+"""The key of the message's transaction (docs/transactions.md); None means that the message is not part of a
+transaction.
+"""
 
 AnyPartition = Annotated[int, number("partition", -1, INT32_MAX)]
-"""The number of a partition; -1: the broker chooses the partition."""
+"""The number of a partition; -1 means that the broker chooses the partition."""
 
 
 MAX_REPLICAS = 255
@@ -66,8 +68,8 @@ maximum.
 """
 
 ProducerId = Annotated[int, number("producerId", 1, INT64_MAX, left_out=True)]
-"""The id of a producer that numbers its sends: 63 random bits. 0: the send has no producer id, and the broker stores
-the send each time it arrives, even if it is a repetition; the frame then has no field `producerId`.
+"""The id of a producer that numbers its sends: 63 random bits. 0 means that the send has no producer id. The broker
+stores such a send each time it arrives, even if it is a repetition, and the frame has no field `producerId`.
 
 A producer's sends to a partition have increasing sequence numbers. If a send has the same number as the last stored
 send of this producer to this partition, it is a repetition: the broker does not store it a second time, and sends the
@@ -78,8 +80,8 @@ partition.
 SequenceNumber = Annotated[int, number("sequence", 1, INT64_MAX, left_out=True)]
 
 RepeatAge = Annotated[int, number("repeatMs", 0, INT64_MAX, left_out=True)]
-"""For a repeated send, the time since it was first sent, in milliseconds. -1: this is the first time that the producer
-sends it; the frame then has no field `repeatMs`.
+"""For a repeated send, the time since it was first sent, in milliseconds. -1 means that the producer sends it for the
+first time; the frame then has no field `repeatMs`.
 
 If a broker does not know the producer of a repeated send, and has had to forget some producers, it refuses the send:
 this producer may be a forgotten one, so the broker cannot tell whether it has stored the send.
@@ -101,8 +103,8 @@ def _write_parts(parts: frozenset[int]) -> str:
 
 @dataclass(slots=True)
 class SendRequest(ExtFields):
-    """SEND: store one message. The frame's body is the record's body. checksum: the checksum of this body; -1 = none,
-    so the broker checks nothing.
+    """SEND: store one message. The frame's body is the record's body. checksum: the checksum of this body; -1 means
+    that there is none, so the broker checks nothing.
 
     In a transaction the partition must be named.
     """
@@ -126,8 +128,8 @@ class SendRequest(ExtFields):
 
 @dataclass(slots=True)
 class SendReply(ExtFields):
-    """Answer to SEND and SEND_BATCH: the id of the message (for a batch: of its first message), its partition and its
-    byte offset.
+    """Answer to SEND and SEND_BATCH: the id of the message, its partition and its byte offset. For a batch these are
+    the id and the offset of its first message.
 
     The client can compute the ids of the other messages of a batch from the first id (message_id.message_ids_from), and
     their offsets from the record sizes. In a transaction the offset is -1, because the messages of a transaction get
@@ -144,7 +146,7 @@ class CopiedReply(SendReply):
     """The SendReply that the leader of a broker set sends.
 
     replicas: the number of nodes that had the message when the leader answered, including the leader. With `ack=disk` a
-    node counts if it had the message on the disk, with other values of `ack` a node counts if it had the message in
+    node counts if it had the message on the disk. With other values of `ack` a node counts if it had the message in
     memory. In a transaction, and with `ack=leader`, only the leader counts. A broker outside a set leaves the field
     out.
     """
@@ -267,9 +269,9 @@ _new_tuple = tuple.__new__
 
 
 def parse_common_send(data: bytes, position: int, length: int) -> Frame | None:
-    """Like parse_frame, but only for a SEND in the form that metaq's own producers write; return None for all other
-    frames. This function is faster than parse_frame, because it uses one regular expression instead of parsing JSON.
-    The benchmark `blocking-1` measures the effect.
+    """Parse a SEND that has the form that metaq's own producers write, and return it as parse_frame does; return None
+    for all other frames. This function is faster than parse_frame, because it uses one regular expression instead of
+    parsing JSON. The benchmark `blocking-1` measures the effect.
     """
     match = _COMMON_SEND.match(data, position, position + length)
     if match is None:
@@ -383,7 +385,9 @@ class SendManyRequest(ExtFields):
 
 
 def announced_parts(ext: Ext) -> int:
-    """Return the number of parts that the extFields of a SEND_MANY announce; 0 if the extFields are invalid."""
+    """Return the number of parts that the extFields of a SEND_MANY announce. The number is 0 if the extFields are
+    invalid.
+    """
     try:
         return SendManyRequest.from_ext(ext).parts
     except RemoteProtocolError:
@@ -391,8 +395,8 @@ def announced_parts(ext: Ext) -> int:
 
 
 def announced_topics(ext: Ext) -> tuple[str | None, ...]:
-    """Return the names of the topics in the extFields of a SEND_MANY, each once; (None,) if they name no topic, or more
-    topics than are allowed.
+    """Return the names of the topics in the extFields of a SEND_MANY, each once. Return (None,) if they name no topic,
+    or more topics than are allowed.
     """
     text = ext.get("topics")
     try:
@@ -496,7 +500,9 @@ def encode_replicas(replicas: Sequence[int]) -> bytes:
 
 
 def decode_replicas(body: Buffer, parts: int) -> Sequence[int]:
-    """Return the number of replicas of each part from the answer's body; 0 if a broker outside a set has answered."""
+    """Return the number of replicas of each part from the answer's body. The numbers are 0 if a broker outside a set
+    has answered.
+    """
     found = memoryview(body)[parts * _row().itemsize :][:parts]
     return list(found) if len(found) == parts else [0] * parts
 

@@ -74,15 +74,15 @@ def _read_member(text: str) -> str:
 @dataclass(slots=True)
 class AcquireRequest(ExtFields):
     """ACQUIRE: lease messages to `member` for `lease_ms` milliseconds: at most `max_records` messages, of at most
-    `max_bytes` bytes together (a single message may be larger). max_records=0: the member wants no more messages, so
-    the broker at once answers those ACQUIRE requests of the member that still wait.
+    `max_bytes` bytes together (a single message may be larger). max_records=0 means that the member wants no more
+    messages; the broker then at once answers those ACQUIRE requests of the member that still wait.
 
-    wait_ms: as in PullRequest. start: one of STARTS; with which message the group begins if it has never sent an
-    ACQUIRE for this partition. ordered: whether the broker leases messages with the same key one at a time and in their
-    order. All members of the group have to use the same value of `ordered`. where: a filter by content
+    wait_ms: as in PullRequest. start: one of STARTS. It says with which message the group begins if it has never sent
+    an ACQUIRE for this partition. ordered: whether the broker leases messages with the same key one at a time and in
+    their order. All members of the group have to use the same value of `ordered`. where: a filter by content
     (docs/filters.md), "" = no filter; messages that do not match count as acknowledged by the group. tags: lease only
-    messages with one of these tags, empty = all messages; messages without one of them count as acknowledged. The
-    broker compares only hashes of tags, so the member checks the tags again.
+    messages with one of these tags, empty = all messages; messages that have none of these tags count as acknowledged.
+    The broker compares only hashes of tags, so the member checks the tags again.
     """
 
     topic: TopicField
@@ -105,10 +105,11 @@ class AcquireReply(ExtFields):
 
     records: number of rows in the body. waiting: a lower bound of the number of further messages that could be leased
     immediately. damaged: number of bytes of the partition that were skipped for this answer, because they contain no
-    valid record. suspect: 1 = the answer has one message, and an earlier lease of this message has ended although its
-    member had neither acknowledged nor released the message, so the message may have killed that member. 2 = as 1, and
-    the broker has leased no other message of the group to the member. If such a lease (2) also ends without an
-    acknowledgement or a release, it counts as an attempt.
+    valid record. suspect: 1 means that the answer has one message, and that this message is a suspect: an earlier lease
+    of it has ended although the lease's member had neither acknowledged nor released the message, so the message may
+    have killed that member. 2 means the same as 1, and also that the broker has leased no other message of the group to
+    the member that gets this answer. If a lease with suspect=2 also ends without an acknowledgement or a release, it
+    counts as an attempt.
     """
 
     records: Annotated[int, number("records", 0, MAX_ACQUIRED)]

@@ -428,7 +428,7 @@ def encode_get(
     topic: str, group: str, partition: int, offset: int, max_size: int, opaque: int, unpacks: bool = False
 ) -> bytes:
     """Return a `get` command. offset and max_size are in bytes. unpacks: whether the client can read compressed
-    messages; must be False for a broker without COMPRESSED_MARK.
+    messages; it must be False if the broker's answer to `version` does not contain COMPRESSED_MARK.
     """
     line = b"get %b %b %d %d %d %d" % (_token(topic), _token(group), partition, offset, max_size, opaque)
     return b"%b %b\r\n" % (line, _UNPACKS) if unpacks else line + b"\r\n"

@@ -129,8 +129,8 @@ class TlsStream:
 
     @property
     def certificate(self) -> dict[str, object]:
-        """The peer's verified certificate, in the form of `ssl.SSLSocket.getpeercert`; empty if the peer has no
-        certificate.
+        """The peer's verified certificate, in the form of `ssl.SSLSocket.getpeercert`. The dict is empty if the peer
+        has no certificate.
         """
         found: dict[str, object] = dict(self._tls.getpeercert() or {}) if self.established else {}
         return found

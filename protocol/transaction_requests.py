@@ -83,8 +83,8 @@ class CompleteTransactionRequest(ExtFields):
     """COMPLETE_TRANSACTION: carry out an operator's decision on a prepared XA transaction.
 
     action: commit, rollback, complete or forget. A transaction that is not prepared yet can only be rolled back.
-    complete: end the transaction without a commit or a rollback. forget: drop the broker's record of an operator's
-    decision.
+    `complete` ends the transaction without a commit or a rollback, and `forget` drops the broker's record of an
+    operator's decision.
     """
 
     tx_key: Annotated[str, Field(TX_KEY, parse_own_key)]

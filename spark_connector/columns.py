@@ -73,8 +73,8 @@ _NO_HEADERS = _Headers({}, {})
 
 
 class _Said(NamedTuple):
-    """The values of the columns of one row, except its payload. due: the delivery time in Unix ms; None: the message is
-    not delayed.
+    """The values of the columns of one row, except its payload. due: the delivery time in Unix ms; None means that the
+    message is not delayed.
     """
 
     key: str | None = None
@@ -149,8 +149,8 @@ def rows_by_topic(
     batch: pa.RecordBatch, topic: str | None, *, typed: bool = False, packer: Packer | None = None
 ) -> Iterator[Rows]:
     """Yield the rows of each topic as messages. typed: whether the values in the column headers have the form that a
-    read with typedHeaders returns. packer: the object that compresses the payloads; None: they are not compressed.
-    Raises ClientError for a row that cannot be a message.
+    read with typedHeaders returns. packer: the object that compresses the payloads; None means that they are not
+    compressed. Raises ClientError for a row that cannot be a message.
     """
     for name, rows in _by_topic(batch, topic):
         for each in _by_time(rows):
@@ -261,7 +261,9 @@ def _encode(said: _Said, headers: _Headers | None) -> tuple[int, bytes]:
 
 
 def _due(batch: pa.RecordBatch) -> list[int | None] | None:
-    """Return the column deliver_at as Unix ms, rounded up; None if it is missing, or null in all rows."""
+    """Return the column deliver_at as Unix ms, rounded up. Return None if the column is missing, or null in all
+    rows.
+    """
     if "deliver_at" not in batch.schema.names or batch.column("deliver_at").null_count == batch.num_rows:
         return None
     column = batch.column("deliver_at").cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
@@ -273,7 +275,9 @@ def _due(batch: pa.RecordBatch) -> list[int | None] | None:
 
 
 def _priorities(batch: pa.RecordBatch) -> list[int] | None:
-    """Return the column priority, with 0 in place of null; None if it is missing, or 0 in all rows."""
+    """Return the column priority, with 0 in place of null. Return None if the column is missing, or has 0 or null in
+    all rows.
+    """
     if "priority" not in batch.schema.names or not batch.num_rows:
         return None
     column = batch.column("priority").cast(pa.int64()).fill_null(0)
@@ -285,7 +289,7 @@ def _priorities(batch: pa.RecordBatch) -> list[int] | None:
 
 
 def _texts(batch: pa.RecordBatch, name: str) -> list[str | None] | None:
-    """Return the values of the column `name` as texts; None if the column is missing, or null in all rows."""
+    """Return the values of the column `name` as texts, or None if the column is missing, or null in all rows."""
     if name not in batch.schema.names or batch.column(name).null_count == batch.num_rows:
         return None
     try:
@@ -308,8 +312,8 @@ def _headers(batch: pa.RecordBatch, typed: bool) -> list[_Headers | None] | None
 
 
 def _named(pairs: Iterator[tuple[Any, Any]], typed: bool) -> _Headers:
-    """Decode header values: UTF-8 becomes text, other bytes stay bytes. typed: the bytes are values as `encode_value`
-    writes them, with their types; decode them.
+    """Decode header values: UTF-8 becomes text, other bytes stay bytes. typed: whether the bytes are values in the form
+    that `encode_value` writes, which includes their types; if so, decode the values.
     """
     found = _Headers({}, {})
     for name, value in pairs:

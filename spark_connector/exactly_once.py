@@ -381,8 +381,8 @@ class Coordinator:
 
     def _clear(self, found: Versioned, batch: int) -> None:
         """Roll back the prepared transactions of this batch and of earlier batches, except transactions that a decision
-        names. These transactions remain when an attempt of a task fails or is killed. If a broker does not answer now,
-        a later call rolls back the transactions on this broker.
+        names. Prepared transactions that no decision names remain when an attempt of a task fails or is killed. If a
+        broker does not answer now, a later call rolls back the transactions on this broker.
         """
         recovered = self._xa.recover()
         for broker, failure in recovered.failures.items():
@@ -397,5 +397,5 @@ class Coordinator:
 
 
 def _last(found: Versioned) -> int:
-    """Return the number of the last decided batch; -1 if no batch was decided."""
+    """Return the number of the last decided batch, or -1 if no batch was decided."""
     return -1 if found.decided is None else found.decided.batch

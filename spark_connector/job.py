@@ -197,8 +197,8 @@ def _restore(spark: SparkSession, chosen: argparse.Namespace, options: dict[str,
 
 
 def _days(rows: DataFrame, since: str | None, until: str | None) -> DataFrame:
-    """Return those rows whose column `day` is not before `since` and is before `until`; None = no limit on this side.
-    If a limit is given, rows without a day (messages of a Java broker) are left out.
+    """Return those rows whose column `day` is not before `since` and is before `until`. None means that there is no
+    limit on this side. If a limit is given, rows without a day (messages of a Java broker) are left out.
     """
     if since is not None:
         rows = rows.where(sql.col(DAY) >= sql.lit(since).cast("date"))
@@ -238,7 +238,8 @@ def forget_query(session: ZkSession, producer: Producer, query_id: str) -> None:
     query must not be running. After this call, the query must never be started again from its checkpoint, because it
     would then write its last batch a second time.
 
-    Raises ClientError if there is no such query or a broker does not answer, XaError, CoordinationUnavailable.
+    Raises ClientError if there is no such query, or if a broker does not answer. Raises XaError and
+    CoordinationUnavailable.
     """
     store = DecidedBatches(session)
     decided = store.load(query_id).decided

@@ -43,9 +43,9 @@ class PartitionLag(NamedTuple):
     """The backlog of a query in one partition, that is, the messages that it has not read yet.
 
     position, end: byte offsets of the query's position and of the partition's end. bytes: size of the stored messages
-    between the two offsets. messages: number of these messages; None if the broker cannot count them (Java). seconds:
-    time since the broker stored the oldest of these messages; 0.0 if there are no such messages, None if a Java broker
-    has stored the oldest one, because its id contains no time.
+    between the two offsets. messages: number of these messages, or None if the broker is a Java broker, which cannot
+    count them. seconds: time since the broker stored the oldest of these messages. It is 0.0 if there are no such
+    messages, and None if a Java broker has stored the oldest one, because the id of such a message contains no time.
     """
 
     partition: TopicPartition
@@ -75,16 +75,16 @@ class LagReport:
 
     @property
     def messages(self) -> int | None:
-        """The number of waiting messages, summed over all partitions; None if a broker cannot count the messages of a
-        partition.
+        """The number of waiting messages, summed over all partitions. It is None if a broker cannot count the messages
+        of a partition.
         """
         counts = [each.messages for each in self.partitions]
         return None if None in counts else sum(each for each in counts if each is not None)
 
     @property
     def seconds(self) -> float | None:
-        """The age of the oldest waiting message in seconds, the maximum over all partitions; None if the messages of a
-        partition have no store times because a Java broker has stored them.
+        """The age of the oldest waiting message in seconds, the maximum over all partitions. It is None if the messages
+        of a partition have no store times because a Java broker has stored them.
         """
         ages = [each.seconds for each in self.partitions]
         return None if None in ages else max((each for each in ages if each is not None), default=0.0)

@@ -58,8 +58,8 @@ class PartitionState:
     """The data about a partition that the driver has asked for when it plans a query. endpoint: the address of the
     broker that serves reads of the partition. first, end: the readable bytes are [first, end). committed: the offset
     that the consumer group has committed. starting_time, ending_time: the offsets for the start time and the end time
-    in the options; None if the options name no start time (or no end time). If no message was stored at or after the
-    time, the offset is the partition's end.
+    in the options. Each is None if the options do not name this time. If no message was stored at or after the time,
+    the offset is the partition's end.
     """
 
     id: TopicPartition
@@ -77,8 +77,8 @@ class OffsetRange:
     executor reads the range.
 
     nodes: addresses of the broker set's nodes at planning time; empty for a broker outside a set. planned_ms: planning
-    time in ms since 1970. Messages that had expired at planning time are left out, also when the task is repeated. If
-    planned_ms is 0, no message is left out.
+    time in ms since 1970. A task leaves out the messages that had expired at planning time; if it is repeated, it
+    leaves out the same messages. If planned_ms is 0, no message is left out.
     """
 
     id: TopicPartition
@@ -224,7 +224,7 @@ def _number(bounds: RangeEnds, state: PartitionState) -> int:
 
 def time_wanted(bounds: RangeEnds, partition: TopicPartition) -> int | None:
     """Return the time that the user's option gives as the start or the end for this partition, in milliseconds since
-    1970; None if the option gives no time.
+    1970, or None if the option gives no time.
     """
     if isinstance(bounds, Times):
         return bounds.times.get(partition.topic, {}).get(str(partition))

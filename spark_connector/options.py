@@ -182,7 +182,7 @@ class OptionValues:
 
 def check_name(option: str, name: str, check: Callable[[str], str], value: str | None = None) -> str:
     """Return `name` if `check` accepts it; otherwise raise ConfigError. value: the whole value of the option, which the
-    error text shows; None if the value is only this name.
+    error text shows. It is None if the value is only this name.
     """
     try:
         return check(name)
@@ -277,7 +277,7 @@ an offset or a time for each partition; or one time for all partitions.
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The limits of one micro-batch of a stream; None = no limit. max_delay_seconds: the value of the option
+    """The limits of one micro-batch of a stream; None means no limit. max_delay_seconds: the value of the option
     maxTriggerDelay, in seconds.
     """
 
@@ -291,7 +291,7 @@ class BatchLimits:
 class ReadOptions:
     """All options of a read. Exactly one of topics, pattern and assigned is set.
 
-    columns: the columns that Spark expects, in Spark's order; None: all columns. The columns come from
+    columns: the columns that Spark expects, in Spark's order; None means all columns. The columns come from
     `spark.read.schema(…)`, not from an option.
     """
 
@@ -448,7 +448,7 @@ def _bounds(
 ) -> RangeEnds:
     """Return the start or the end of a read from the value of `option`. words: the words that are valid values. never:
     which of the numbers EARLIEST and LATEST is an error in this option's JSON; for example, EARLIEST makes no sense as
-    the end of a read. None: both numbers are allowed. hint: a remark about `words` for the error text.
+    the end of a read. None means that both numbers are allowed. hint: a remark about `words` for the error text.
     """
     text = values.get(option, default).strip()
     if text.lower() in words:

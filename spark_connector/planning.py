@@ -113,10 +113,10 @@ def through_failover(cluster: Cluster, work: Callable[[], _T], *, runs: bool = F
 
     runs: whether the query is already running. A query that is already running has found its topics earlier. So if
     `work` raises NoPartition for such a query, because no live broker has one of the topics now, the function retries
-    `work` as for an absent broker. For a query that is not running yet, the function raises NoPartition: after
-    PLANNING_SECONDS of retries if there are broker sets, one of which may be changing its leader, or if partitions are
-    just being handed over to another broker; otherwise at once. Raises BrokerUnavailable when the time is over, and the
-    errors of `work`.
+    `work` as for an absent broker. For a query that is not running yet, the function usually raises NoPartition at
+    once. But if there are broker sets, one of which may be changing its leader, or if partitions are just being handed
+    over to another broker, it first retries `work` for PLANNING_SECONDS. Raises BrokerUnavailable when the time is
+    over, and the errors of `work`.
     """
     backoff = Backoff(0.1, 0.5)
     begun: float | None = None

@@ -36,8 +36,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The conditions on messages that follow from the pushed filters; None = no condition on this value. Offsets (in
-    bytes) and times (in milliseconds since 1970) must be in [min, max).
+    """The conditions on messages that follow from the pushed filters. None means that there is no condition on this
+    value. Offsets (in bytes) and times (in milliseconds since 1970) must be in [min, max).
     """
 
     topics: frozenset[str] | None = None
@@ -59,8 +59,8 @@ class Pushed:
 
     @property
     def sent_tags(self) -> tuple[str, ...]:
-        """Return the tags that tasks put into their pull requests, so that brokers send only messages with these tags;
-        () if the filters do not restrict the tag.
+        """Return the tags that tasks put into their pull requests, so that brokers send only messages with these tags.
+        Return () if the filters do not restrict the tag.
         """
         tags = sorted(self.tags or ())
         sendable = 0 < len(tags) <= MAX_TAGS and all(tag and TAG_SEPARATOR not in tag for tag in tags)
@@ -127,7 +127,9 @@ def _add_time(pushed: Pushed, each: Filter, value: int) -> Pushed:
 
 
 def _interval(each: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return the bounds [low, high) of the integers that pass the filter; None = no bound at this end."""
+    """Return the bounds [low, high) of the integers that pass the filter. None means that there is no bound at this
+    end.
+    """
     match each:
         case EqualTo() | EqualNullSafe():
             return value, value + 1

@@ -138,7 +138,7 @@ class RangeReader:
         Bytes of the range can be lost, because retention has deleted unread messages or because the topic was deleted
         and created again; bytes can also be damaged. If failOnDataLoss is true, the method raises DataLoss for lost
         bytes and CorruptRecord for damaged bytes. If failOnDataLoss is false, it logs these bytes and skips them.
-        Raises BrokerUnavailable also if a slave has not copied the whole range yet.
+        Also raises BrokerUnavailable if a slave has not copied the whole range yet.
         """
         end = self._planned.end
         coming = self._ask(connection, self.position)
@@ -185,16 +185,16 @@ class RangeReader:
     def _ask(self, connection: Connection, offset: int, most_bytes: int | None = None) -> BegunPull:
         """Send the next pull, from `offset` on. Do not wait for the answer: it arrives while this thread and Spark
         process the previous block. So the reader needs no second thread that waits for the answer. Such a thread would
-        compete with this thread for the interpreter's lock. most_bytes: maximum size of the answer; None: the size that
-        the options set.
+        compete with this thread for the interpreter's lock. most_bytes: maximum size of the answer; None means the size
+        that the options set.
         """
         options = self._options
         self._asked_bytes = most_bytes or options.fetch_bytes
         return BegunPull(connection, self.place, offset, self._asked_bytes, self._tags, options.where)
 
     def _answer(self, connection: Connection, coming: BegunPull) -> Pulled:
-        """Return the answer to a pull. Raises LeaderMoved and the errors of BegunPull.result. Raises OffsetOutOfRange
-        also if the partition has no more messages although the range is not completely read.
+        """Return the answer to a pull. Raises LeaderMoved and the errors of BegunPull.result. Also raises
+        OffsetOutOfRange if the partition has no more messages although the range is not completely read.
         """
         if self._nodes:
             self._wait(connection, coming)

@@ -73,8 +73,8 @@ class SetNodes:
 
     def leader(self, silent: Endpoint) -> Endpoint | None:
         """Ask the nodes of the set one after the other which node leads, and return the address of the first leader
-        that a node names (itself or another node); None if no node names one. silent: the node that did not answer; it
-        is not asked.
+        that a node names (itself or another node). Return None if no node names a leader. silent: the node that did not
+        answer; it is not asked.
 
         The call blocks for at most two seconds per node.
         """

@@ -383,9 +383,9 @@ class MetaqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _lost(partition: TopicPartition, span: Span, held: PartitionState) -> Lost | None:
-    """Return the part of `span` that the partition no longer has, or None. The cause is usually that retention has
-    deleted these bytes. If the partition ends before the end of `span`, the topic was deleted and created again. Then
-    the whole `span` counts as lost, because the partition now has other messages at these offsets.
+    """Return the part of `span` that the partition no longer has, or None if it has all of `span`. The cause is usually
+    that retention has deleted these bytes. If the partition ends before the end of `span`, the topic was deleted and
+    created again. Then the whole `span` counts as lost, because the partition now has other messages at these offsets.
     """
     start, end = span
     if start < held.first:

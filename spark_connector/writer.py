@@ -62,13 +62,13 @@ class MetaqWriter(DataSourceArrowWriter):
         return _write(self.options, iterator, self.batch_write)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Commit the tasks' transactions, so that consumers see all rows (exactlyOnce; otherwise do nothing). Raises
-        the errors of Coordinator.
+        """With exactlyOnce, commit the tasks' transactions, so that consumers see all rows. Without it, do nothing.
+        Raises the errors of Coordinator.
         """
         self._end(messages, abort=False)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Roll back the tasks' prepared transactions (exactlyOnce; otherwise do nothing). If `commit` has already
+        """With exactlyOnce, roll back the tasks' prepared transactions. Without it, do nothing. If `commit` has already
         recorded the decision to commit the batch, commit the remaining transactions instead.
         """
         self._end(messages, abort=True)
@@ -185,8 +185,8 @@ def _end_batch(
     options: WriteOptions, messages: Sequence[WriterCommitMessage | None], batch: int, *, abort: bool = False
 ) -> bool:
     """Commit the tasks' prepared transactions, or roll them back if `abort` is set. Return whether transactions were
-    committed or rolled back; False if there is nothing to do, because the query does not use exactlyOnce or has never
-    written a row.
+    committed or rolled back. Return False if there is nothing to do, because the query does not use exactlyOnce or has
+    never written a row.
     """
     written = [each for each in messages if isinstance(each, WrittenRows) and each.write is not None]
     query_ids = {each.write.query_id for each in written if each.write}

@@ -26,7 +26,7 @@ _NO_NODE = "this broker is not a node of a broker set: start it with --node"
 
 
 class HandsOver(Protocol):
-    """A node of a broker set, as this module uses it: only its method `hand_over` is called."""
+    """Describes a node of a broker set. This module calls only the node's method `hand_over`."""
 
     def hand_over(self, target: str | None) -> Coroutine[Any, Any, str]: ...
 
@@ -34,9 +34,9 @@ class HandsOver(Protocol):
 def admits(admin_from: AdminFrom, host: str, listen: str = "") -> bool:
     """Return whether the peer with the numeric IP address `host` may make admin requests.
 
-    listen: the single address on which the broker listens; "" if it listens on all addresses. If only programs on the
-    broker's machine may make admin requests, a peer whose address is `listen` may make them, too, because only programs
-    on this machine connect from this address.
+    listen: the single address on which the broker listens, or "" if it listens on all addresses. If only programs on
+    the broker's machine may make admin requests, these are the peers with a loopback address and the peers whose
+    address is `listen`, because only programs on this machine connect from these addresses.
     """
     if admin_from == "any":
         return True
@@ -59,9 +59,9 @@ class Admin:
         seconds: Callable[[], float],
     ) -> None:
         """status: returns the status of replication. replication: returns the object that copies messages between this
-        broker and other brokers; None if the broker is a plain master, which does not copy. member: returns the object
-        that represents this broker as a node of a broker set; None for a single broker. seconds: returns the time of a
-        monotonic clock.
+        broker and other brokers, or None if the broker is a plain master, which does not copy. member: returns the
+        object that represents this broker as a node of a broker set, or None for a single broker. seconds: returns the
+        time of a monotonic clock.
         """
         self._partitions = partitions
         self._reload_config = reload_config
@@ -120,8 +120,9 @@ class Admin:
 
     def restart_replication(self) -> Any:
         """Restart replication: replace the connection to the other broker by a new one. An asynchronous slave then
-        compares all its partitions with the master's, and also continues to copy those whose copying had stopped.
-        Return the present status of replication. Raises NotReplicating if this broker takes no part in replication.
+        compares all its partitions with those of the master. It also continues to copy the partitions whose copying had
+        stopped. Return the present status of replication. Raises NotReplicating if this broker takes no part in
+        replication.
         """
         replication = self._replication()
         if replication is None:

@@ -64,7 +64,7 @@ M = TypeVar("M", bound=Memory[Any])
 
 
 class Reloads(Protocol):
-    """The class reload.Reloader, as the actions of requests use it: they call only its method `reload`."""
+    """Describes the class reload.Reloader. The actions of requests call only its method `reload`."""
 
     def reload(self) -> Deferred[ReloadReport]:
         """Read server.ini again. If the Deferred fails with ConfigError, no setting has changed."""
@@ -103,7 +103,7 @@ class Broker:
     ) -> None:
         """store: an open store. clock: returns seconds since 1970. on_topic: called once for each topic, when the topic
         gets its first log on this broker.
-        dialer: opens the connections to other brokers; None: these connections do not use TLS.
+        dialer: opens the connections to other brokers. If it is None, these connections do not use TLS.
         """
         alone = config.node is None and options.node is None  # otherwise only the leading node does this
         self.config = config
@@ -121,27 +121,28 @@ class Broker:
         self.connections = 0
         self.reloader: Reloads | None = None
         """The object that reloads server.ini. The broker process sets this attribute if it has read its configuration
-        from a file. None: the configuration does not come from a file, so it cannot be reloaded.
+        from a file. The attribute is None if the configuration does not come from a file, so that it cannot be
+        reloaded.
         """
         self.replication: ReplicationPart | None = None
-        """The object that copies messages between this broker and other brokers; None for a plain master, which does
+        """The object that copies messages between this broker and other brokers, or None for a plain master, which does
         not copy.
         """
         self.member: SetMember | None = None
-        """The object that makes this broker a node of a broker set; None for a single broker."""
+        """The object that makes this broker a node of a broker set, or None for a single broker."""
         self.set_report: SetReport | None = None
-        """The object that reports to operators about this node of a broker set; None for a single broker. If
-        `set_report` is not None, the attribute `replication` is the same object.
+        """The object that reports to operators about this node of a broker set, or None for a single broker. If
+        `set_report` is not None, the attributes `set_report` and `replication` have the same object.
         """
         self.moves: BrokerMoves | None = None
-        """The object that moves partitions of this broker to other brokers; None if the broker registers no topics in
-        ZooKeeper or is a slave.
+        """The object that moves partitions of this broker to other brokers, or None if the broker registers no topics
+        in ZooKeeper or is a slave.
         """
         self.certificates: Certificates | None = None
-        """The certificates of this broker's port; None without TLS."""
+        """The certificates of this broker's port, or None without TLS."""
         self.registered: Callable[[], bool] | None = None
-        """A function that returns whether this broker is registered in ZooKeeper, where clients find it; None if the
-        broker does not use ZooKeeper.
+        """A function that returns whether this broker is registered in ZooKeeper, where clients find it. The attribute
+        is None if the broker does not use ZooKeeper.
         """
         self.message_ids = MessageIds(config.broker_id, clock, store.max_message_id)
         self.turns = ConnectionTurns(reactor)
@@ -224,7 +225,7 @@ class Broker:
         self.searches = Searches(store, self.partitions, self.in_thread, config.max_transfer_size, self.account)
 
     def memory(self, kind: type[M]) -> M:
-        """Return that memory of this broker whose class is `kind`."""
+        """Return this broker's memory that is an object of the class `kind`."""
         return next(each for each in self.memories if type(each) is kind)
 
     @cached_property

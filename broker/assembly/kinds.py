@@ -27,7 +27,8 @@ class MessageKind(InternalTopic):
     """One kind of message: the internal topic in which the kind's records are stored, and the class of the kind's
     memory.
 
-    make: a function that creates the memory; None if the class of the memory is called with the arguments of `Memory`.
+    make: a function that creates the memory. If it is None, the class of the memory is called with the arguments of
+    `Memory`.
     """
 
     memory: type[Memory[Any]]

@@ -42,8 +42,8 @@ class SessionFactory(Factory):
     noisy = False
 
     def __init__(self, broker: Broker, gate: Gate, max_connections: int, *, http: bool = False) -> None:
-        """max_connections: the most connections of the whole broker. http: whether some of them are reserved for the
-        HTTP ports.
+        """max_connections: the most connections of the whole broker. http: whether some of these connections are
+        reserved for the HTTP ports.
         """
         self._broker = broker
         self._gate = gate
@@ -108,7 +108,7 @@ def listen(broker: Broker, factory: SessionFactory, reactor: Any, certificates: 
     """Listen on the configured address and port. If the configured port is 0, the operating system chooses a free port,
     and this function stores its number in broker.port. Raises ConfigError if the broker cannot listen there.
 
-    reactor: IReactorTime and IReactorFDSet. certificates: the certificates for connections with TLS; None: all
+    reactor: IReactorTime and IReactorFDSet. certificates: the certificates for connections with TLS. If it is None, all
     connections are without TLS.
     """
     address = broker.config.listen

@@ -32,9 +32,10 @@ _partition = attrgetter("partition")
 
 
 def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
-    """Return the body of the answer to a `stats` request for `item`. `item` is a word such as `config` or
-    `replication`; any other word is treated as the name of a topic. The body for `access` is a JSON object.
-    The broker can serve other requests at each `yield`, so each line has the values of the moment when it is made. Raises NotLeader.
+    """Return the body of the answer to a `stats` request for `item`. `item` is one of the words of `stats`, such as
+    `config` or `replication`. If it is none of these words, it is taken as the name of a topic. The body for `access`
+    is a JSON object. The broker can serve other requests at each `yield`, so each line has the values of the moment
+    when it is made. Raises NotLeader if this node stops leading while it makes lines that only a leader has.
     """
     if item == "config":
         return broker.config.source
@@ -46,7 +47,7 @@ def stats_text(broker: Broker, item: str) -> Generator[None, None, bytes]:
 
 def stats_lines(broker: Broker, item: str) -> Lines:
     """Yield the lines about an item, which is any word of `stats` except `config`, or the name of a topic. Raises
-    NotLeader.
+    NotLeader if this node stops leading while it makes lines that only a leader has.
     """
     yield "STATS"
     if item in _ITEMS:

@@ -364,8 +364,8 @@ def _answer(frame: Frame, result: Any, encode: Encoder) -> Answer:
 
 
 def _given_back(result: Any, places: Shares, address: str, amount: int) -> Any:
-    """Subtract `amount` from what `places` counts for a client address: the request that was counted (1, or its bytes)
-    is answered now. Return the result unchanged.
+    """Subtract `amount` from what `places` counts for a client address, because the counted request is answered now.
+    amount: 1, or the number of the request's bytes, as it was counted. Return the result unchanged.
     """
     places.add(address, -amount)
     return result

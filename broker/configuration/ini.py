@@ -181,7 +181,7 @@ class SectionValues:
         return self._section.get(key)
 
     def blank(self, key: str) -> Entry | None:
-        """Return the entry of a key whose value is blank; None if there is none."""
+        """Return the key's entry if its value is blank. Return None if the section has no such entry."""
         return self._section.blank.get(key)
 
     def text(self, key: str, default: str) -> str:

@@ -35,8 +35,8 @@ ClientCertificates = Literal["none", "optional", "required"]
 Plain = Literal["loopback", "everywhere", "nowhere"]
 """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
 Brokers = Literal["required", "tls", "plain"]
-"""How this broker connects to other brokers: with TLS or without TLS. `required`: with TLS; also, requests that only
-brokers send are refused on a connection without a broker's certificate.
+"""How this broker connects to other brokers: with TLS or without TLS. `required` means with TLS. In addition, this
+broker then refuses requests that only brokers send if their connection has not shown a broker's certificate.
 """
 
 _FILES = ("ca", "certificate", "key")
@@ -52,7 +52,7 @@ class Security:
     plain: Plain = "loopback"
     brokers: Brokers = "plain"
     zookeeper: CertificateFiles | None = None
-    """The files for TLS with ZooKeeper, from the section [zookeeper]; None: ZooKeeper is used without TLS."""
+    """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
 
 
 def read_security(path: str) -> Security:

@@ -225,8 +225,8 @@ def _read(table: Mapping[str, _Key], values: SectionValues, defaults: Mapping[st
 
 
 def read_config(path: str, filters_path: str | None = None, listen: str = "") -> BrokerConfig:
-    """Read a server.ini and its filters.ini (sources.py). listen: the numeric address on which the broker listens; "":
-    all IPv4 addresses.
+    """Read a server.ini and its filters.ini (sources.py). listen: the numeric address on which the broker listens; ""
+    means all IPv4 addresses.
 
     Raises ConfigError for any mistake in the files; the error names the line, the key, the value and the remedy.
     """

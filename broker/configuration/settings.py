@@ -68,23 +68,23 @@ class BrokerOptions:
     admin_from: AdminFrom = "loopback"
     disk_reserve: int | None = None
     """The number of bytes that must stay free on the disk of each data directory: if fewer bytes are free, the broker
-    refuses puts. None: a fraction of the disk's size is used as this number (store/disk_space.py).
+    refuses puts. None means that a fraction of the disk's size is used as this number (store/disk_space.py).
     """
     max_pending_put_bytes: int = DEFAULT_MAX_PENDING_PUT_BYTES
     """A limit for the total number of bytes of all puts that wait until their messages are safe. While the waiting puts
     have more bytes than this limit, the broker reads no more puts from connections (pending_puts.py).
     """
     node: str | None = None
-    """Overrides BrokerConfig.node; None: use the value of server.ini."""
+    """The value that replaces BrokerConfig.node. If it is None, the value of server.ini is used."""
     zone: str | None = None
-    """Overrides BrokerConfig.zone; None: use the value of server.ini."""
+    """The value that replaces BrokerConfig.zone. If it is None, the value of server.ini is used."""
     half_check_seconds: float = 6.0
     """Seconds from a half message's arrival to its first check, unless the producer has sent another number of seconds
     with the message. The pause between the first check and the second check has the same length. Each later pause is
     twice as long as the pause before it, but at most an hour.
     """
     security: str | None = None
-    """The path of security.ini (security_ini.py); None: no TLS."""
+    """The path of security.ini (security_ini.py). If it is None, the broker does not use TLS."""
     http_names: tuple[str, ...] = ()
     """Host names that requests to the HTTP ports may use, in addition to the hostName in server.ini
     (http/browsers.py).
@@ -121,8 +121,8 @@ class TopicConfig:
     name: str
     partitions: int
     unflush_threshold: int
-    """Whenever this many records were appended to a partition of the topic, the broker syncs them to the disk; 0 or
-    less: every put waits for a sync (group commit).
+    """Whenever this many records were appended to a partition of the topic, the broker syncs them to the disk. If the
+    number is 0 or less, every put waits for a sync (group commit).
     """
     unflush_interval_ms: int
     data_path: str
@@ -137,19 +137,19 @@ class TopicConfig:
     stat: bool = False
     """Whether realtime counters are kept for the topic."""
     ack: Promise | None = None
-    """The value of the key `ack`; None if the key is not set. The property `promise` replaces None by a default."""
+    """The value of the key `ack`, or None if the key is not set. The property `promise` replaces None by a default."""
     min_in_sync: int = 1
     """The least number of in-sync nodes, including the leader. While there are fewer in-sync nodes, the leader refuses
     messages for the topic.
     """
     replicas: int | None = None
     """The number of in-sync nodes that the topic should have. While there are fewer in-sync nodes, the broker reports
-    the topic as under-replicated. None: all nodes of the broker set should be in sync.
+    the topic as under-replicated. None means that all nodes of the broker set should be in sync.
     """
     readable_partitions: int | None = None
     """The number of partitions that the broker registers for consumers. `partitions` is the number of partitions that
-    it registers for producers; the two numbers can differ only while partitions are moved to other brokers. None: the
-    same number as `partitions`.
+    it registers for producers; the two numbers can differ only while partitions are moved to other brokers. None means
+    the same number as `partitions`.
     """
     filters: Mapping[str, str] = field(default_factory=dict)
     """The filter of each consumer group, by group name. The filter is `package.module:callable`, or a Java class that
@@ -186,29 +186,31 @@ class BrokerConfig:
     zookeeper: ZooKeeperConfig = ZooKeeperConfig()
     limits: Quotas = field(default_factory=Quotas)
     listen: str = ""
-    """The numeric address on which the broker listens; "": all IPv4 addresses. `listen` is an option of the command
-    that starts the broker. It is not a key of server.ini, because a Java broker refuses unknown keys.
+    """The numeric address on which the broker listens; "" means all IPv4 addresses. `listen` is an option of the
+    command that starts the broker. It is not a key of server.ini, because a Java broker refuses unknown keys.
     """
     dashboard_port: int | None = None
-    """dashboardHttpPort; None: no dashboard. (In 1.x a broker without this key serves its dashboard on port 8120; so a
-    second broker on the same host fails to start, because the port is in use.)
+    """The value of dashboardHttpPort. If it is None, there is no dashboard. (In 1.x a broker without this key serves
+    its dashboard on port 8120; so a second broker on the same host fails to start, because the port is in use.)
     """
     move_consumers_past_end: bool = False
-    """updateConsumerOffsets: how the broker answers a get beyond the end of a partition. True: status 301 and the end
-    offset, to which the consumer then moves. False: status 404.
+    """updateConsumerOffsets: how the broker answers a get beyond the end of a partition. If it is True, the answer has
+    status 301 and the end offset, to which the consumer then moves. If it is False, the answer has status 404.
     """
     node: str | None = None
-    """The name of this node in its broker set; None for a single broker."""
+    """The name of this node in its broker set, or None for a single broker."""
     zone: str = ""
-    """The name of the zone (for example a data center) in which the broker runs; "" for none. Consumers that name the
-    same zone read from this broker rather than from brokers in other zones.
+    """The name of the zone (for example a data center) in which the broker runs, or "" for none. Consumers that name
+    the same zone read from this broker rather than from brokers in other zones.
     """
     copy_bytes_per_second: int = COPY_BYTES_PER_SECOND
     """copyBytesPerSecond: the lowest rate, in bytes per second, at which a leader copies data to a joining node. While
     producers write, the leader copies more slowly so that it does not delay them, but never more slowly than this.
     """
     app_class_path: str | None = None
-    """appClassPath: a directory of Python modules with filters; None: only installed modules."""
+    """appClassPath: a directory of Python modules with filters. If it is None, filters can only be in installed
+    modules.
+    """
     filter_classes: Mapping[str, str] = field(default_factory=dict)
     """The content of filters.ini: Java class -> Python callable."""
     source: bytes = b""

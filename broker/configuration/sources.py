@@ -22,8 +22,8 @@ class ConfigTexts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFiles:
-    """The paths of the configuration files. filters: the path of the filters file; None: `filters.ini` in the directory
-    of server.ini, if it exists.
+    """The paths of the configuration files. filters: the path of the filters file. None means `filters.ini` in the
+    directory of server.ini, if it exists.
     """
 
     ini: str
@@ -36,8 +36,8 @@ class ConfigFiles:
 
     @property
     def provided_path(self) -> str | None:
-        """The directory of the filters' modules that is used if the key appClassPath is not set, as in 1.x: the
-        directory `provided` next to the directory of server.ini; None if `provided` does not exist.
+        """The directory `provided` next to the directory of server.ini, or None if `provided` does not exist. If the
+        key appClassPath is not set, the filters' modules are taken from this directory, as in 1.x.
         """
         path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(self.ini))), "provided")
         return path if os.path.isdir(path) else None

@@ -146,7 +146,7 @@ class DelayedLog(LogReader):
 
     def _read(self, most: int | None) -> None:
         """Read the log from byte `_read_to` on, and update the tables accordingly. most: about how many records to
-        read; None: all.
+        read; None means all.
         """
         left = most
         for units in self._units():
@@ -281,9 +281,9 @@ class DelayedLog(LogReader):
         self._unsettled.append(_Unsettled(mark, target, group.end, int(offsets.min(initial=mark))))
 
     def settled(self, *, copied: bool) -> int:
-        """Return the byte offset of the internal log before which all marks of deliveries are certain, which means that
-        no power failure can undo these deliveries. copied: if true, a delivery is certain only when also the in-sync
-        nodes of the broker set have its messages, so that readers can see them.
+        """Return a byte offset of the internal log: all deliveries whose marks lie before it are certain, which means
+        that no power failure can undo them. copied: if true, a delivery is certain only when also the in-sync nodes of
+        the broker set have its messages, so that readers can see them.
         """
         unsettled = self._unsettled
         while unsettled:

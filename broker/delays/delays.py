@@ -86,8 +86,8 @@ class Pended(NamedTuple):
     now_ms: int
 
     def units(self, offset: int) -> bytes:
-        """Return the index units for the records, if the first record is appended at byte `offset` of the internal
-        log.
+        """Return the index units that the records have when the first of them is appended at byte `offset` of the
+        internal log.
         """
         return packed_units(offset, self.ids, self.sizes, place_tag(self.place), self.now_ms)
 
@@ -574,8 +574,8 @@ class Delays(Memory[DelayedLog]):
         return contents.settled(copied=self.writing.copies is not None)
 
     def _tell_returned(self) -> None:
-        """Write marks to the internal logs which say that deliveries have failed, so that the messages of these
-        deliveries wait again. If a mark cannot be written now, another attempt is made later.
+        """Write marks to the internal logs, because deliveries have failed. The marks say this, so that the messages of
+        these deliveries wait again. If a mark cannot be written now, another attempt is made later.
         """
         for log, groups in list(self._returned.items()):
             error = self._append_marks(self._of(log), Marks(MarkKind.RETURNED, 0, groups))
@@ -646,9 +646,9 @@ class Delays(Memory[DelayedLog]):
 
     def rewritten(self, contents: DelayedLog, messages: Sequence[Pending]) -> None:
         """Called after records of waiting messages were appended to the log's end again (cleaning.py). Earlier marks
-        about these messages are now at lower offsets of the log than the records, so they can be removed with an old
-        segment although the messages still wait. A subclass can override this method to append these marks again after
-        the records.
+        about these messages are now at lower offsets of the log than the records, so these marks can be removed with an
+        old segment although the messages still wait. A subclass can override this method to append these marks again
+        after the records.
         """
 
     # --- what is shown ------------------------------------------------------------------------------------------------
@@ -720,8 +720,8 @@ class Delays(Memory[DelayedLog]):
         return sum(contents.live_bytes for contents in self._logs.values())
 
     def lateness_ms(self, part: float) -> int:
-        """Return a quantile of the lateness (the ms between due time and delivery) of the last delivered messages; 0 if
-        no message was delivered. part: which quantile, 0.0 … 1.0.
+        """Return a quantile of the lateness (the ms between due time and delivery) of the last delivered messages, or 0
+        if no message was delivered. part: which quantile, 0.0 … 1.0.
         """
         if not self._lateness:
             return 0

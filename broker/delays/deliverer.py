@@ -1,5 +1,5 @@
-"""Protocols for those objects of the package writing/ (which stores messages) that the package delays/ uses. The
-protocols are needed because delays/ may not import writing/.
+"""Protocols that describe objects of the package writing/, which stores messages. The package delays/ uses these
+objects. The protocols are needed because delays/ may not import writing/.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Delayed:
     """Describes a write to an internal log of delayed messages.
 
     target: the partition of the waiting messages, or the partition that the marks are about. pending_id: the id that
-    the first message has in the internal log; 0 if this id is unknown, which is possible if a producer repeats a
-    numbered send. pended: the records of the messages; None as soon as they are appended.
+    the first message has in the internal log, or 0 if this id is unknown, which is possible if a producer repeats a
+    numbered send. pended: the records of the messages; it becomes None as soon as they are appended.
     """
 
     target: PartitionLog
@@ -47,11 +47,13 @@ class DueWrite(Protocol):
 
     @property
     def failure(self) -> MetaqError | None:
-        """The error that has prevented a record from becoming safe; None if all records are safe."""
+        """The error that has prevented a record from becoming safe, or None if all records are safe."""
 
 
 class Deliverer(Protocol):
-    """Appends due messages to their partitions, and marks about them to the internal log."""
+    """Appends due messages to their partitions. For each of these messages it also appends a mark to the internal
+    log.
+    """
 
     @property
     def message_ids(self) -> MessageIds: ...
@@ -59,7 +61,7 @@ class Deliverer(Protocol):
     def partitions(self) -> Partitions: ...
     @property
     def copies(self) -> object | None:
-        """Not None if records that are appended here are also copied to other nodes of a broker set."""
+        """Not None if the records that this object appends are also copied to other nodes of a broker set."""
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Return the log of a partition to which messages are to be appended. Raises the error of a refused put if the

@@ -1,5 +1,5 @@
-"""A table of waiting delayed or half messages in the order of their times. For each message it has the message id and a
-number, 16 bytes in total.
+"""A table of waiting delayed or half messages in the order of their times. For each message the table has the message
+id and a number, 16 bytes in total.
 
 The number is the byte offset of the message's record in its internal log.
 
@@ -81,8 +81,8 @@ class _Leaf:
         self.ids, self.offsets = np.insert(self.ids, places, ids), np.insert(self.offsets, places, offsets)
 
     def find(self, ids: Ids) -> tuple[npt.NDArray[np.bool_], Places]:
-        """Return two arrays: for each of these ids whether it is in this leaf, and, for the ids that are in this leaf,
-        their indexes in `self.ids`. The argument `ids` must be sorted.
+        """Return two arrays. The first one says for each of these ids whether it is in this leaf. The second one has
+        the indexes in `self.ids` of those ids that are in this leaf. The argument `ids` must be sorted.
         """
         self.sort()
         if not len(self.ids):
@@ -157,7 +157,7 @@ class WaitingTable:
 
     @property
     def first(self) -> int | None:
-        """The lowest id; None if the table is empty."""
+        """The lowest id, or None if the table is empty."""
         found = [least for least in (self._recent.least(), self._first_leaf().least()) if least is not None]
         return min(found, default=None)
 

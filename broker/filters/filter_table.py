@@ -61,7 +61,7 @@ class FilterTable:
         self._filters = dict(filters or {})
 
     def find(self, topic: str, group: str) -> Filter | None:
-        """Return the group's filter for a topic; None if the group gets everything. Raises FilterUnavailable if the
+        """Return the group's filter for a topic, or None if the group gets everything. Raises FilterUnavailable if the
         group's filter is a Java class without a Python callable.
         """
         found = self._filters.get((topic, group))

@@ -126,8 +126,8 @@ def choose_records(
     `size` is returned as a whole if it has at most this number of bytes. gap: if an answer already has records, it ends
     as soon as about this many rejected bytes were left out of it. If more bytes than `gap` are rejected before the
     first accepted record, no record is returned. In this case next_offset is the offset of the first accepted record;
-    if no record in the first SCAN_BYTES bytes was accepted, it is an offset about SCAN_BYTES after `offset`. If no
-    whole record begins at `offset`, the bytes from `offset` on are returned as they were read, and next_offset is
+    but if no record in the first SCAN_BYTES bytes was accepted, next_offset is about SCAN_BYTES higher than `offset`.
+    If no whole record begins at `offset`, the bytes from `offset` on are returned as they were read, and next_offset is
     `offset`; the client itself handles the incomplete or damaged record.
     """
     parts: list[memoryview] = []

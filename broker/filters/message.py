@@ -49,10 +49,10 @@ class FilteredMessage:
 
     @property
     def attribute(self) -> str | None:
-        """The message's attribute, as in metaq 1.x; None if there is none."""
+        """The message's attribute, as in metaq 1.x, or None if there is none."""
         return self.attributes.attribute
 
     @property
     def tag(self) -> str | None:
-        """The message's tag; None if there is none. The attribute of a 1.x message is used as its tag."""
+        """The message's tag, or None if there is none. The attribute of a 1.x message is used as its tag."""
         return self.attributes.tag

@@ -73,7 +73,7 @@ class Answered(NamedTuple):
     stored: the stored offset that `offset` means. stored_end: the stored offset that `offset + size` means.
     client_ends: the end of each record, relative to `offset`. stored_ends: the end of each record, relative to
     `stored`. Both arrays are empty if they were dropped to save memory. behind_since: when this client's offset fell
-    behind the stored offset, in seconds of the reactor's clock; None if it is not behind.
+    behind the stored offset, in seconds of the reactor's clock, or None if it is not behind.
     """
 
     offset: int
@@ -129,8 +129,8 @@ class FoundOffset(NamedTuple):
 
     @property
     def behind_since(self) -> float | None:
-        """The time when the client's offset fell behind the stored offset, in seconds of the reactor's clock; None if
-        it is not behind.
+        """The time when the client's offset fell behind the stored offset, in seconds of the reactor's clock, or None
+        if it is not behind.
         """
         return min((each.behind_since for each in self.answers if each.behind_since is not None), default=None)
 
@@ -183,8 +183,8 @@ class RememberedPlaces:
         return FoundOffset(offset, min(place for place, _ in known), tuple(each for _, each in known))
 
     def claim(self, owner: object, key: Key) -> None:
-        """Make the owner the holder of the key; to be called before the owner's request is answered. After this call
-        `answered` remembers answers to this owner, until another connection becomes the holder.
+        """Make the owner the holder of the key. This method must be called before the owner's request is answered.
+        After this call `answered` remembers answers to this owner, until another connection becomes the holder.
         """
         holder = self._holders.get(key)
         if holder is None or holder.owner is not owner:

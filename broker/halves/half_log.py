@@ -135,7 +135,7 @@ class HalfLog(DelayedLog):
         return decision
 
     def reply(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message of this partition; None if the outcome is not known."""
+        """Return the outcome of a half message of this partition, or None if the outcome is not known."""
         decision = self.decided.get(half_id)
         if decision is None or decision.group.place != place:
             return None

@@ -60,7 +60,8 @@ Checked = Sequence[CheckedHalf]
 
 
 class HalfFigures(NamedTuple):
-    """Three numbers about one producer group; they count only half messages whose first check is due or was made.
+    """Three numbers about one producer group. `asked` and `parked` count only half messages whose first check is due or
+    was made.
     asked: number of half messages whose outcome the broker asks for. parked: number of half messages whose outcome the
     broker no longer asks for. askers: number of producers whose CHECK_HALVES request waits for half messages.
     """
@@ -149,8 +150,8 @@ class Halves(Delays):
 
     def _running(self) -> float:
         """Return for how many seconds this process has run, without the times when it was suspended. All times in
-        producer_groups.py are times of this clock. If the clock counted the suspensions, all producers would count as
-        gone after one, although they were only unable to reach the broker.
+        producer_groups.py are times of this clock. If the clock counted these times, all producers would count as gone
+        after a suspension, although they were only unable to reach the broker.
         """
         now = self.seconds()
         if now - self._seen_at <= tuning.HALVES_STEP_SECONDS:
@@ -181,8 +182,8 @@ class Halves(Delays):
         return min(super()._wanted_at(now_ms, seconds), now_ms + pause * 1000)
 
     def _give(self, contents: DelayedLog, ids: Ids, records: Sequence[bytes]) -> None:
-        """Register half messages whose first check is due in the producer groups, so that producers are asked about
-        them (Delays, in contrast, delivers due messages).
+        """The first check of these half messages is due: register the messages in their producer groups, so that
+        producers are asked about them. (The class Delays, in contrast, delivers due messages.)
         """
         found = self.decoded(contents, ids, records)
         half_log = cast(HalfLog, contents)
@@ -290,8 +291,9 @@ class Halves(Delays):
         self._wait_again(poll)
 
     def _answer(self, result: Any, contents: HalfLog, poll: Poll[Checked], halves: Sequence[Half]) -> None:
-        """Answer a poll with half messages whose records were read. result: the records of `halves` in the same order;
-        if they were too many for one answer, only the first of them; a Failure if the read has failed.
+        """Answer a poll with half messages whose records were read. result: the records of `halves` in the same order,
+        or a Failure if the read has failed. If all records are too many for one answer, `result` has only the first of
+        them.
         """
         if self._reading.get((poll.caller, poll.group)) is poll:
             del self._reading[poll.caller, poll.group]
@@ -434,7 +436,7 @@ class Halves(Delays):
         return ids[len(records) :], self.decoded(contents, ids, records)
 
     def _decided(self, place: DelayTarget, half_id: int) -> EndHalfReply | None:
-        """Return the outcome of a half message; None if the outcome is unknown or not stored safely yet."""
+        """Return the outcome of a half message, or None if the outcome is unknown or not stored safely yet."""
         if half_id in self._ending:
             return None
         for contents in self._half_logs():
@@ -443,8 +445,8 @@ class Halves(Delays):
         return None
 
     async def _find(self, place: DelayTarget, half_id: int) -> tuple[HalfLog, Pending] | None:
-        """Return the internal log and the decoded record of a half message; None if no half message with this id waits
-        for this partition.
+        """Return the internal log and the decoded record of a half message, or None if no half message with this id
+        waits for this partition.
         """
         ids = np.array([half_id], np.int64)
         for contents in self._half_logs():
@@ -607,7 +609,7 @@ class Halves(Delays):
         return HalfState.PARKED if self._groups.is_parked(half) else HalfState.ASKED, half
 
     def next_check_ms(self, half: Half) -> int | None:
-        """Return the earliest time (Unix ms) of the next question to a producer about this half message; None if the
+        """Return the earliest time (Unix ms) of the next question to a producer about this half message, or None if the
         half message is parked, so that there are no further questions.
         """
         return None if half.at == NEVER else int(self.now_ms() + (half.at - self._running()) * 1000)

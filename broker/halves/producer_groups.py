@@ -43,9 +43,9 @@ examination of so many entries takes some 3 ms. The answer to a poll always has 
 
 
 class Half:
-    """A half message whose first check was due. at: when the half message may be handed out next; NEVER if the half
+    """A half message whose first check was due. at: when the half message may be handed out next, or NEVER if the half
     message is parked, which means that it is no longer handed out. asked: how often the half message was handed out.
-    producer: the name of the producer that sent it; "" if unknown.
+    producer: the name of the producer that sent it, or "" if unknown.
     """
 
     __slots__ = ("asked", "at", "group", "id", "lane", "last_ms", "place", "producer")
@@ -59,14 +59,14 @@ class Half:
         self.asked = asked
         self.at = at
         self.last_ms = last_ms
-        """When the half message was last handed out, Unix ms; 0 = never."""
+        """When the half message was last handed out, Unix ms; 0 means never."""
         self.producer = producer
         self.lane: _Lane | None = None
 
 
 class Poll(NamedTuple, Generic[T]):
-    """A CHECK_HALVES request of a producer, which waits for half messages until `ends_at`. topics: None = all topics.
-    producer: the producer's name; "" if the request names none.
+    """A CHECK_HALVES request of a producer, which waits for half messages until `ends_at`. topics: None means all
+    topics. producer: the producer's name, or "" if the request names none.
     """
 
     caller: object
@@ -82,7 +82,7 @@ class _Lane:
     """The half messages of a group and topic that are handed out only to `producer`; if `producer` is _ANYBODY, to
     every producer of the group. due: entries (at, id), the earliest first; an entry is ignored if its half message has
     left the lane or its `at` has changed. count: number of half messages in the lane. alarm_at: time of the lane's
-    alarm; NEVER if the lane has no alarm.
+    alarm, or NEVER if the lane has no alarm.
     """
 
     __slots__ = ("alarm_at", "count", "due", "group", "producer", "topic")
@@ -101,9 +101,10 @@ class _Lane:
 
 
 class _Asker:
-    """A producer that asks. until: the producer counts as gone from this time on, unless it sends another poll before;
-    NEVER while its poll waits; _GONE while its half messages are being moved to the lanes for everybody. caller: the
-    connection of the producer's last poll. topics: the topics of the last poll; None: all topics.
+    """A producer that asks. until: the producer counts as gone from this time on, unless it sends another poll before.
+    The value is NEVER while the producer's poll waits, and _GONE while its half messages are being moved to the lanes
+    for everybody. caller: the connection of the producer's last poll. topics: the topics of the last poll; None means
+    all topics.
     """
 
     __slots__ = ("caller", "group", "producer", "topics", "until")
@@ -234,8 +235,8 @@ class ProducerGroups(Generic[T]):
         self.put_off(half, half.at)
 
     def get(self, half_id: int) -> Half | None:
-        """Return the half message with this id; None if this object does not have it, because its outcome is decided or
-        its first check is not due yet.
+        """Return the half message with this id, or None if this object does not have it, because its outcome is decided
+        or its first check is not due yet.
         """
         return self._halves.get(half_id)
 
@@ -519,7 +520,7 @@ class ProducerGroups(Generic[T]):
             self._set_alarm(lane)
 
     def next_at(self) -> float:
-        """Return the time when the next alarm is due; infinity if there is no alarm. The result can be too early,
+        """Return the time when the next alarm is due, or infinity if there is no alarm. The result can be too early,
         because outdated alarms are not always noticed.
         """
         for _ in range(_LOOKED_AT):

@@ -41,14 +41,14 @@ class Senders:
         self._nobodys = 0
 
     def found(self, count: int) -> None:
-        """Add `count` waiting half messages that were read from the log, and whose senders are unknown, to the count of
-        NOBODY.
+        """Add `count` to the count of NOBODY, because this many waiting half messages were read from the log, and their
+        senders are unknown.
         """
         self._nobodys += count
         self._places.add(NOBODY, count)
 
     def came(self, address: str, ids: Ids) -> None:
-        """Add half messages that an address has just sent to the count of this address."""
+        """Increase the count of an address by the half messages that this address has just sent."""
         sender = self._by_address.get(address)
         if sender is None:
             self._last += 1
@@ -57,7 +57,7 @@ class Senders:
         self._count(sender, len(ids))
 
     def went(self, ids: Ids, count: int) -> None:
-        """Subtract half messages that no longer wait from the counts. count: how many of the messages `ids` have waited
+        """Decrease the counts, because half messages no longer wait. count: how many of the messages `ids` have waited
         until now; the other ids are ignored.
         """
         numbers = self._numbers.remove(ids)

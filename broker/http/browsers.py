@@ -4,7 +4,7 @@ A foreign page can send requests by means of forms and images. The browser then 
 Origin. A foreign page can also use DNS rebinding: its owner makes the page's own domain point to this machine. The
 browser then takes the broker's pages for pages of the foreign site, so the foreign page can send every request that the
 broker's pages can send. But the header Host of such requests has the foreign domain. Programs other than browsers send
-no header Origin, and their header Host has the name of this machine that they have connected to.
+no header Origin, and their header Host has the name by which they have found this machine.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class OwnNames:
         self._names = frozenset(each.lower() for each in (*names, socket.gethostname()))
 
     def refusal(self, request: Request) -> str | None:
-        """Return the reason why the request must be refused; None if it may be answered. A request is not refused
-        because it lacks the header Host or the header Origin.
+        """Return the reason why the request must be refused, or None if it may be answered. If a request lacks the
+        header Host or the header Origin, this is no reason to refuse it.
         """
         for name in ("Host", "Origin"):
             if len(request.requestHeaders.getRawHeaders(name.encode(), ())) > 1:
@@ -69,7 +69,7 @@ class OwnNames:
 
 
 def _place(origin: str) -> str | None:
-    """Return the host and port in the value of a header Origin; None if the value is not a valid URL."""
+    """Return the host and port in the value of a header Origin, or None if the value is not a valid URL."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -369,7 +369,7 @@ def _not_found() -> Page:
 
 
 def _argument(request: Request, name: bytes) -> str:
-    """Return an argument in the URL's query; "" if it is missing."""
+    """Return an argument in the URL's query, or "" if it is missing."""
     return cast(dict[bytes, list[bytes]], request.args).get(name, [b""])[0].decode("utf-8", "replace")
 
 
@@ -404,8 +404,8 @@ def _sheet(page: Page, request: Request) -> Sheet:
 
 
 class _PartitionProgress(NamedTuple):
-    """A consumer group's progress in one partition. committed: the committed byte offset; None if the group has never
-    committed an offset. owner: the id of the consumer that owns the partition; "" if no consumer owns it.
+    """A consumer group's progress in one partition. committed: the committed byte offset, or None if the group has
+    never committed an offset. owner: the id of the consumer that owns the partition, or "" if no consumer owns it.
     """
 
     partition: int

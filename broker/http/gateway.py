@@ -65,8 +65,8 @@ class Gateway(Resource):
         }
 
     def render(self, request: Request) -> int:
-        """Serve an HTTP request at once; but if other work must be done first, serve it in the next turn of the client
-        address that has sent it.
+        """Serve an HTTP request at once, or, if other work must be done first, in the next turn of the client address
+        that has sent the request.
         """
         lost = request.notifyFinish()
         lost.addErrback(lambda _: None)  # the client has left; its answer is dropped

@@ -103,8 +103,8 @@ class Page:
 
 def to_json(page: Page) -> Pieces:
     """Yield the page as one JSON object. The page's tables and texts are the values of the object. The key of each
-    value is the title of the table or text; if this has no title, the title of the page. A table becomes a list of
-    objects, and a text becomes a string.
+    value is the title of the table or text, or, if the table or text has no title, the title of the page. A table
+    becomes a list of objects, and a text becomes a string.
     """
     yield "{"
     between = ""

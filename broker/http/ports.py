@@ -73,7 +73,7 @@ class _Channel(HTTPChannel):
     _crowded = False  # its address, or all addresses together, have too many bytes of unfinished requests
     _whole = False  # the request is complete and is being answered
     refusal: str | None = None
-    """The reason why each request of this connection is refused; None if requests are answered."""
+    """The reason why each request of this connection is refused, or None if requests are answered."""
 
     def makeConnection(self, transport: Any) -> None:  # noqa: N802
         transport.bufferSize = tuning.HTTP_READ_BYTES
@@ -119,7 +119,7 @@ class _Channel(HTTPChannel):
 
     def holds(self, body_bytes: int) -> None:
         """Tell the account how many bytes of the request's body were received, because the account limits the bytes of
-        unfinished requests. body_bytes: the number of received bytes; 0 when the request is done.
+        unfinished requests. body_bytes: the number of received bytes, or 0 when the request is done.
         """
         unfinished = self.shared.account.unfinished
         if unfinished.has(self, self.address, body_bytes, False, self._cut_slow):
@@ -326,11 +326,11 @@ class HttpPorts:
         certificates: Certificates | None = None,
         session: Callable[[], ZkSession | None],
     ) -> None:
-        """dashboard_port, gateway_port: None: do not listen; 0: choose a free port. dashboard_interface, interface:
-        numeric addresses; "": all IPv4 addresses.
+        """dashboard_port, gateway_port: the numbers of the ports; None means that the broker does not listen, and 0
+        that it chooses a free port. dashboard_interface, interface: numeric addresses; "" means all IPv4 addresses.
         names: additional host names, besides the broker's hostName, that browsers may use (OwnNames). certificates: the
-        certificates for HTTPS; None: all connections use HTTP without TLS. session: returns the broker's ZooKeeper
-        session, or None without ZooKeeper.
+        certificates for HTTPS. If it is None, all connections use HTTP without TLS. session: returns the broker's
+        ZooKeeper session, or None without ZooKeeper.
         """
         self._broker = broker
         self._own_names = OwnNames((broker.config.host, *names))

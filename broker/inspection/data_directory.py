@@ -52,8 +52,8 @@ class Options:
 
 @dataclass(slots=True)
 class DirectoryReport:
-    """All results of the inspection of a data directory. in_use: whether a metaq broker uses the directory now, because
-    it holds the directory's lock; None: unknown.
+    """All results of the inspection of a data directory. in_use: whether a metaq broker holds the directory's lock and
+    thus uses the directory now; None means that this is unknown.
     """
 
     path: str
@@ -134,8 +134,9 @@ def data_directories_near(path: Path) -> list[Path]:
 
 
 def stored_topics(path: Path) -> dict[str, int]:
-    """Return for each topic that has partitions in the data directory `path` the highest partition number plus one.
-    If the name of a partition's directory would prevent a broker's start, raises the error that the start would raise.
+    """For each topic that has partitions in the data directory `path`, return the highest partition number plus one. If
+    the name of a partition's directory would prevent a broker's start, this function raises the error that the start
+    would raise.
     """
     return {each.topic: each.partition + 1 for each in scan_data_paths(REAL_FILES, [str(path)])}  # in order
 
@@ -153,7 +154,7 @@ class StoredNode(NamedTuple):
 
 
 def stored_node(path: Path) -> StoredNode | None:
-    """Return what `path` says about the broker set's node that has used it; None if no such node has used it. Raises
+    """Return what `path` says about the broker set's node that has used it, or None if no such node has used it. Raises
     StoreError for a damaged file.
     """
     file = NodeFile(REAL_FILES, str(path))
@@ -162,7 +163,7 @@ def stored_node(path: Path) -> StoredNode | None:
 
 
 def is_in_use(path: Path) -> bool | None:
-    """Return whether a metaq broker holds the directory's lock; None if unknown.
+    """Return whether a metaq broker holds the directory's lock, or None if unknown.
 
     The function takes a shared lock and releases it at once. A metaq broker holds an exclusive lock; Java brokers hold
     no lock.

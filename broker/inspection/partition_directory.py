@@ -32,7 +32,7 @@ class SegmentList:
     unsafe: int
     """The index in `segments` of the first segment that the next start of a broker will check, because its records may
     not be synced. If this segment or a later one has bad bytes, the start cuts the partition off where these bytes
-    begin. 0 if there are no segments.
+    begin. The index is 0 if there are no segments.
     """
     archives: int
     quarantined: tuple[str, ...]
@@ -45,7 +45,7 @@ class SegmentList:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """The result of the inspection of one partition. Offsets and sizes are in bytes. records: the number of records;
+    """The result of the inspection of one partition. Offsets and sizes are in bytes. records: the number of records, or
     None if they were not counted.
     """
 

@@ -75,7 +75,7 @@ class SegmentReport:
     index_damage: str = ""
     """A description of the damage if the index is DAMAGED; otherwise ""."""
     records: int | None = 0
-    """The number of records; None if they were not counted."""
+    """The number of records, or None if they were not counted."""
     bad: list[BadRange] = field(default_factory=list)
     largest: int = 0
     """The size of the largest record that was read, including its header."""
@@ -230,7 +230,7 @@ class _IndexComparison:
 
 
 class KeysState(Enum):
-    """The state of a segment's key file. A key file contains nothing that is not in the records, like an index; so a
+    """The state of a segment's key file. Like an index, a key file contains nothing that is not in the records, so a
     metaq broker can make it again from the records.
     """
 

@@ -54,8 +54,8 @@ class PendingTransaction:
 class RedoReport:
     """The result of the inspection of a transaction log.
 
-    replay_from: where a broker of this project begins to replay the log, as (file number, byte offset); None: at the
-    first record. checkpoint: where a Java broker begins to replay the log, in the same form.
+    replay_from: where a broker of this project begins to replay the log, as (file number, byte offset); None means at
+    the first record. checkpoint: where a Java broker begins to replay the log, in the same form.
     """
 
     path: str

@@ -126,7 +126,7 @@ def _front(place: DelayTarget, anew: bool = False) -> tuple[bytes, int, int]:
 
 
 def place_tag(place: DelayTarget, *, anew: bool = False) -> int:
-    """Return the tag hash that the index units of messages that wait for this partition have."""
+    """Return the tag hash in the index units of the messages that wait for this partition."""
     return _front(place, anew)[2]
 
 
@@ -211,7 +211,7 @@ this field; the name has at most 255 bytes, because it is the name of a director
 
 
 def taken_at(record: Buffer) -> int | None:
-    """Return the field `taken` of a record; None if `record` has too few bytes."""
+    """Return the field `taken` of a record, or None if `record` has too few bytes."""
     if len(record) < HEADER_BYTES + _LENGTH.size:
         return None
     (name_bytes,) = _LENGTH.unpack_from(record, HEADER_BYTES)

@@ -36,7 +36,7 @@ class Memory(ABC, Generic[R]):
     name: str
     """The name of the kind in log lines of the broker, such as `delayed messages`."""
     item: str | None = None
-    """The item of `stats` that shows `lines`; None: there is no such item."""
+    """The item of `stats` that shows `lines`, or None if there is no such item."""
     followed: int
     """How much of an internal log a follower reads at once: the argument `most` of `LogReader.read_on`."""
 
@@ -88,8 +88,8 @@ class Memory(ABC, Generic[R]):
     # --- leading and following ----------------------------------------------------------------------------------------
 
     def read_ahead(self) -> None:
-        """Read the internal logs to their present ends. To be called before `lead`, which then has less to read. Raises
-        StoreError.
+        """Read the internal logs to their present ends. This method is called before `lead`, so that `lead` has less to
+        read. Raises StoreError.
         """
         for log in self.store.internal_logs(self.topic):
             self._of(log).read_on()
@@ -158,7 +158,9 @@ class Memory(ABC, Generic[R]):
     # --- what is shown, and asked -------------------------------------------------------------------------------------
 
     def lines(self) -> Lines:
-        """Yield the lines of `stats <item>`. Raises NotLeader."""
+        """Yield the lines of `stats <item>`. Raises NotLeader if this node stops leading while it makes lines that only
+        a leader has.
+        """
         yield from ()
 
     def metrics(self) -> Metrics:
@@ -166,7 +168,7 @@ class Memory(ABC, Generic[R]):
         yield from ()
 
     def left_behind(self, topic: str, partitions: Sequence[int]) -> str | None:
-        """Return why these partitions cannot be moved to another broker yet; None if they can. While this memory has
+        """Return why these partitions cannot be moved to another broker yet, or None if they can. While this memory has
         entries about a partition (for example delayed messages), the partition cannot be moved, because the entries
         would stay on this broker. Before this method is called, the broker has stopped accepting new messages of this
         kind for these partitions (Partitions.is_leaving), so the entries become fewer.

@@ -35,7 +35,7 @@ class LogReader(ABC):
 
     def read_on(self, most: int | None = None) -> None:
         """Read the part of the log that was not read yet, and update the table. most: about how much to read at most,
-        with the meaning that the subclass's `_read` gives it; None: no limit. Raises StoreError.
+        with the meaning that the subclass's `_read` gives it; None means no limit. Raises StoreError.
         """
         if self._is_other:
             self.forget()

@@ -157,8 +157,8 @@ def first_bytes(records: int) -> int:
 
 
 def first_id_of(begun: bytes, records: int) -> int | None:
-    """Return the id of the first record that a row describes, to compare it with the row's `first_id`; None if `begun`
-    is too short.
+    """Return the id of the first record that a row describes, to compare it with the row's `first_id`, or None if
+    `begun` is too short.
     begun: the beginning of this first record. records: the field `records` of the row.
     """
     if records & DELAYED_ROW:

@@ -1,4 +1,4 @@
-"""Protocols for the broker and its objects; they have the attributes and methods that the package moving/ uses."""
+"""Protocols that describe the broker and its objects: the attributes and methods that the package moving/ uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Leadership", "MovingHost", "SetPart"]
 
 
 class Leadership(Protocol):
-    """The leadership of a broker set's node, which exists while the node leads (sets/leader.py)."""
+    """The leadership of a broker set's node. The object exists while the node leads (sets/leader.py)."""
 
     @property
     def draining(self) -> bool:
@@ -60,4 +60,4 @@ class MovingHost(CopyHost, Protocol):
     def transactions(self) -> Transactions: ...
     @property
     def member(self) -> SetPart | None:
-        """The object that makes this broker a node of a broker set; None for a single broker."""
+        """The object that makes this broker a node of a broker set, or None for a single broker."""

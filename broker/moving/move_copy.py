@@ -31,13 +31,15 @@ in its statistics.
 _FETCHES_PER_SECOND = 10
 _LEAST_FETCH_BYTES = 1 << 16
 """The least number of bytes to fetch at once. A move with a low rate fetches few bytes at once, so that it does not
-load the source's disk and network in bursts. With fewer bytes than this number, it would fetch nearly every message
-separately.
+load the source's disk and network in bursts. If a move fetched fewer bytes than this number at once, it would fetch
+nearly every message separately.
 """
 
 _PAUSE_SECONDS = 0.02
 _TURN_SECONDS = 0.1
-"""While a copy waits because of its rate limit, it checks every so many seconds whether it should continue."""
+"""While a copy waits because of its rate limit, it checks at intervals of this many seconds whether it should
+continue.
+"""
 _DISK_SECONDS = 0.05
 
 
@@ -65,7 +67,7 @@ class MoveCopy:
 
     @property
     def left(self) -> int | None:
-        """The number of bytes that are still to be copied; None while unknown."""
+        """The number of bytes that are still to be copied, or None while unknown."""
         lags = [each.status.lag_bytes for each in self._copies]
         return None if None in lags else sum(each for each in lags if each is not None)
 
@@ -152,9 +154,9 @@ class MoveCopy:
             await deferred
 
     def _check(self) -> Leadership | None:
-        """Return the Leadership object of this node if this broker is a node of a broker set; None for a single broker.
-        Raises MetaqError if this broker must not append data now, because it does not lead its set or is handing the
-        leadership over.
+        """Return the Leadership object of this node if this broker is a node of a broker set, or None for a single
+        broker. Raises MetaqError if this broker must not append data now, because it does not lead its set or is
+        handing the leadership over.
         """
         member = self._broker.member
         if member is None:

@@ -64,7 +64,7 @@ status() names them from the beginning.
 
 
 class MovesHere(Protocol):
-    """The class BrokerMoves (moves.py), as a driver uses it."""
+    """Describes the part of the class BrokerMoves (moves.py) that a MoveDriver uses."""
 
     broker: MovingHost
     session: ZkSession
@@ -88,7 +88,7 @@ class MoveDriver:
         self.found = found
         self.active = True
         self.waits_for = ""
-        """The reason why the move makes no progress now; "" if there is no such reason."""
+        """The reason why the move makes no progress now, or "" if there is no such reason."""
         self._here = here
         self._broker = here.broker
         self._reactor: Any = here.broker.reactor
@@ -102,7 +102,7 @@ class MoveDriver:
 
     @property
     def left(self) -> int | None:
-        """The number of bytes left to copy; None if unknown."""
+        """The number of bytes left to copy, or None if unknown."""
         return None if self._copy is None else self._copy.left
 
     @property

@@ -71,9 +71,9 @@ class BrokerMoves:
     # --- knowing ------------------------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read all moves from ZooKeeper; to be called before any partition is served. Try again and again while
-        ZooKeeper does not answer or the entry of a move is damaged: without the states of all moves it is unknown which
-        partitions the broker may serve.
+        """Read all moves from ZooKeeper. This method must be called before any partition is served. Try again and again
+        while ZooKeeper does not answer or the entry of a move is damaged: without the states of all moves it is unknown
+        which partitions the broker may serve.
         """
         pauses = Backoff(0.05, 2.0)
         told = ""
@@ -180,9 +180,9 @@ class BrokerMoves:
 
     async def write_again(self) -> None:
         """ZooKeeper may have lost data, for example if it was restored from a backup. If ZooKeeper has lost moves of
-        this broker, or has older states of these moves than this broker knows, write the states that this broker knows
-        again. For all other moves, use the state that ZooKeeper has. Raises CoordinationError if ZooKeeper does not
-        answer; the caller then calls the method again.
+        this broker, or has older states of these moves than this broker knows, write into ZooKeeper again the states
+        that this broker knows. For all other moves, use the state that ZooKeeper has. Raises CoordinationError if
+        ZooKeeper does not answer; the caller then calls the method again.
 
         It is safe that the target writes a move again: from the state `copying` on only the target changes the move, so
         it knows the newest state. It is safe that the source writes a finished move again, because a finished move

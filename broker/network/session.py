@@ -238,7 +238,7 @@ class Session(Protocol):
 
     @property
     def space(self) -> memoryview | None:
-        """The buffer into which the transport may receive the next bytes (requests.py); None if there is no such
+        """The buffer into which the transport may receive the next bytes (requests.py), or None if there is no such
         buffer. After the transport has filled (a part of) the buffer, it calls `received`.
         """
         space = None if self._closing else self._reader.space
@@ -556,15 +556,15 @@ class Session(Protocol):
 
     def _has_gone(self) -> bool:
         """Return whether the connection is lost. While a request is under way, nothing is read from the connection, so
-        its end would not be noticed; therefore ask the socket.
+        the end of the connection would not be noticed. Therefore this method asks the socket.
         """
         if not self._lost and self._transport.is_reset():
             self._end("reset by the client")
         return self._lost or self._closed
 
     def _places(self, verb: Verb, request: WireRequest) -> WorkPlaces | None:
-        """Return the WorkPlaces object that limits how many requests of this kind are handled at the same time; None if
-        there is no such limit.
+        """Return the WorkPlaces object that limits how many requests of this kind are handled at the same time, or None
+        if there is no such limit.
         """
         if verb.lists:
             return self._turns.listing
@@ -736,7 +736,7 @@ class Session(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes of answers that had to wait in the transport's buffer were sent (as in the protocol
+        """The number of bytes of answers that were sent after a wait in the transport's buffer (as in the protocol
         Receiver).
         """
         return self._transport.sent_bytes

@@ -49,13 +49,13 @@ class CertificateState(NamedTuple):
 
     path: str
     name: str
-    """The common name of the certificate's subject; "" if the subject has no common name or the certificate has
+    """The common name of the certificate's subject, or "" if the subject has no common name or the certificate has
     expired.
     """
     serial: str
     """The certificate's serial number in hexadecimal digits; empty if the certificate has expired."""
     expires: float
-    """When the certificate expires, Unix seconds; 0 if the certificate had already expired when it was read."""
+    """When the certificate expires, Unix seconds, or 0 if the certificate had already expired when it was read."""
 
 
 class Certificates:
@@ -72,7 +72,7 @@ class Certificates:
         self.state = self._state()
         self._refused: FewLines | None = None
         self.failure: MetaqError | None = None
-        """The reason why the broker cannot use the certificate files that are on the disk now; None if it uses them.
+        """The reason why the broker cannot use the certificate files that are on the disk now, or None if it uses them.
         """
 
     @property
@@ -124,7 +124,7 @@ class Certificates:
 
     @property
     def zookeeper(self) -> CertificateFiles | None:
-        """The files for TLS with ZooKeeper; None: ZooKeeper is used without TLS."""
+        """The files for TLS with ZooKeeper. If it is None, ZooKeeper is used without TLS."""
         return self._security.zookeeper
 
     @property
@@ -134,8 +134,8 @@ class Certificates:
 
     @property
     def to_brokers(self) -> Callable[[], ssl.SSLContext] | None:
-        """A function that returns the SSL context for a connection to another broker; None if connections to other
-        brokers do not use TLS.
+        """A function that returns the SSL context for a connection to another broker. The property is None if
+        connections to other brokers do not use TLS.
         """
         return None if self._security.brokers == "plain" else (lambda: self._to_brokers)
 
@@ -349,7 +349,7 @@ class _HttpProtocol(Protocol):
     """The protocol object of an HTTP connection."""
 
     refusal: str | None
-    """The reason why each request of this connection is refused; None if requests are answered."""
+    """The reason why each request of this connection is refused, or None if requests are answered."""
 
 
 class SecureHttpConnection(_Secured):

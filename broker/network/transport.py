@@ -88,8 +88,8 @@ class PlainConnection(tcp.Server):
     """Whether the connection uses TLS."""
 
     sent_bytes = 0
-    """How many bytes that had to wait in the transport's buffer were sent. Bytes that `write` passed to the socket at
-    once do not count.
+    """The number of bytes that were sent after a wait in the transport's buffer. Bytes that `write` passed to the
+    socket at once do not count.
     """
 
     def is_reset(self) -> bool:

@@ -22,7 +22,7 @@ class MessageIds:
     """
 
     def __init__(self, broker_id: int, clock: Callable[[], float] = time.time, floor_id: int = 0) -> None:
-        """clock: returns seconds since 1970. floor_id: the largest id in the store; 0 if the store is empty."""
+        """clock: returns seconds since 1970. floor_id: the largest id in the store, or 0 if the store is empty."""
         if not 0 <= broker_id <= MAX_BROKER_ID:
             raise ValueError(f"broker id {broker_id} is not in 0 … {MAX_BROKER_ID}")
         self._broker_id = broker_id
@@ -41,7 +41,7 @@ class MessageIds:
 
     def next(self, count: int = 1) -> int:
         """Assign `count` new ids with consecutive counter values, and return the first id; message_ids_from computes
-        all of them from it.
+        all ids from the first one.
         """
         counter = counter_at(int(self._clock() * 1000))
         if counter < self._next or counter > LAST_COUNTER:

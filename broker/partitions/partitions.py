@@ -40,10 +40,10 @@ class Partitions:
 
     A topic is accepted if it is configured, if a pattern matches it, or if it is one of metaq's own topics
     (protocol/own_topics.py). A node of a broker set also accepts each topic of which it has data: an earlier leader has
-    acknowledged these messages, and its server.ini possibly named other topics than this node's. A topic always has at
-    least as many partitions as the data directories contain, even if fewer are configured. So consumers see the
-    messages of all stored partitions (in 1.x, they do not see partitions above the configured number). The list of
-    closed partitions is stored only in memory (storage.md §6).
+    acknowledged messages of this topic, and that leader's server.ini possibly named other topics than this node's
+    server.ini. A topic always has at least as many partitions as the data directories contain, even if fewer are
+    configured. So consumers see the messages of all stored partitions (in 1.x, they do not see partitions above the
+    configured number). The list of closed partitions is stored only in memory (storage.md §6).
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class Partitions:
         account: Account | None = None,
     ) -> None:
         """on_log: called for each log before its first use. on_topic: called when a topic gets its first log. account:
-        limits how many topics without a section in server.ini each client address may create; None: no limit.
+        limits how many topics without a section in server.ini each client address may create. If it is None, there is
+        no limit.
         """
         self._account = account
         self._config = config
@@ -227,7 +228,7 @@ class Partitions:
         return log
 
     def for_waiting(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition that will get delayed or half messages; None if the partition's topic is no
+        """Return the log of a partition that will get delayed or half messages, or None if the partition's topic is no
         longer accepted. A missing log is created. A log can be missing for two reasons: a follower of a broker set does
         not copy a partition that has no message yet, and a power failure can remove an empty log.
 
@@ -238,7 +239,7 @@ class Partitions:
         return self.for_replay(topic, partition)
 
     def stored(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition regardless of the configuration; None if it has no log."""
+        """Return the log of a partition regardless of the configuration, or None if it has no log."""
         return self._store.find(topic, partition)
 
     def for_read(self, topic: str, partition: int) -> PartitionLog:
@@ -340,7 +341,7 @@ class Partitions:
         return self._moves.is_leaving(topic, partition)
 
     def stored_count(self, topic: str) -> int:
-        """Return the highest number of a partition of the topic that has a log, plus one; 0 if no partition of the
+        """Return the highest number of a partition of the topic that has a log, plus one, or 0 if no partition of the
         topic has a log.
         """
         return self._stored.get(topic, 0)

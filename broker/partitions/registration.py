@@ -75,9 +75,9 @@ class Registration:
         elected_on: ZkSession | None = None,
         tls: CertificateFiles | None = None,
     ) -> None:
-        """slave_id: the id of an asynchronous slave; None for a master. elected_on: the ZooKeeper session on which the
-        broker was elected as its set's leader; another object starts and closes this session. tls: the files for TLS
-        with ZooKeeper, for a session that this object creates; None: without TLS. See BrokerRegistration.
+        """slave_id: the id of an asynchronous slave, or None for a master. elected_on: the ZooKeeper session on which
+        the broker was elected as its set's leader; another object starts and closes this session. tls: the files for
+        TLS with ZooKeeper, for a session that this object creates; None means without TLS. See BrokerRegistration.
         """
         self._config = config
         self._reactor = reactor

@@ -125,8 +125,8 @@ def error_result(opaque: int, error: MetaqError) -> bytes:
 
 
 def put_failure(url: str, topic: str, partition: int, error: MetaqError, *, capital: bool = False) -> str:
-    """Return the text that metaq 1.x puts into the answer to a failed put. A get is answered with the same text if the
-    filter of its consumer group is unavailable.
+    """Return the text that metaq 1.x puts into the answer to a failed put. The broker also uses this function for one
+    failure of a get: if the filter of the get's consumer group is unavailable.
 
     capital: whether the text about a closed partition begins with a capital letter, as in the answers of 1.x's slave.
     """

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 class _Reader:
     """A consumer group that reads data of one partition that are not in the page cache. `start`, `end`: byte offsets of
-    its last read.
+    the group's last read.
     """
 
     __slots__ = ("busy", "end", "reader", "start")
@@ -121,8 +121,8 @@ class ColdReads:
         return deferred
 
     def look_up(self, question: Callable[[], T], group: str = "") -> T | Deferred[T]:
-        """Return the result of the function `question`, which reads index files: directly if the index files are in the
-        page cache, otherwise as a Deferred.
+        """Return the result of the function `question`, which reads index files. If these files are not in the page
+        cache, return a Deferred of the result.
 
         If a piece of the index files is not in the page cache, a worker thread loads it, and `question` is called again
         from its beginning; so `question` must have no side effects.
@@ -150,9 +150,9 @@ def _moved(reader: _Reader, offset: int, result: bytes | BaseException) -> None:
 
 
 class Examinations:
-    """When a reader has found no record at an offset of a partition, finds out what is there: for example damage, or
-    the middle of a record. Worker threads examine the bytes there; if several readers ask about the same offset at the
-    same time, it is examined once.
+    """Finds out what is at an offset of a partition where a reader has found no record: for example damage, or the
+    middle of a record. Worker threads examine the bytes there; if several readers ask about the same offset at the same
+    time, it is examined once.
 
     Used only on the reactor thread. Damage that is found is passed to the log, which remembers and reports it
     (`Segments.report_damage`).

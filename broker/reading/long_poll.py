@@ -35,7 +35,7 @@ class ParkedRequest(Protocol):
 
 
 class _Parked:
-    """A parked request. resume: the function to call; None when the request no longer waits."""
+    """A parked request. resume: the function to call, or None when the request no longer waits."""
 
     __slots__ = ("resume", "waiter")
 
@@ -122,7 +122,7 @@ class ParkedPulls:
     ) -> Sequence[ParkedRequest]:
         """Immediately resume requests that wait for `key`, as long as `wanted` returns true. The request that was
         parked first is resumed first. Return the requests that were not considered. among: the only requests to
-        consider; None: all requests that wait for `key`.
+        consider; None means all requests that wait for `key`.
         """
         waiters = list(self._parked.get(key, ())) if among is None else among
         for number, waiter in enumerate(waiters):

@@ -42,8 +42,8 @@ class Parkable:
     """A request that is being served by calls of `step`. Used only on the reactor thread. The class is not an ABC,
     because `isinstance`, which is called for every answer, takes several times as long for an ABC as for another class.
 
-    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: how long
-    the request may wait at most, as a time in seconds of the reactor's clock. held_bytes: the bytes of memory that the
+    opaque: the opaque of the request's frame. key: names what the request waits for (long_poll.py). deadline: the time
+    until which the request may wait, in seconds of the reactor's clock. held_bytes: the bytes of memory that the
     request takes while it waits.
     """
 
@@ -71,8 +71,8 @@ class Parkable:
 
     @property
     def follower_place(self) -> tuple[str, int, int] | None:
-        """If a follower of a broker set may answer this request: the topic, the partition and the byte offset from
-        which it reads. None: only the leader may answer.
+        """If a follower of a broker set may answer this request, the property is the topic, the partition and the byte
+        offset from which the request reads. None means that only the leader may answer.
         """
         return None
 

@@ -30,7 +30,7 @@ filter never returned, more and more waiting requests would take memory.
 T = TypeVar("T")
 
 InThread = Callable[[Callable[[], Any]], Deferred[Any]]
-"""Calls a function in a worker thread; the Deferred gets its result."""
+"""Calls a function in a worker thread; the Deferred gets the function's result."""
 
 
 class Reading:
@@ -85,7 +85,7 @@ class Reading:
         return self._account.unsent.data_bytes(self._account.asker, limit)
 
     def why_no_answer(self, size: int, address: str) -> str | None:
-        """Return why clients at this address cannot get an answer of this size now; None if they can."""
+        """Return why clients at this address cannot get an answer of this size now, or None if they can."""
         return self._account.unsent.why_not(address, size)
 
     def in_filter_thread(self, function: Callable[[], T]) -> Deferred[T]:

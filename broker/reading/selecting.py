@@ -140,7 +140,7 @@ class Stretch(NamedTuple):
     next_offset: int
 
     def behind(self, offset: int) -> Stretch | None:
-        """Return the part of the stretch from the record at `offset` on; None if there is none."""
+        """Return the part of the stretch from the record at `offset` on, or None if there is none."""
         number = int(np.searchsorted(self.units["offset"], offset))
         if number == len(self.units):
             return None
@@ -277,8 +277,8 @@ def wanted_of(
     where: Where, data: Buffer, starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """Return which records to choose: the records that match the filter, the records that would take too long to judge,
-    and damaged records. Damaged records are sent to the reader because only the reader checks and reports damage;
-    without them it would miss a message unnoticed.
+    and damaged records. Damaged records are sent to the reader because only the reader checks and reports damage.
+    Without the damaged records, the reader would not notice that it misses messages.
     """
     wanted = matching(where, data, starts, sizes, most_steps=tuning.WHERE_SLICE_STEPS)
     rest = np.flatnonzero(~wanted)

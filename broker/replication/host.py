@@ -1,4 +1,4 @@
-"""Protocols for the broker; they have the attributes and methods that the package replication/ uses."""
+"""Protocols that describe the broker: the attributes and methods that the package replication/ uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CopyHost(Host, Protocol):
 
 class ReplicationHost(CopyHost, Protocol):
     """A broker that takes part in 1.x's replication. replication: the object that copies messages to or from another
-    broker; None for a plain master, which does not copy.
+    broker, or None for a plain master, which does not copy.
     """
 
     replication: ReplicationPart | None

@@ -31,11 +31,11 @@ class MasterBounds(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The answer to `fetch`. data: bytes of the master's log from the requested offset on; b"" if the log ends at this
-    offset now.
+    """The answer to `fetch`. data: bytes of the master's log from the requested offset on, or b"" if the log ends at
+    this offset now.
 
-    moved_to: the offset at which the master says to continue, because it does not have the requested offset (any more);
-    None if it has this offset. end: the end offset of the master's readable data. behind: the number of the master's
+    moved_to: the offset at which the master says to continue, because it does not have the requested offset (any more),
+    or None if it has this offset. end: the end offset of the master's readable data. behind: the number of the master's
     messages after these bytes. `end` and `behind` are None if the master's answer does not contain them. waited:
     whether the master waits for new data before it answers; if so, the slave can send its next request without a pause.
     damaged: a range [start, end) of the master's bytes at the requested offset that contains no good record.
@@ -58,7 +58,7 @@ class MasterSource(Protocol):
     """
 
     async def bounds(self, topic: str, partition: int) -> MasterBounds | None:
-        """Return the bounds of a partition; None if the master has no data of it."""
+        """Return the bounds of a partition, or None if the master has no data of it."""
 
     async def fetch(self, topic: str, partition: int, offset: int, max_bytes: int, *, verify: bool = False) -> Fetched:
         """Read bytes from `offset` on. If the first record is larger than max_bytes, a metaq master returns the whole

@@ -72,8 +72,8 @@ class PartitionCopy:
         fetch_bytes: int = FETCH_BYTES,
     ) -> None:
         """max_delay_seconds: the longest pause between two requests, if the master has no new data and cannot wait for
-        new data before it answers. target: the number of this broker's partition that gets the copy; None: the number
-        `partition`.
+        new data before it answers. target: the number of this broker's partition that gets the copy; None means the
+        number `partition`.
         fetch_bytes: the number of bytes to request at once.
         """
         self.status = PartitionStatus(topic, partition, since_ms=broker.now_ms())
@@ -171,7 +171,7 @@ class PartitionCopy:
             raise ReplicaDiverged(f"the slave's bytes at {start} … {log.end_offset} are not those of the master")
 
     async def _last_records(self, log: PartitionLog, first: int) -> int | None:
-        """Return the offset of the first of the slave's last records, which are compared with the master's; None if
+        """Return the offset of the first of the slave's last records, which are compared with the master's, or None if
         there are no records to compare.
         """
         end = log.visible_end

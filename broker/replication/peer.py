@@ -217,11 +217,11 @@ class KeptPeer:
         `connect`.
         """
         self.peer: Peer | None = None
-        """The open connection; None while there is no connection."""
+        """The open connection, or None while there is no connection."""
         self.error = ""
         """The reason why there is no connection."""
         self.since_ms = 0
-        """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever
+        """The time when the connection was last made or lost, by the wall clock in ms, or 0 if no connection was ever
         made.
         """
         self.stopped = False

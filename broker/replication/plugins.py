@@ -73,7 +73,7 @@ class Plugins:
     """The settings of the plugins that are named in the options of the command that starts the broker. A broker without
     replication plugins is a plain master. gregor: whether the broker is a synchronous slave.
 
-    gateway_port: the serverPort of jettyBroker, 0 for a free port; None: no gateway.
+    gateway_port: the serverPort of jettyBroker; 0 means a free port, and None means no gateway.
     """
 
     metaslave: MetaslavePlugin | None = None

@@ -37,8 +37,8 @@ def recover_offsets(config: BrokerConfig, store: Store, tls: CertificateFiles | 
     must be made before the broker listens.
 
     As in 1.x, only offsets with a positive message id are rewritten. So the offsets from a Java master on Linux stay
-    unchanged, because the ids of its messages are negative. tls: the files for TLS with ZooKeeper; None: without TLS.
-    Raises CoordinationUnavailable, StoreError.
+    unchanged, because the ids of its messages are negative. tls: the files for TLS with ZooKeeper; None means without
+    TLS. Raises CoordinationUnavailable, StoreError.
     """
     zookeeper = config.zookeeper
     seconds = zookeeper.session_timeout_ms / 1000
@@ -85,7 +85,7 @@ def _recover(
 
 
 def position_behind(log: PartitionLog, message_id: int) -> int | None:
-    """Return the end offset of the last readable message whose id is at most `message_id`; None if there is none."""
+    """Return the end offset of the last readable message whose id is at most `message_id`, or None if there is none."""
     for segment in reversed(log.segments):
         found = None
         for units in log.lookup.units_between(

@@ -103,7 +103,7 @@ class Roles:
 
     @property
     def slave_id(self) -> int | None:
-        """The id of an asynchronous slave; None for other roles."""
+        """The id of an asynchronous slave, or None for other roles."""
         return None if self._plugins.metaslave is None else self._plugins.metaslave.slave_id
 
     async def before_registration(self) -> None:
@@ -113,7 +113,7 @@ class Roles:
 
     def start(self, registration: Registration | None) -> None:
         """Start copying, if this broker is an asynchronous slave. Called when the broker serves clients and is
-        registered. registration: the broker's registration in ZooKeeper; None if the broker registers nothing.
+        registered. registration: the broker's registration in ZooKeeper, or None if the broker registers nothing.
         """
         self._registration = registration
         plugin = self._plugins.metaslave

@@ -47,8 +47,8 @@ class AsyncSlave:
         on_topics: OnTopics,
         config_copy: ConfigCopy | None = None,
     ) -> None:
-        """config_copy: copies the master's topics into the slave's server.ini; None if the option autoSyncMasterConfig
-        is not set. on_topics: called whenever the master's topics have changed.
+        """config_copy: copies the master's topics into the slave's server.ini. It is None if the option
+        autoSyncMasterConfig is not set. on_topics: called whenever the master's topics have changed.
         """
         self._broker = broker
         self._plugin = plugin
@@ -83,8 +83,8 @@ class AsyncSlave:
         return self._broker.in_thread(self._watch.close if self._watch else lambda: None)
 
     def restart(self) -> None:
-        """Make a new connection to the master, compare every partition with the master's again, and continue to copy.
-        This includes the partitions whose copying had stopped.
+        """Make a new connection to the master, compare every partition with the master's partition again, and continue
+        to copy. This includes the partitions whose copying had stopped.
         """
         self._halt("restarted by an operator")
         if self._watch is not None:

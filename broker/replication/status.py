@@ -33,8 +33,8 @@ class PartitionStatus:
     """The status of the copy of one partition on a slave. Offsets are in bytes. since_ms: the time since which the copy
     has had its present `state`, in Unix milliseconds.
 
-    master_end: the last known end offset of the master's partition. behind: number of messages not copied yet; None if
-    the master does not tell this number.
+    master_end: the last known end offset of the master's partition. behind: number of messages not copied yet, or None
+    if the master does not tell this number.
     """
 
     topic: str
@@ -48,8 +48,8 @@ class PartitionStatus:
 
     @property
     def lag_bytes(self) -> int | None:
-        """The number of bytes that the master has and the slave does not have; None as long as the slave does not know
-        the end offset of the master's partition.
+        """The number of bytes that the master has and the slave does not have, or None as long as the slave does not
+        know the end offset of the master's partition.
         """
         return None if self.master_end is None else max(0, self.master_end - self.offset)
 
@@ -72,9 +72,9 @@ class NodeStatus:
     """The status of another node of a broker set, as the leader sees it. live: whether the node has all older blocks of
     data, so that the leader sends it each new block at once.
 
-    lag_bytes, lag_seconds: the size and the age of the data that the leader has and the node has not acknowledged yet;
-    None if the node is not live, because they are then unknown. since_ms: the time when one of the flags `in_sync`,
-    `connected` and `live` last changed, in Unix milliseconds.
+    lag_bytes, lag_seconds: the size and the age of the data that the leader has and the node has not acknowledged yet.
+    Both are None if the node is not live, because the size and the age are then unknown. since_ms: the time when one of
+    the flags `in_sync`, `connected` and `live` last changed, in Unix milliseconds.
     """
 
     name: str
@@ -111,7 +111,7 @@ class NodeStatus:
 
 @dataclass(slots=True)
 class ReplicationStatus:
-    """The status of a broker's replication. peer: the address of the other broker; "" if it is unknown.
+    """The status of a broker's replication. peer: the address of the other broker, or "" if it is unknown.
 
     role: master, slave, sync-master or sync-slave. Nodes of a broker set have other roles, which sets/status.py names.
     """
@@ -121,7 +121,9 @@ class ReplicationStatus:
     connected: bool = False
     error: str = ""
     since_ms: int = 0
-    """The time when the connection was last made or lost, by the wall clock in ms; 0 if no connection was ever made."""
+    """The time when the connection was last made or lost, by the wall clock in ms, or 0 if no connection was ever
+    made.
+    """
     figures: dict[str, int | str | bool | list[str]] = field(default_factory=dict)
     """Additional facts about the replication, such as counts, by name; the names depend on `role`."""
     partitions: list[PartitionStatus] = field(default_factory=list)

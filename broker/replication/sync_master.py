@@ -1,5 +1,5 @@
-"""The synchronous master (plugin samsa), which sends every message that it stores to its slave, too, and answers the
-producer when both brokers have the message (semantics.md §5).
+"""The synchronous master (plugin samsa). It also sends each of its messages to its slave, and answers the producer when
+both brokers have the message (semantics.md §5).
 
 The master writes a message to its own log, and immediately sends the message to its slave. The master does not wait for
 its own sync before it sends, so both copies of the message become safe at about the same time. A message that the
@@ -90,7 +90,7 @@ class SyncMaster:
 
     def status(self) -> ReplicationStatus:
         """Return the status of replication for operators. The status does not list partitions, because messages have
-        other offsets at the slave, and the master does not know them.
+        other offsets at the slave, and the master does not know these offsets.
         """
         return ReplicationStatus(
             "sync-master",

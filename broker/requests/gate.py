@@ -154,8 +154,8 @@ class Verb(NamedTuple):
     """Whether the request is only for operators."""
     nodes: Nodes = Nodes.LEADER
     in_transaction: Verb | None = None
-    """The verb that serves a request of this type in place of this verb, if the request has the key of a transaction;
-    None if such requests have no such key.
+    """The verb that serves a request of this type in place of this verb, if the request has the key of a transaction.
+    The field is None if requests of this type never have such a key.
     """
 
 
@@ -202,12 +202,17 @@ class Gate:
         self._admits = admits
         self._unsent = unsent
         self.check = check
-        """The function that is called for every request and may refuse it; None: none is refused for its kind."""
+        """The function that is called for every request and may refuse it. If it is None, no request is refused for
+        its kind.
+        """
         self.guard: Guard | None = None
-        """Decides about the needs of every request; None: everybody may do everything."""
+        """The object that decides whether the sender of a request may do what the request needs. If it is None,
+        everybody may do everything.
+        """
         self.check_pull: Callable[[Parkable], None] | None = None
         """The function that is called before each step of a pull, because a pull that was permitted when it arrived may
-        be forbidden later. The function raises MetaqError to refuse the pull. None: pulls are not checked again.
+        be forbidden later. The function raises MetaqError to refuse the pull. If it is None, pulls are not checked
+        again.
         """
         self.group = Verb(lambda group, caller: group.commit(), NOTHING, lambda group: group.held_bytes, stores=True)
         """The verb that serves a PutGroup."""

@@ -43,7 +43,7 @@ def answer_get(reading: Reading, get: Get, connection: object) -> Answer:
     there are no data yet. Raises PartitionClosed, PartitionNotFound and StoreError. Raises CompressionNotAccepted if
     the topic may have compressed messages and the client cannot read them.
 
-    connection: identifies the client, because the broker remembers its earlier answers to this client; None for a
+    connection: identifies the client, because the broker remembers its earlier answers to this client. It is None for a
     client that sends a single request.
     """
     reading.metrics.get(get.topic)

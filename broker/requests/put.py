@@ -1,6 +1,5 @@
-"""Serve `put` and SEND: store the puts that arrive together in one read of a connection together, and answer them in
-the order in which they arrived. Also serve `sync`, with which a synchronous master sends a copy of a message to its
-slave.
+"""Serve `put` and SEND. All puts that arrive in one read of a connection are stored together, and are answered in the
+order in which they arrived. Also serve `sync`, with which a synchronous master sends a copy of a message to its slave.
 
 broker/writing/taking.py decides how the messages are stored. A run is a sequence of puts whose fields are kept in
 columns (protocol/put_run.py), so that they can be stored all at once. The benchmark for runs is `python -m bench
@@ -107,7 +106,7 @@ class PutGroup(Puts[PutOrSend]):
     __slots__ = ("_answers", "_order")
 
     def __init__(self, writing: Writing, answers: PutAnswers, caller: SendingPeer | None = None) -> None:
-        """caller: the sender of the puts; None for a client that sends a single request."""
+        """caller: the sender of the puts, or None for a client that sends a single request."""
         super().__init__(writing, caller)
         self._answers = answers
         self._order: list[PutBatch[PutOrSend] | bytes] = []  # per put: its batch, which has the answer, or the answer

@@ -137,7 +137,7 @@ class Quotas:
     open_transactions: int = 100_000
     xa_idle_seconds: int = 600
     """If no request arrives for an XA transaction for this many seconds, and the transaction is not prepared and has no
-    timeout, it is rolled back; 0: it is never rolled back for this reason.
+    timeout, it is rolled back. 0 means that it is never rolled back for this reason.
     """
     http_connections: int = 1024
     """The maximum number of connections to the operator's pages and the HTTP gateway. If a quarter of the maximum
@@ -195,7 +195,7 @@ def numeric_address(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def address_of(caller: object) -> str:
-    """Return the client address under which the account counts what `caller`, for example a session, uses; NOBODY if
+    """Return the client address under which the account counts what `caller`, for example a session, uses, or NOBODY if
     `caller` has no address.
     """
     address: str = getattr(caller, "address", NOBODY)
@@ -230,7 +230,7 @@ class Shares:
         return address in self._by_address
 
     def room(self, address: str) -> int:
-        """Return how much more the address may use; 0 or less if it may use no more."""
+        """Return how much more the address may use. The result is 0 or less if it may use no more."""
         mine = self._by_address.get(address, 0)
         most = self._alone if mine == self.used else self._share
         nobodys_reserve = max(0, self._by_address.get(NOBODY, 0) - self._alone)
@@ -441,7 +441,7 @@ class Receiver(Protocol):
 
     @property
     def sent_bytes(self) -> int:
-        """How many bytes of answers that had to wait in the transport's buffer were sent to the client since the
+        """The number of bytes of answers that were sent to the client after a wait in the transport's buffer, since the
         connection was made.
         """
 
@@ -486,7 +486,7 @@ class Unsent:
         return min(limit, SCARCE_ANSWER_BYTES)
 
     def why_not(self, address: str, size: int) -> str | None:
-        """Return why clients at this address cannot get an answer of this size now; None if they can."""
+        """Return why clients at this address cannot get an answer of this size now, or None if they can."""
         if size <= REFUSED_ANSWER_BYTES or size <= self._room(address):
             return None
         self._short = True
@@ -574,7 +574,7 @@ class Account:
         self.half_messages = Shares("half messages", "halfMessages", limits.half_messages, share)
         self.asker = NOBODY
         """The address of the client whose request is being served now; while no request is being served, the address of
-        the last one.
+        the client whose request was served last.
         """
         self.transaction_bytes = Shares(
             "bytes in open transactions", "transactionBytes", limits.transaction_bytes, share

@@ -60,7 +60,7 @@ class Pace:
         self._credit -= size
 
     def pause(self) -> float:
-        """Return the seconds to wait before the next read may begin; 0 for none."""
+        """Return the seconds to wait before the next read may begin, or 0 for none."""
         now = self._reactor.seconds()
         if not self._timer_runs:
             self._begin(now)

@@ -1,6 +1,6 @@
-"""Limit the memory for puts (of all connections) that are not safe yet. A put is safe when it is stored (synced or
-copied) as it must be before it is acknowledged. While the puts that are not safe have more bytes together than a limit,
-the broker stops reading from each connection that sends a further put.
+"""Limit the memory for puts (of all connections) that are not safe yet. A put is safe when it is synced or copied as
+far as is required before the broker may acknowledge it. While the puts that are not safe have more bytes together than
+a limit, the broker stops reading from each connection that sends a further put.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .reactor import ReactorTime
 __all__ = ["PUT_OVERHEAD_BYTES", "PendingPuts"]
 
 PUT_OVERHEAD_BYTES = 256
-"""The bytes of memory that a put that is not safe yet takes in addition to its body. These bytes are counted, too."""
+"""How many bytes of memory a put takes in addition to its body while it is not safe. These bytes are counted, too."""
 
 
 class PendingPuts:

@@ -102,7 +102,9 @@ class Transport(Protocol):
     principal: Principal
     is_encrypted: bool
     sent_bytes: int
-    """How many bytes of answers that had to wait in the transport's buffer were sent since the connection was made."""
+    """The number of bytes of answers that were sent after a wait in the transport's buffer, since the connection was
+    made.
+    """
 
     def write(self, data: Buffer) -> None: ...
     def writeSequence(self, iovec: Iterable[Buffer]) -> None: ...  # noqa: N802

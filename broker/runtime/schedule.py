@@ -32,10 +32,10 @@ class Schedule:
     text: str
     expression: str
     years: frozenset[int] | None = None
-    """The schedule applies only in these years. None: the schedule applies in every year."""
+    """The schedule applies only in these years. If it is None, the schedule applies in every year."""
 
     def after(self, moment: datetime) -> datetime | None:
-        """Return the first time after `moment`; None if there is none within the next 50 years."""
+        """Return the first time after `moment`, or None if there is none within the next 50 years."""
         if self.years is None:
             return next(CronSim(self.expression, moment), None)
         for year in sorted(year for year in self.years if year >= moment.year):

@@ -76,8 +76,9 @@ class ConnectionTurns:
         self._time()
 
     def defers(self, busy: int) -> bool:
-        """Return whether a connection should call `wait` instead of doing its work now. True if this iteration's time
-        is used up. For a busy connection also True if at least FEW_BUSY turns of busy connections wait.
+        """Return whether a connection should call `wait` instead of doing its work now. The result is True if this
+        iteration's time is used up. For a busy connection it is also True if at least FEW_BUSY turns of busy
+        connections wait.
         """
         return self.timed and ((bool(busy) and len(self._busy) >= tuning.FEW_BUSY) or self.seconds() >= self._until)
 
@@ -94,7 +95,7 @@ class ConnectionTurns:
 
     def turn(self, address: str) -> Deferred[None]:
         """Return a Deferred that fires when the caller, who works for a client with this address, may do its next piece
-        of work. Called after each piece of a work that takes more than one turn.
+        of work. Called after each piece of work that takes more than one turn in total.
         """
         comes: Deferred[None] = Deferred()
         self.wait(partial(comes.callback, None), 1, address)

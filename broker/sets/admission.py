@@ -62,8 +62,8 @@ class Admission:
     def hold(self) -> None:
         """From now on, do not answer followers that connect, until `let_in` is called. Called when this node stands for
         election: a follower may learn from ZooKeeper that this node was elected, and connect, before this node itself
-        has learned the result. Without `hold`, this node would refuse such a follower, because it does not know yet
-        that it leads.
+        has learned the result. Without `hold`, this node would refuse such a follower, because this node does not know
+        yet that it leads.
         """
         self._early = []
 
@@ -79,7 +79,7 @@ class Admission:
         self, frame: Frame, become: Callable[[StreamProtocol], None], certified_hosts: frozenset[str] | None
     ) -> None:
         """Handle FOLLOW: turn the connection into a replication stream. become(protocol): hands the connection over to
-        this Twisted protocol. certified_hosts: the hosts that the connection's certificate names; None if the
+        this Twisted protocol. certified_hosts: the hosts that the connection's certificate names, or None if the
         connection needs no certificate. Raises RemoteProtocolError.
         """
         hello = parse_hello(frame.body)
@@ -148,7 +148,7 @@ class Admission:
         return "" if host in certified_hosts else f"the certificate does not name {host}, the host of {hello.node}"
 
     def _refusal(self, leader: Leader, hello: Hello) -> str:
-        """Return the reason why the follower that sent `hello` is refused; "" if it is admitted."""
+        """Return the reason why the follower that sent `hello` is refused, or "" if it is admitted."""
         if hello.set != self._broker.config.broker_id:
             return f"this is broker set {self._broker.config.broker_id}, not {hello.set}"
         name = hello.node

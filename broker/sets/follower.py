@@ -103,12 +103,12 @@ class Follower:
         node.
         """
         self.failure: MetaqError | None = None
-        """Why this node's disk accepts no more writes; None if it accepts them. A DiskFull error is removed when the
+        """Why this node's disk accepts no more writes, or None if it accepts them. A DiskFull error is removed when the
         disk has free space again; any other error stays until this node's next start.
         """
         self.epoch = 0
         """The leader's epoch, as soon as this node has written the leader's list of epochs into its own file
-        `history.json`; 0 until then.
+        `history.json`. It is 0 until then.
         """
         self._broker = broker
         self._store = broker.store
@@ -142,7 +142,7 @@ class Follower:
     async def run(self, host: str, port: int, epoch: int, chosen: int = 0) -> None:
         """Follow the leader of `epoch` until the connection is lost, then raise the error that ended it. If the error
         is ReplicaDiverged, an operator must decide which node's data are right. chosen: the highest epoch that was
-        known when an operator last chose a leader by hand (`SetState.chosen`); 0 if no operator has ever chosen one.
+        known when an operator last chose a leader by hand (`SetState.chosen`), or 0 if no operator has ever chosen one.
         """
         connection = await self._connect(host, port)
         self.connection = connection
@@ -256,9 +256,9 @@ class Follower:
         chosen: int,
     ) -> None:
         """Remove from the end of each of this node's partitions the data that the leader does not have. ours: this
-        node's epochs. common: the last epoch that both this node and the leader have in their histories; None if there
-        is none. their_ends: where the leader's partitions ended at the end of the epoch `common`. our_ends: where this
-        node's partitions end now. Raises ReplicaDiverged.
+        node's epochs. common: the last epoch that both this node and the leader have in their histories, or None if
+        there is none. their_ends: where the leader's partitions ended at the end of the epoch `common`. our_ends: where
+        this node's partitions end now. Raises ReplicaDiverged.
         """
         broker_id = self._broker.config.broker_id
         if common is None:
@@ -546,8 +546,8 @@ class Follower:
         self._mirror.when_safe(self._now_live)
 
     def _now_live(self, error: MetaqError | None) -> None:
-        """Called when the copy of the transaction log is on the disk, or with the error that prevented this. Without an
-        error, this node acknowledges from now on the blocks that it receives.
+        """Called without an error when the copy of the transaction log is on the disk, or with the error that prevented
+        this. Without an error, this node acknowledges from now on the blocks that it receives.
         """
         if self.connection is None or self._stopped or self.connection.lost is not None:
             return

@@ -43,10 +43,10 @@ class FollowedLeader:
         time a connection, or an attempt to connect, has ended.
         """
         self.office: Office | None = None
-        """The leader that this node follows or tries to follow; None if there is none."""
+        """The leader that this node follows or tries to follow, or None if there is none."""
         self.follower: Follower | None = None
         self.trouble = ""
-        """The last error for which this node does not follow the leader in `office`; "" if there was none."""
+        """The last error because of which this node does not follow the leader in `office`, or "" if there was none."""
         self._reactor = reactor
         self._make = make
         self._address = address

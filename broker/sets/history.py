@@ -64,7 +64,7 @@ class EpochHistory:
 
     @property
     def last(self) -> int:
-        """The number of the newest epoch; 0 if the history has no epoch."""
+        """The number of the newest epoch, or 0 if the history has no epoch."""
         return self.changes[-1][0] if self.changes else 0
 
     def begin(self, epoch: int, ends: Mapping[str, int]) -> EpochHistory:

@@ -113,7 +113,7 @@ class Leader:
         on_failure: Callable[[MetaqError], None],
     ) -> None:
         """on_established: called once, when all data that this node had at its election are committed. Until then it is
-        unknown which of these data readers are allowed to see. on_failure: called when this node's disk has failed.
+        unknown which of these data may be shown to readers. on_failure: called when this node's disk has failed.
         """
         self.core = core
         self._on_established: Callable[[], None] | None = on_established
@@ -181,7 +181,9 @@ class Leader:
 
     @property
     def refusal(self) -> NotLeader | None:
-        """The error with which appends are refused after this node has stopped leading; None while this node leads."""
+        """The error with which appends are refused after this node has stopped leading, or None while this node
+        leads.
+        """
         return NotLeader(self._broker.config.broker_id) if self._ended else None
 
     def check(self, log: PartitionLog) -> None:
@@ -538,7 +540,7 @@ class Leader:
     def _look_at_disk(self) -> None:
         """Check whether this node can store data. It cannot if one of its logs has failed, or if its disk is full and
         even the reserve is used up. If it cannot, and another node is in sync, stop leading. The check also finds
-        background syncs that have failed although no request waits for them.
+        failed background syncs for which no request waits.
         """
         if len(self.core.in_sync) > 1:
             failure = self._store.first_failure() or self._store.space.empty(tuning.FULL_BYTES)
@@ -556,7 +558,7 @@ class Leader:
 
     def _lag_seconds(self, name: str, now: float) -> float:
         """Return the age, in seconds, of the oldest block that the follower does not have on its disk, as far as this
-        node knows; 0.0 if it has all blocks.
+        node knows, or 0.0 if it has all blocks.
         """
         safe = self.core.followers[name].safe
         if safe >= self.core.number:

@@ -79,12 +79,12 @@ class Leading:
         self.in_sync = frozenset(in_sync)
         """The in-sync set in ZooKeeper, as far as this node knows."""
         self.changing_to: frozenset[str] | None = None
-        """The in-sync set that the leader is writing to ZooKeeper, until the outcome of the write is known; None if
+        """The in-sync set that the leader is writing to ZooKeeper, until the outcome of the write is known, or None if
         there is no such write.
         """
         self.followers: dict[str, FollowerState] = {}
         self.number = 0
-        """The number of the last block that `next_block` has added; 0 before the first."""
+        """The number of the last block that `next_block` has added, or 0 before the first block."""
         self.own_safe = 0
         """The number of the last block that is on this node's own disk."""
         self._lanes = (_LaneState(), _LaneState())
@@ -97,8 +97,8 @@ class Leading:
 
     @property
     def committed(self) -> tuple[int, int]:
-        """Two numbers: of the last block that the needed nodes have in memory, and of the last block that they have on
-        the disk.
+        """Two block numbers: that of the last block that the needed nodes have in memory, and that of the last block
+        that they have on the disk.
         """
         return self._lanes[Lane.MEMORY].committed, self._lanes[Lane.DISK].committed
 

@@ -20,11 +20,11 @@ class MemberState(NamedTuple):
     epoch: int
     """The highest epoch that the node has seen."""
     last_epoch: int
-    """The number of the newest epoch from which the node has data; 0 if there is none.
+    """The number of the newest epoch from which the node has data, or 0 if there is none.
     """
     leader_url: str
     error: str
-    """The reason why the node takes no part in the set, or why it does not follow its leader now; "" if there is no
+    """The reason why the node takes no part in the set, or why it does not follow its leader now, or "" if there is no
     such reason.
     """
     busy: bool

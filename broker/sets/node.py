@@ -91,7 +91,7 @@ class SetMember:
         self.leader: Leader | None = None
         """The Leader object while this node leads, else None."""
         self.failure: MetaqError | None = None
-        """Why this node takes no part in its set; None if it takes part. The value changes to None only when an
+        """Why this node takes no part in its set, or None if it takes part. The value changes to None only when an
         operator has acted or a full disk has free space again.
         """
         self._state = NodeState.IDLE
@@ -219,8 +219,8 @@ class SetMember:
 
     @property
     def _has_all(self) -> bool:
-        """Whether this node has all the data that the other nodes assume it to have. True if it leads, or follows and
-        has caught up; but False after a loss of data until it has caught up.
+        """Whether this node has all the data that the other nodes assume it to have. It is True if the node leads, or
+        follows and has caught up. After a loss of data it is False until the node has caught up.
         """
         return not self._incomplete and (self.leader is not None or self._following.live)
 
@@ -309,8 +309,8 @@ class SetMember:
     # --- what clients are told ----------------------------------------------------------------------------------------
 
     def refusal(self) -> NotLeader | None:
-        """Return the error with which clients' requests are refused while this node does not serve clients; None if it
-        serves them.
+        """Return the error with which clients' requests are refused while this node does not serve clients, or None if
+        it serves them.
         """
         if self._state is NodeState.SERVING:
             return None
@@ -341,9 +341,9 @@ class SetMember:
 
     @property
     def shows_messages(self) -> bool:
-        """Whether this node, as a follower, serves readers that ask to read from a follower. True if such readers see
-        all committed data on this node. Only the newest data, which the leader has just sent or is about to send, may
-        be missing.
+        """Whether this node, as a follower, serves readers that ask to read from a follower. It is True if such readers
+        see all committed data on this node. Only the newest data, which the leader has just sent or is about to send,
+        may be missing.
         """
         follower = self._following.follower
         if follower is None or follower.connection is None or follower.connection.lost is not None:
@@ -621,7 +621,7 @@ class SetMember:
         self._happened(NodeEvent.DISTRUSTED)
 
     def _note(self, failure: MetaqError) -> None:
-        """Record and log the error for which this node takes no part in its set."""
+        """Record and log the error because of which this node takes no part in its set."""
         if self.failure is not None:
             return
         self.failure = failure

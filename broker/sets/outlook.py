@@ -22,9 +22,10 @@ class Outlook:
     name: the node's name. instance: the id of the node's data. epoch: the highest epoch that the node has seen.
     has_data: whether the node has ever led or followed. view: the set's state and nodes as last read from ZooKeeper.
     present: whether this node's znode exists in the set. session_id: the id of the node's ZooKeeper session. gone:
-    epoch and name of a leader that hands over to this node, or whose process has ended; None if there is none.
+    epoch and name of a leader that hands over to this node or whose process has ended. It is None if there is no such
+    leader.
     promised: whether a promise of this node to a leader not to stand for election is still in force. stopping: whether
-    the node's process is about to stop. led: the epoch in which the node leads; None if it does not lead.
+    the node's process is about to stop. led: the epoch in which the node leads, or None if it does not lead.
     """
 
     broker_id: int
@@ -43,7 +44,7 @@ class Outlook:
     stopping: bool
 
     def due(self, state: NodeState) -> NodeEvent | None:
-        """Return the event of life.py that happens now if the node is in `state`; None if the node has to wait."""
+        """Return the event of life.py that happens now if the node is in `state`, or None if the node has to wait."""
         if state in LEADERS:
             return NodeEvent.DEPOSED if self.deposed_by else None
         if self.stopping:
@@ -84,7 +85,7 @@ class Outlook:
 
     @property
     def is_set_back(self) -> bool:
-        """Whether the set's state in ZooKeeper is older than a state that a node which is now present in ZooKeeper has
+        """Whether the set's state in ZooKeeper is older than a state that one of the nodes now present in ZooKeeper has
         seen. Nodes that this older state lists as in sync may later have been removed from the in-sync set, so they can
         lack data. A state without a leader does not count as older, because it does not come from an old backup: it was
         written when an operator chose a leader by hand, or when a leader resigned.
@@ -96,7 +97,7 @@ class Outlook:
 
     @property
     def deposed_by(self) -> str:
-        """The reason why this node, which was the leader, is no longer the leader; "" if it still is."""
+        """The reason why this node, which was the leader, is no longer the leader, or "" if it still is."""
         state = self.view.state
         if state is None or (state.epoch, state.leader) != (self.led, self.name):
             known = state is not None and not state.is_revoked
@@ -145,8 +146,8 @@ class Outlook:
 
     @property
     def trouble(self) -> str:
-        """The reason why the node waits until an operator decides which node's data are right; "" if the node does not
-        wait for an operator.
+        """The reason why the node waits until an operator decides which node's data are right, or "" if the node does
+        not wait for an operator.
         """
         name, state, broker_id = self.name, self.view.state, self.broker_id
         if state is None:

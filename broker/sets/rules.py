@@ -93,8 +93,8 @@ def may_grant(own_epoch: int, stream_epoch: int, *, standing: bool) -> bool:
     election for some time. (Invariant 5.)
 
     own_epoch: the highest epoch that the follower has seen and written to its disk. stream_epoch: the epoch of the
-    leader whose epoch history the follower has taken over; 0 if the follower has not done so yet. A node that is still
-    joining has stream_epoch 0, so it grants nothing.
+    leader whose epoch history the follower has taken over, or 0 if the follower has not done so yet. A node that is
+    still joining has stream_epoch 0, so it grants nothing.
     standing: whether the follower is a candidate. A node becomes a candidate before it checks whether its own grants
     are over, so it gives no grant in between. It stays a candidate until it knows for certain that the ZooKeeper
     transaction by which it wanted to become the leader has failed, however long that takes.
@@ -141,10 +141,10 @@ def counted(in_sync: Collection[str], pending: Collection[str] | None) -> frozen
     leader acknowledges a message only while grants of all these nodes are valid. (Invariants 2 and 5.)
 
     in_sync: the in-sync set in the znode, as far as the leader knows. pending: the in-sync set that the leader is
-    writing to the znode; None if it is writing none. The leader passes `pending` from before it sends the write request
-    until it knows the outcome of the write. If a request was not answered and the znode has its old version, the
-    outcome is still unknown, because the request can reach ZooKeeper later. In this case the leader repeats the write
-    of the same set.
+    writing to the znode, or None if it is writing none. The leader passes `pending` from before it sends the write
+    request until it knows the outcome of the write. If a request was not answered and the znode has its old version,
+    the outcome is still unknown, because the request can reach ZooKeeper later. In this case the leader repeats the
+    write of the same set.
     """
     return frozenset(in_sync) if pending is None else frozenset(in_sync) | frozenset(pending)
 
@@ -212,10 +212,10 @@ def common_epoch(own: Iterable[E], leaders: Iterable[E]) -> E | None:
 def epoch_end(later_starts: Iterable[int], log_end: int) -> int:
     """Return the position in a node's log where the data of an epoch end. (Invariant 6.)
 
-    later_starts: where the log ended when each later epoch of the node's history began; 0 for a partition that did not
-    exist then. log_end: where the log ends now. The result is the smallest of all these positions. The start of the
-    next epoch alone would be wrong: if the node later lost data that were not synced, a still later epoch began at a
-    lower position.
+    later_starts: where the log ended when each later epoch of the node's history began. The value is 0 for a partition
+    that did not exist then. log_end: where the log ends now. The result is the smallest of all these positions. The
+    start of the next epoch alone would be wrong: if the node later lost data that were not synced, a still later epoch
+    began at a lower position.
     """
     return min([log_end, *later_starts])
 

@@ -220,7 +220,7 @@ class SetReport:
 
     def _tell_refusals(self, refused: set[str] | None) -> None:
         """Log which topics have stopped accepting messages since the last call, and which have begun to accept them
-        again. refused: the topics that accept no messages now; None if this node does not lead.
+        again. refused: the topics that accept no messages now, or None if this node does not lead.
         """
         begun, ended = (refused or set()) - self._refused, self._refused - (refused or set())
         self._refused = refused or set()
@@ -262,8 +262,8 @@ class SetReport:
             )
 
     def _lacking(self, found: MemberState) -> str:
-        """Return a text that names the nodes that are not present and without which the set can have no leader; "" if
-        this node waits for no other node.
+        """Return a text that names the nodes that are not present and without which the set can have no leader, or ""
+        if this node waits for no other node.
         """
         state = found.state
         absent = sorted(set(state.in_sync) - found.present) if state else []

@@ -73,13 +73,15 @@ def is_mirrored(name: str) -> bool:
 
 
 def log_bytes(files: Files, directory: str) -> int:
-    """Return the total size of the log's files in bytes; 0 if the folder does not exist. Blocks. Raises OSError."""
+    """Return the total size of the log's files in bytes, or 0 if the folder does not exist. The call blocks. Raises
+    OSError.
+    """
     return sum(files.status(os.path.join(directory, name)).size for name in log_names(files, directory))
 
 
 def log_digest(files: Files, directory: str) -> str:
-    """Return a BLAKE2b-256 digest of the names and bytes of the log's files. Blocks, and reads all files. Raises
-    OSError.
+    """Return a BLAKE2b-256 digest of the names and bytes of the log's files. The call blocks, and reads all files.
+    Raises OSError.
     """
     whole = hashlib.blake2b(digest_size=32)
     for name in log_names(files, directory):
@@ -93,7 +95,7 @@ def log_digest(files: Files, directory: str) -> str:
 
 
 def log_names(files: Files, directory: str) -> list[str]:
-    """Return the sorted names of the log's files in the folder. Blocks. Raises OSError."""
+    """Return the sorted names of the log's files in the folder. The call blocks. Raises OSError."""
     return sorted(filter(is_mirrored, files.list_directory(directory))) if files.is_directory(directory) else []
 
 
@@ -162,7 +164,7 @@ class TransactionMirror:
 
     def describe(self) -> tuple[int, str]:
         """Return log_bytes() and log_digest() of this node's files. Call this only after the Deferred of `ready` has
-        fired and before the next `take`. Blocks. Raises StoreError.
+        fired and before the next `take`. The call blocks. Raises StoreError.
         """
         try:
             return log_bytes(self._files, self._place), log_digest(self._files, self._place)

@@ -12,7 +12,9 @@ __all__ = ["Crew", "Suspicion"]
 
 
 class Suspicion(IntEnum):
-    """How a record was leased last. NONE: not as a suspect. SUSPECT and ALONE are two ways to lease a suspect."""
+    """How a record was leased last. NONE means that it was not leased as a suspect. SUSPECT and ALONE are two ways to
+    lease a suspect.
+    """
 
     NONE = 0
     SUSPECT = 1
@@ -30,12 +32,14 @@ class Crew:
 
     def __init__(self) -> None:
         self.chosen = ""
-        """The name of the chosen member; "" if no member is chosen. If a suspect must be its member's only message, one
-        member is chosen to get it. The chosen member gets no other messages until it has settled all that it has, and
-        then gets the suspect. The other members get messages as usual.
+        """The name of the chosen member, or "" if no member is chosen. If a suspect must be its member's only message,
+        one member is chosen to get it. The chosen member gets no other messages until it has settled all that it has,
+        and then gets the suspect. The other members get messages as usual.
         """
         self.chosen_for: object = None
-        """The SharedState of the partition that has the suspect for the chosen member; None if no member is chosen."""
+        """The SharedState of the partition that has the suspect for the chosen member, or None if no member is
+        chosen.
+        """
         self._is_wanted: Callable[[], bool] = lambda: False
         self._leased: dict[str, int] = {}
         self._suspects: dict[str, int] = {}

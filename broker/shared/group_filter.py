@@ -30,9 +30,9 @@ _SHOWN = 1000
 
 
 class GroupFilter(NamedTuple):
-    """A shared group's filter on one topic. where: a filter by content; "" if there is none. tags: the tags of the
-    messages that the group wants, sorted; () if it wants messages with any tag or none. ordered: whether messages with
-    the same key are leased one after another, in the partition's order.
+    """A shared group's filter on one topic. where: a filter by content, or "" if there is none. tags: the tags of the
+    messages that the group wants, sorted, or () if it wants messages with any tag or none. ordered: whether messages
+    with the same key are leased one after another, in the partition's order.
     """
 
     where: str = ""
@@ -82,8 +82,8 @@ class TopicFilter:
     """The filter of one group on one topic of this broker. Used on the reactor thread."""
 
     def __init__(self, group: str, topic: str, now: float, known: GroupFilter | None = None) -> None:
-        """now: the present time in seconds of the caller's clock, as in the methods. known: the stored filter; None if
-        no member has set a filter yet.
+        """now: the present time in seconds of the caller's clock, as in the methods. known: the stored filter, or None
+        if no member has set a filter yet.
         """
         self.filter = known
         self._group = group
@@ -98,8 +98,8 @@ class TopicFilter:
         return now - self._asked_at < tuning.SHARED_MEMBER_SECONDS
 
     def agree(self, wanted: GroupFilter, member: str, now: float, *, has_leases: bool) -> bool:
-        """Make `wanted`, the filter in a member's request, the group's filter. If the group has another filter that is
-        in use, refuse the request. Return whether the group's filter has changed.
+        """Let `wanted`, the filter in a member's request, become the group's filter. If the group has another filter
+        that is in use, refuse the request. Return whether the group's filter has changed.
 
         has_leases: whether a member has leased messages of the topic or waits for such messages. If it is True, the
         present filter counts as in use. Raises SharedRefused, InvalidWhere.

@@ -76,9 +76,10 @@ class Line:
 
 
 class Again:
-    """A queue of records that were leased before or, in an ordered group, of new records. The records are added in any
-    order and are taken from the queue in the partition's order. A record is not removed when a member settles it, so
-    the owner has to check whether the record that `peek` returns still waits to be leased. Used on the reactor thread.
+    """A queue of records that were leased before. In an ordered group, it also has new records. The records are added
+    in any order and are taken from the queue in the partition's order. A record is not removed when a member settles
+    it, so the owner has to check whether the record that `peek` returns still waits to be leased. Used on the reactor
+    thread.
     """
 
     __slots__ = ("_heap",)

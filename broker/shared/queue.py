@@ -94,13 +94,13 @@ class SharedQueue:
         self.key = key
         self.state = state
         self.log: PartitionLog | None = None
-        """The partition's log; None while the partition has no data."""
+        """The partition's log, or None while the partition has no data."""
         self.mode: bool | None = None
         """Which of the two internal logs `/shared` contains the stored sections (rows.py) of this queue: True for the
         log with group commit, False for the log with asynchronous flush, None if neither contains any.
         """
         self.filter: GroupFilter | None = None
-        """The group's filter on the topic; None if no member has set it yet."""
+        """The group's filter on the topic, or None if no member has set it yet."""
         self.is_filter_written = False
         self.is_watching = False
         """Whether this queue is notified of newly visible messages of the partition."""
@@ -110,7 +110,7 @@ class SharedQueue:
         """The number of the partition's bytes that this object has skipped because they are damaged.
         """
         self.failure: MetaqError | None = None
-        """Why the last attempt to read ahead in the partition has failed; None if it has not."""
+        """Why the last attempt to read ahead in the partition has failed, or None if it has not."""
         self._reading = reading
         self._reactor = reactor
         self._on_more = on_more
@@ -174,7 +174,7 @@ class SharedQueue:
 
     @property
     def _where(self) -> str:
-        """The group's filter by content; "" if there is none."""
+        """The group's filter by content, or "" if there is none."""
         return "" if self.filter is None else self.filter.where
 
     # --- memory -------------------------------------------------------------------------------------------------------

@@ -156,7 +156,7 @@ def filter_section(key: SharedKey, found: GroupFilter) -> bytes:
 
 
 def suspects_section(key: SharedKey, suspects: Sequence[Suspect]) -> bytes:
-    """Return one or more SUSPECTS sections with the information about these suspects, joined; b"" if `suspects` is
+    """Return one or more SUSPECTS sections with the information about these suspects, joined, or b"" if `suspects` is
     empty.
     """
     notes = []

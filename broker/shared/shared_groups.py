@@ -93,8 +93,8 @@ log line or other answer contains a token.
 """
 
 Fire = Callable[[MetaqError | None], None]
-"""fire(error): answers a request whose record was to be stored. error: why the record could not be stored; None if it
-was stored.
+"""fire(error): answers a request whose record was to be stored. error: why the record could not be stored, or None if
+it was stored.
 """
 
 
@@ -107,8 +107,8 @@ class Leases:
 
     def __init__(self, handed: Handed, token: int, waiting: int, damaged_bytes: int, suspicion: Suspicion) -> None:
         """waiting: the number of further messages of the partition that could be leased now. damaged_bytes: the size of
-        the leased messages that are not delivered because they are damaged. suspicion: NONE unless the lease consists
-        of one suspect; then the way in which it is leased.
+        the leased messages that are not delivered because they are damaged. suspicion: if the lease consists of one
+        suspect, the way in which this suspect is leased; otherwise NONE.
         """
         self.suspicion = suspicion
         self.handed = handed
@@ -143,8 +143,8 @@ class _SharedTopic:
         self._tag_hashes: npt.NDArray[np.uint32] | None = None
 
     def why_not(self, wanted: GroupFilter, address: str) -> str | None:
-        """Return the reason why the memory limit of `address` does not allow the filter `wanted`; None if it is allowed
-        or is the present filter.
+        """Return the reason why the memory limit of `address` does not allow the filter `wanted`, or None if it is
+        allowed or is the present filter.
         """
         more = 0 if wanted == self.agreed.filter else wanted.held_bytes
         return self._memory.why_not(address, more) if more else None
@@ -360,8 +360,8 @@ class SharedGroups(Memory[StoredStates]):
         error: MetaqError | None,
     ) -> None:
         """Called when the leases of an ACQUIRE request were written to the internal log, or when this has failed. Read
-        the leased messages and fire `answer` with them. error: why the leases could not be written; None if they were
-        written. With an error, revoke the leases and let `answer` fail.
+        the leased messages and fire `answer` with them. error: why the leases could not be written, or None if they
+        were written. With an error, revoke the leases and let `answer` fail.
         """
         if error is not None:
             queue.state.revoke(grants, token)
@@ -827,9 +827,9 @@ class SharedGroups(Memory[StoredStates]):
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _keys(self, group: str) -> list[SharedKey]:
-        """Return the sorted keys of the queues of a group; "" means of all groups. The method also brings the stored
-        queues into this order, so that at the next call only new queues, which are at the end, are out of order.
-        This makes sorting 10,000 keys ten times as fast.
+        """Return the sorted keys of the queues of a group, or of all groups if `group` is "". The method also brings
+        the stored queues into this order, so that at the next call only new queues, which are at the end, are out of
+        order. This makes sorting 10,000 keys ten times as fast.
         """
         keys = sorted([key for key in self._queues if key.group == group] if group else self._queues)
         if not group and keys != list(self._queues):

@@ -140,8 +140,8 @@ class HeldMessage:
         return self.attempts - (self.has_ended and self.suspicion is not _ALONE)
 
     def lease(self, token: int, until: float, member: str, suspicion: Suspicion) -> None:
-        """Lease this record again, to this member and in the way `suspicion`. The present token becomes an earlier one
-        if the same member had the last lease.
+        """Lease this record again, to this member; `suspicion` says how it is leased. The present token becomes an
+        earlier one if the same member had the last lease.
         """
         self.attempts = self.attempts_before + 1
         self.earlier = (*self.earlier, self.token)[-_EARLIER:] if member == self.member else ()
@@ -174,9 +174,8 @@ class Limits(NamedTuple):
     """The limits of one group on one partition. held: the maximum number of leased or released records. ahead: the
     maximum number of records read ahead and not leased. ahead_ordered: the same in an ordered group. ahead_bytes: the
     maximum number of bytes of the records read ahead. ranges: the maximum number of ranges of acknowledged records.
-    share: of each group of this many leased records, one is the oldest waiting record, whatever its priority. So
-    records of low priority are leased, too.
-    scarce: used instead of `held` and `ahead` while memory is scarce.
+    share: of this many leased records, one is always the oldest waiting record, whatever its priority. So records of
+    low priority are leased, too. scarce: the maximum that replaces `held` and `ahead` while memory is scarce.
     """
 
     held: int
@@ -195,7 +194,7 @@ class SharedState:
 
     def __init__(self, low: int, limits: Limits, crew: Crew | None = None) -> None:
         """low: the byte offset where the group begins to read the partition. crew: the Crew object of the group, which
-        the states of all its partitions use; None if the group has only this partition.
+        the states of all its partitions use. It is None if the group has only this partition.
         """
         self.low = low
         self.scanned = low
@@ -263,8 +262,8 @@ class SharedState:
 
     @property
     def next_time(self) -> float | None:
-        """When `expire` must be called next: the time when the next lease or delay ends, or an earlier time; None if no
-        lease or delay exists.
+        """When `expire` must be called next: the time when the next lease or delay ends, or an earlier time. It is None
+        if no lease or delay exists.
         """
         times = [heap[0][0] for heap in (self._ends, self._delays) if heap]
         return min(times, default=None)
@@ -331,8 +330,8 @@ class SharedState:
 
     def _next_suspect(self, member: str) -> tuple[tuple[Again, Suspicion] | None, bool]:
         """Return two values. The first value says which suspect to lease to this member now: the line (queue) whose
-        first record it is, and how to lease it; None if there is none. The second value is whether the member gets
-        nothing now because it will get a suspect later.
+        first record is this suspect, and how to lease it. The first value is None if there is no such suspect. The
+        second value is whether the member gets nothing now because it will get a suspect later.
         """
         crew = self.crew
         lone = self._first_suspect(self._lone, _ALONE)
@@ -356,7 +355,7 @@ class SharedState:
         return self._first_suspect(self._lone, _ALONE)
 
     def _first_suspect(self, line: Again, suspicion: Suspicion) -> bool:
-        """Return whether `line` has a waiting suspect that must be leased next in the way `suspicion`. Entries of other
+        """Return whether `line` has a waiting suspect that must be leased next as `suspicion` says. Entries of other
         records are removed from the line's beginning, so that this suspect is then the first.
         """
         while (returned := line.peek()) is not None:
@@ -386,8 +385,8 @@ class SharedState:
         return bool(self._lines[priority].count or self._again[priority] or self._first_of_keys[priority])
 
     def _next(self, levels: list[int]) -> tuple[int, QueuedMessage, Line | Again] | None:
-        """Return priority, record and line of the record that must be leased next, without removing it from its line;
-        None if there is none. levels: the priorities that have records, highest first.
+        """Find the record that must be leased next, but do not remove it from its line. Return its priority, the record
+        and the line, or None if there is no such record. levels: the priorities that have records, highest first.
         """
         oldest = self._handed % self._limits.share == self._limits.share - 1
         oldest = (oldest and len(levels) > 1) or len(self._ranges) >= self._limits.ranges
@@ -404,8 +403,8 @@ class SharedState:
         return found
 
     def _first(self, priority: int, full: bool) -> tuple[QueuedMessage, Line | Again] | None:
-        """Return the first record of this priority that can be leased, and its line; None if there is none. full: True
-        if the limit of held records is reached, so that only records that are held already can be leased.
+        """Return the first record of this priority that can be leased, and its line. Return None if there is none.
+        full: True if the limit of held records is reached, so that only records that are held already can be leased.
         """
         again = self._again[priority]
         while (returned := again.peek()) is not None and not self._is_ready(returned.offset):
@@ -449,7 +448,7 @@ class SharedState:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Remove the entries of records that were settled or leased anew from the heap of lease ends."""
+        """Remove from the heap of lease ends the entries of records that were settled or leased again."""
         kept: list[tuple[float, int, list[int]]] = []
         for when, token, offsets in self._ends:
             left = [each for each in offsets if self._has(each, token)]
@@ -464,8 +463,8 @@ class SharedState:
         return held is not None and held.state is _LEASED and held.token == token
 
     def expire(self, now: float) -> int:
-        """Make the held records whose lease or delay is over READY. Return how many more records wait to be leased
-        again than before the call.
+        """Change the state of held records to READY if their lease or delay is over. Return how many more records wait
+        to be leased again than before the call.
 
         One call handles at most SHARED_EXPIRED records. If there are more, `next_time` is in the past after the call,
         and the next call handles the rest.
@@ -651,7 +650,7 @@ class SharedState:
 
     @property
     def known_end(self) -> int:
-        """The byte offset where the last record ends that was ever leased or is done. No record behind it was ever
+        """The end, as a byte offset, of the last record that was ever leased or is done. No record behind it was ever
         leased.
         """
         return self._known_end
@@ -738,7 +737,7 @@ class SharedState:
         return new
 
     def look_again(self, *, ordered: bool) -> None:
-        """Remove all records that were read ahead and never leased from the state, so that they are read ahead again.
+        """Remove from the state all records that were read ahead and never leased, so that they are read ahead again.
         Held records that are READY become UNSEEN until the broker has read ahead up to them again.
         ordered: the new value of the attribute `ordered`.
         """
@@ -763,8 +762,8 @@ class SharedState:
     # --- the partition changes ----------------------------------------------------------------------------------------
 
     def cut(self, first: int) -> int:
-        """Remove the records before byte offset `first` from the state, because retention has removed them. Return how
-        many held records were removed.
+        """Remove from the state the records before byte offset `first`, because retention has deleted these records.
+        Return how many held records were removed.
         """
         if first <= self.low:
             return 0
@@ -819,7 +818,7 @@ class SharedState:
     def read_grants(
         self, grants: Iterable[Grant], token: int, until_ms: int, member: str, state: HeldState = _LEASED
     ) -> None:
-        """Add the held records that a stored section names to this state. state: the state of these records; by default
+        """Add to this state the held records that a stored section names. state: the state of these records; by default
         they are leased.
         """
         for offset, size, priority, attempts in grants:

@@ -33,7 +33,7 @@ def answer_status(shared: SharedGroups, now_ms: Callable[[], int], frame: Frame)
 
 def _described(queue: SharedQueue, now_ms: int) -> Generator[None, None, dict[str, Any]]:
     """Return a description of one group on one partition, for JSON. The field oldestMs is the age of the first
-    unacknowledged message in milliseconds; None if there is no such message, or if its age is unknown.
+    unacknowledged message in milliseconds. It is None if there is no such message, or if its age is unknown.
     """
     state = queue.state
     delayed, most_attempts, members = yield from state.figures()

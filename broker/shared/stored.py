@@ -19,7 +19,7 @@ __all__ = ["StoredState", "StoredStates"]
 class StoredState(NamedTuple):
     """The stored state of one group on one partition. serial: the serial number (rows.py) of the last record about this
     group and partition. state: None if the group was forgotten.
-    filter: the group's filter on the topic; None if an earlier version of the broker has written the state.
+    filter: the group's filter on the topic. It is None if an earlier version of the broker has written the state.
     filter_serial: the serial number of the record that contains the filter.
     """
 
@@ -43,7 +43,7 @@ class StoredStates(LogReader):
         self._states.clear()
 
     def _read(self, most: int | None) -> None:
-        """Read the log from the position where the last call has ended. most: the maximum number of bytes to read; None
+        """Read the log from the position where the last call has ended. most: the maximum number of bytes to read. None
         means no limit.
         """
         for end, body in read_bodies(self.log.segments.snapshot(), self._read_to, most):

@@ -124,7 +124,7 @@ class _Peer(TwistedProtocol):
             self._transport.loseConnection()
 
     def _regulate(self) -> None:
-        """Stop reading from the connection while its send buffer is full or too many of its bytes wait, and start
+        """Stop reading from the connection while its send buffer is full or while `_is_too_much` is True for it. Start
         reading again afterwards.
         """
         connection = self._connection
@@ -160,8 +160,9 @@ class ServerDriver(Factory):
     """Listens on a port for a standalone ZooKeeper server, passes received requests to the server, and sends its
     answers. Its methods run on the reactor thread.
 
-    files: the server's files, already loaded; None if no data are kept. failure: the error of a failed write to the
-    files, after which the driver has stopped by itself; else None. stopped: called when the driver no longer listens.
+    files: the server's files, already loaded, or None if no data are kept. failure: None until a write to the files
+    fails. After such a failure, the driver stops by itself, and this is the error. stopped: called when the driver no
+    longer listens.
     """
 
     noisy = False

@@ -51,7 +51,7 @@ class InProcessZooKeeper(LocalZooKeeper):
 
     @property
     def pid(self) -> int | None:
-        """The process id of this process from `start` until `stop`; None before and afterwards."""
+        """The process id of this process from `start` until `stop`. It is None before and afterwards."""
         return os.getpid() if self._driver else None
 
     def start(self, timeout: float = 30.0) -> None:

@@ -8,15 +8,15 @@ thread may call them, but only one thread at a time.
     block    magic u32 | bytes of the entries u32 | CRC-32 u32 of all bytes after it | zxid i64 | entries
              (coordination/standalone/log_entries.py)
 
-All numbers are in network byte order. The header of a log file contains the zxid of the entry before the file's first
-entry. A block contains the zxid of its last entry. Each log file begins with the entry that follows the last entry of
-the previous log file.
+All numbers are in network byte order. The header of a log file contains the zxid of the last entry before the file. A
+block contains the zxid of its last entry. Each log file begins with the entry that follows the last entry of the
+previous log file.
 
 Invariants:
 - A block is written only after the block before it is synced. So after a crash, only the last block of the last file
   can be incomplete. If an intact block follows a bad block, the bad block was once complete and was damaged later.
-- A snapshot file gets its final name only after the snapshot was synced, and also all log entries whose changes the
-  snapshot can contain.
+- A snapshot file gets its final name only after the snapshot and all log entries whose changes it can contain were
+  synced.
 - A log file is removed when no snapshot that is kept needs its entries.
 """
 
@@ -195,7 +195,7 @@ class LogFiles:
 
     def _load_snapshot(self) -> int:
         """Load the entries of the newest snapshot that is not damaged into `_restored`. Return the zxid of this
-        snapshot; 0 if no snapshot was ever made.
+        snapshot, or 0 if no snapshot was ever made.
         """
         numbers = self._numbers("snapshot")
         for number in reversed(numbers):

@@ -21,7 +21,7 @@ __all__ = ["ServerPlace", "open_server"]
 
 
 class ServerPlace(NamedTuple):
-    """The settings of a server. directory: where its files are; None means that the server keeps its data in memory
+    """The settings of a server. directory: where its files are. None means that the server keeps its data in memory
     only.
     """
 

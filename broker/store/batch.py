@@ -75,8 +75,8 @@ def encode_puts(
 def encode_many_puts(
     puts: Sequence[tuple[int, int, bytes]], base_offset: int, ids: Sequence[int]
 ) -> tuple[Sequence[Buffer], Buffer]:
-    """Return the same as `encode_puts`, but faster for more than a few puts: in this case the function uses numpy, and
-    copies the bodies.
+    """Return the same as `encode_puts`. This function uses numpy and copies the bodies, which is faster for more than a
+    few puts.
     """
     if len(puts) <= tuning.FEW_PUTS:
         return encode_puts(puts, base_offset, ids)
@@ -166,8 +166,8 @@ def units_of(
 def packed_units(
     offset: int, ids: Sequence[int], sizes: Sequence[int], tags: Sequence[int] | int, now_ms: int
 ) -> bytes:
-    """Return the same index units as `units_of`, but packed as bytes. For a few records, the function does not use
-    numpy, because that takes less time.
+    """Return the same index units as `units_of`, but packed as bytes. If there are only a few records, the function
+    does not use numpy, because it is faster without numpy.
     """
     if len(ids) > tuning.FEW_PUTS:
         columns = np.array(ids, np.int64), np.array(sizes, np.int64)
@@ -224,8 +224,8 @@ def _slice_end(stamped: StampedRecords, first: int) -> int:
 def _stamp(
     stamped: StampedRecords, widths: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], chosen: slice
 ) -> npt.NDArray[np.int64]:
-    """Write the message ids `ids` into the records `chosen`, and record in `stamped.intact` whether their checksums
-    match. Return the records' flags.
+    """Write the message ids `ids` into the records `chosen`, and set `stamped.intact` to whether the checksums of these
+    records match. Return the records' flags.
     """
     data, starts, ends, _, intact, _ = stamped
     starts, ends, widths, ids = starts[chosen], ends[chosen], widths[chosen], ids[chosen]
@@ -270,8 +270,8 @@ def _write_ids(data: memoryview, starts: npt.NDArray[np.int64], ids: npt.NDArray
 
 
 class _Tags:
-    """Finds the tag hashes of records. Many records have the same attribute, so the result is kept for each distinct
-    attribute, which is decoded only once.
+    """Finds the tag hashes of records. Many records have the same attribute. So the hash is kept for each distinct
+    attribute, and each attribute is decoded only once.
     """
 
     def __init__(self) -> None:

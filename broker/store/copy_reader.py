@@ -66,8 +66,8 @@ class CopyReader:
         }
 
     def read(self, offset: int) -> CopiedPiece:
-        """Return the piece that begins at `offset`. The offset must be below `end`, and a record or another piece must
-        end there. Blocks.
+        """Return the piece that begins at `offset`. The offset must be below `end`, and it must be the end of a record
+        or of another piece. Blocks.
 
         Raises OffsetOutOfRange if retention has removed the data, StoreError if the file cannot be read.
         """
@@ -101,8 +101,8 @@ class CopyReader:
         return CopiedPiece(offset, segment.first_offset, data, b"")
 
     def _units(self, files: Files, fd: int, segment: Segment, offset: int, end: int) -> UnitArray:
-        """Return the index units of the next records from `offset` on. They are as many as fit into one piece of the
-        copy and follow each other without a gap, but at least one. The result is empty only if no record is left.
+        """Return the index units of the next records from `offset` on: as many records as follow each other without a
+        gap and fit into one piece of the copy, but at least one record. The result is empty only if no record is left.
         """
         reader = self._readers.get(segment)
         if reader is None:

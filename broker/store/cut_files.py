@@ -57,7 +57,7 @@ def keep_copy(files: Files, source: int, start: int, end: int, path: str) -> Non
 
 def set_aside(files: Files, file: SegmentFile) -> str | None:
     """Take a segment out of its partition: rename its data file and remove its index files. Return the new path of the
-    data file; None if the segment had no data.
+    data file, or None if the segment had no data.
 
     The directory is not synced. Raises OSError.
     """
@@ -203,8 +203,8 @@ def _check_boundary(files: Files, file: SegmentFile, end: int) -> None:
 
 
 def _units(files: Files, file: SegmentFile, end: int) -> UnitArray:
-    """Return the index units of a segment, at least of all records that begin before byte offset `end`. The units are
-    read from the index file or, if it does not have them all, made from the records.
+    """Return index units of a segment: those of all records that begin before byte offset `end`, and perhaps later
+    ones. The units are read from the index file or, if it does not have them all, made from the records.
     """
     stored = read_checkpoint(files, file.index_path, file.first_offset)
     if stored is not None and stored.checkpoint.crc is not None and stored.checkpoint.end >= min(end, file.end):

@@ -1,8 +1,8 @@
 """Cut off the ends of partitions while the store is in use: wait until a cut is possible, let a worker thread change
 the files, and then let the log objects use the changed segments.
 
-First, all data of these partitions are synced. The journal also removes all files that it has now, because the next
-start of the broker could restore the removed data from these files. Then a worker thread changes the partitions' files
+First, all data of these partitions are synced. The journal also deletes all its present files, because the next start
+of the broker could restore the removed data from these files. Then a worker thread changes the partitions' files
 (cut_files.py) and opens them in the same way as a start of the broker does (recovery.py). Each call of `tick` checks
 whether the next of these steps can begin.
 """
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 CutsDone = Callable[[Mapping[PartitionLog, Sequence[str]], "StoreError | None"], None]
 """done(kept, error). kept: for each log that was cut, the paths of the files that contain the removed data. error: why
-the other logs were not cut; None if all logs were cut.
+the other logs were not cut, or None if all logs were cut.
 """
 
 _BEING_CUT = "its end is being cut off"
@@ -57,8 +57,8 @@ class _Cut(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The result of a request. cuts: the results of the logs that were cut. error: why the next log was not cut; None
-    if all logs were cut.
+    """The result of a request. cuts: the results of the logs that were cut. error: why the log after these was not cut,
+    or None if all logs were cut.
     """
 
     cuts: list[_Cut]

@@ -1,5 +1,5 @@
-"""Handle damaged bytes of a partition: remember the damaged ranges that were found, and check whether there is a good
-record, one whose checksum matches, at an offset.
+"""Handle damaged bytes of a partition: remember the damaged ranges that were found, and check whether an offset has a
+good record, that is, a record whose checksum matches.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class DamagedRanges:
         return map(Damaged, self._starts, self._ends)
 
     def at(self, offset: int) -> Damaged | None:
-        """Return the range that contains the byte at `offset`; None if there is none."""
+        """Return the range that contains the byte at `offset`, or None if there is none."""
         number = bisect_right(self._starts, offset) - 1
         if number < 0 or offset >= self._ends[number]:
             return None
@@ -115,7 +115,7 @@ def place_by_units(files: Files, fd: int, first_offset: int, units: UnitArray) -
     that begins there. Any thread may call this. Raises OSError.
 
     fd, first_offset: the descriptor of the segment's data file, and the segment's first offset. The damaged range ends
-    where the first good record begins, or earlier at the first gap between two of these units.
+    where the first good record begins, or at the first gap between two of these units if the gap comes earlier.
     """
     start = end = int(units[0]["offset"])
     for offset, _, _, size, _ in units.tolist():

@@ -77,8 +77,8 @@ class DiskSpace:
         self._looking = False
         self._told = ""  # why the last measurement failed
         self.full: dict[str, DiskFull] = {}
-        """A dict from each data path to which puts are refused to the error that puts get. Empty while all data paths
-        have enough free space.
+        """A dict of the data paths that accept no puts. The key is the data path, the value is the error that its puts
+        get. The dict is empty while all data paths have enough free space.
         """
 
     def rooms(self) -> list[Room]:
@@ -86,8 +86,8 @@ class DiskSpace:
         return list(self._rooms.values())
 
     def empty(self, least: int) -> DiskFull | None:
-        """Return the DiskFull error of a data directory that had fewer than `least` free bytes at the last measurement;
-        None if there is no such directory.
+        """Return the DiskFull error of a data directory that had fewer than `least` free bytes at the last measurement,
+        or None if there is no such directory.
         """
         return next((_full(room) for room in self._rooms.values() if room.free < least), None)
 

@@ -50,7 +50,7 @@ DATA = 1
 """The job syncs the partition's data."""
 INDEX = 2
 """The job writes the index units to the index file. Together with DATA, the job makes a checkpoint: it also syncs the
-units and records up to where data and units are on the disk.
+units, and then writes into the index file up to which offset data and units are on the disk.
 """
 
 # actions, as bits for the same reason
@@ -189,7 +189,7 @@ class Durability:
         self.dirty = False
         """Whether the partition has data that no checkpoint covers."""
         self.read_only: str | None = None
-        """The reason why appends are refused; None while they are allowed."""
+        """The reason why appends are refused. It is None while they are allowed."""
         self.failure: LogReadOnly | None = None
         self._policy = policy
         self._journal_end = _NOWHERE  # end of this partition's entries in the journal
@@ -392,7 +392,7 @@ class Durability:
 
     def begin(self, kind: int) -> int:
         """Request a job of this kind (the bits DATA and INDEX); with `kind` 0, request nothing new. Return the kind of
-        the job that the caller must begin now; 0 if no job is to begin now. The returned kind includes the work that
+        the job that the caller must begin now, or 0 if no job is to begin now. The returned kind includes the work that
         earlier calls have requested and that no job has done yet.
 
         While a syncing job is running, requests of further syncing jobs are kept, and the next job serves all of them.
@@ -420,7 +420,7 @@ class Durability:
 
     def begin_last(self) -> int:
         """Return the kind (the bits DATA and INDEX) of the last job before the store is closed, which makes a
-        checkpoint of all data; 0 after a failure. To be called when no job is running any more.
+        checkpoint of all data. Return 0 after a failure. To be called when no job is running any more.
         """
         self._running = self._wanted = 0
         self._writing_units = False

@@ -75,8 +75,8 @@ class NotCached(Exception):  # no error: a reason to come back
     """Raised if the requested data are not in the page cache, and the thread that owns the store must not wait for the
     disk (`OpenFiles.cached_only`).
 
-    The caller calls `load()` in a thread that may wait, which reads the data into the cache, and then repeats what has
-    raised this exception.
+    The caller calls `load()`, which reads the data into the cache, in a thread that may wait. Then the caller repeats
+    the call that has raised this exception.
     """
 
     def __init__(self, files: Files, path: str, size: int, position: int) -> None:
@@ -135,7 +135,7 @@ class Files:
         return os.pread(fd, size, position)
 
     def is_cached(self, fd: int, position: int, size: int) -> bool:
-        """Return whether any of the `size` bytes from `position` are in the page cache; True if this is unknown. The
+        """Return whether any of the `size` bytes from `position` are in the page cache, or True if this is unknown. The
         file must have these bytes.
         """
         start = position - position % mmap.ALLOCATIONGRANULARITY
@@ -248,8 +248,8 @@ REAL_FILES = Files()
 
 
 def read_exactly(files: Readable, fd: int, size: int, position: int) -> bytes:
-    """Return `size` bytes from `position`; fewer only at the end of the file. One call of the operating system may
-    return fewer bytes (at most 2 GiB on Linux), so this function repeats the call until it has all bytes.
+    """Return `size` bytes from `position`, or fewer at the end of the file. One call of the operating system may return
+    fewer bytes (at most 2 GiB on Linux), so this function repeats the call until it has all bytes.
     """
     data = files.pread(fd, size, position)
     if len(data) == size or not data:
@@ -348,7 +348,7 @@ def check_named(files: Files, path: str) -> None:
 
 
 def may_exist(files: Files, path: str) -> bool:
-    """Return whether the file exists; True if this is unknown."""
+    """Return whether the file exists, or True if this is unknown."""
     try:
         files.status(path)
     except FileNotFoundError:
@@ -481,7 +481,9 @@ class OpenFiles:
         return len(self._ring)
 
     def file(self, path: str, flags: int = os.O_RDWR) -> OpenFile:
-        """Return an OpenFile object for `path`. The file is opened at its first use. flags: for opening it."""
+        """Return an OpenFile object for `path`. The file is opened at its first use. flags: the flags with which the
+        file is opened.
+        """
         return OpenFile(self, path, flags)
 
     def open(self, file: OpenFile) -> int:

@@ -99,10 +99,10 @@ _UNCHECKED_VERSION = 1
 class Checkpoint(NamedTuple):
     """The content of an index header. It states that the first `units` units in the file describe all data in
     [first_offset, end) (byte offsets in the partition), and that these data and units are on the disk. max_id: the
-    largest positive message id in these units; 0 if there is none.
+    largest positive message id in these units. It is 0 if there is none.
 
-    crc: the CRC-32 of the covered units in the last block (see Units.crc); None if the file has version 1, whose units
-    the broker does not use.
+    crc: the CRC-32 of the covered units in the last block (see Units.crc). It is None if the file has version 1, whose
+    units the broker does not use.
     """
 
     first_offset: int
@@ -132,7 +132,7 @@ def unpack_header(data: bytes) -> Checkpoint | None:
 
 
 def largest_id(units: Buffer | UnitArray) -> int:
-    """Return the largest positive message id among units, 0 if there is none."""
+    """Return the largest positive message id among units, or 0 if there is none."""
     array = units if isinstance(units, np.ndarray) else np.frombuffer(units, UNIT_DTYPE)
     return max(0, int(array["id"].max())) if len(array) else 0
 
@@ -198,14 +198,14 @@ def write_units(
     """Write units to an index file behind its first `stored` units, without a sync. If `stored` is 0, create the file
     anew. Return the CRC-32 of the units in the file's last, incomplete block, for the next call.
 
-    crc: the result of the previous call for this file; 0 if `stored` is 0. vouched: a range of the segment's data that
-    the header of the existing file states to be synced. The caller passes `vouched` only if it writes all units anew
-    (`stored` is 0), because the existing file has version 1 or is damaged. If this function then overwrote the existing
-    file, no header would state that the range is synced until the next checkpoint is written. If the broker restarted
-    before that checkpoint, it would check, and perhaps cut, data that it could have trusted. So if `vouched` is given,
-    this function replaces the existing file by a new file with the same statement in its header, and waits for the
-    disk. Any thread may call this function, but only one thread at a time per file. Raises OSError. Even then, the
-    units that the header covers are unchanged, and either the old file or the new one exists.
+    crc: the result of the previous call for this file. It is 0 if `stored` is 0. vouched: a range of the segment's data
+    that the header of the existing file states to be synced. The caller passes `vouched` only if it writes all units
+    anew (`stored` is 0), because the existing file has version 1 or is damaged. If this function then overwrote the
+    existing file, no header would state that the range is synced until the next checkpoint is written. If the broker
+    restarted before that checkpoint, it would check, and perhaps cut, data that it could have trusted. So if `vouched`
+    is given, this function replaces the existing file by a new file with the same statement in its header, and waits
+    for the disk. Any thread may call this function, but only one thread at a time per file. Raises OSError. Even after
+    such an error, the units that the header covers are unchanged, and either the old file or the new one exists.
     """
     if vouched is not None:
         return replace_index(files, path, np.frombuffer(units, UNIT_DTYPE), *vouched)[1]
@@ -284,7 +284,7 @@ class Units(ABC):
 
     @abstractmethod
     def _load(self, size: int, position: int) -> Buffer:
-        """Return `size` bytes of the index file from byte `position` on; fewer only at the end of the file."""
+        """Return `size` bytes of the index file from byte `position` on, or fewer at the end of the file."""
 
     def unit(self, number: int) -> Unit:
         """Return unit `number` as (offset, id, time_ms, size, tag), 0 <= number < len(self)."""
@@ -294,7 +294,7 @@ class Units(ABC):
         return UNIT.unpack_from(self._block(block), (number - first_of(block)) * UNIT_BYTES)
 
     def units(self, start: int, stop: int) -> UnitArray:
-        """Return the units start … stop-1 as one array; fewer if there are not so many."""
+        """Return the units start … stop-1 as one array. If there are not so many units, return those that exist."""
         stored = self.stored
         if stop > stored:
             stop = min(stop, len(self))
@@ -390,7 +390,7 @@ class Index(Units):
 
     @property
     def max_id(self) -> int:
-        """The largest positive message id of the segment's units, 0 if there is none. Takes O(unstored units)."""
+        """The largest positive message id of the segment's units, or 0 if there is none. Takes O(unstored units)."""
         return max(self.max_stored_id, largest_id(bytes(self._tail)))
 
     def extend(self, units: Buffer) -> int:
@@ -517,8 +517,8 @@ class UnitReader(Units):
     def with_id(self, message_id: int, start: int, stop: int, *, ascending: bool) -> int | None:
         """Search the units start … stop-1 for this message id. Return the number of the first unit that has the id, or
         None.
-        ascending: whether the caller knows that the ids of these units are in ascending order; then the search is
-        binary.
+        ascending: whether the caller knows that the ids of these units are in ascending order. If it does, the search
+        is binary.
         """
         if ascending:
             place = self._search(lambda unit: unit[1], message_id, start, stop)

@@ -83,12 +83,12 @@ CRC-32.
 """
 
 _SCARCE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM))
-"""The error numbers of failed opens and reads that mean that the process lacks file descriptors or memory, and not that
-the file is damaged.
+"""Error numbers of failed opens and reads. They mean that the process lacks file descriptors or memory, not that the
+file is damaged.
 """
 
 _Load = Callable[[int, int], Buffer]
-"""load(size, position): returns `size` bytes of the file from `position` on; fewer only at the end of the file."""
+"""load(size, position): returns `size` bytes of the file from `position` on, or fewer at the end of the file."""
 
 
 class IndexDamaged(Exception):  # internal: the log then reads the data themselves and rebuilds the index
@@ -161,7 +161,7 @@ def pack_units(stored: int, units: Buffer, crc: int) -> tuple[list[Buffer], int]
     the CRC-32 of the units in the block that will be incomplete after the write of these buffers.
 
     stored: how many units the file has. crc: the CRC-32 of the units in the file's incomplete block, as the last call
-        returned it; 0 if `stored` is 0.
+        returned it. It is 0 if `stored` is 0.
     """
     block = block_of(stored)
     room = (first_of(block + 1) - stored) * UNIT_BYTES

@@ -1,9 +1,9 @@
 """The journal: one sequence of files to which the data of all partitions with group commit are written, so that one
 sync makes puts to many partitions safe.
 
-A put is written to its partition's file, which need not be synced at once, and a second time to the journal, which is
-synced. All puts that arrive during one sync of the journal become safe by the next sync. So one sync serves puts of
-many connections to many partitions, and the cost of an acknowledgement does not grow with the number of partitions.
+A put is written twice: to its partition's file, which need not be synced at once, and to the journal, which is synced.
+All puts that arrive during one sync of the journal become safe by the next sync. So one sync serves puts of many
+connections to many partitions, and the cost of an acknowledgement does not grow with the number of partitions.
 Checkpoints sync the partitions' own files later. When checkpoints have synced the data of all entries of a journal file
 in the partitions' own files, the journal file is removed. If the waiting puts belong to only one or two partitions, the
 broker syncs these partitions' own files and does not write the puts to the journal, which saves the second write. For
@@ -47,8 +47,8 @@ _log = logging.getLogger(__name__)
 
 
 class JournalStatus(NamedTuple):
-    """The journal's status for operators. cause: why the journal failed; "" if it has not failed. waiting: the number
-    of appends that wait for the next write of the journal.
+    """The journal's status for operators. cause: why the journal failed. It is "" if it has not failed. waiting: the
+    number of appends that wait for the next write of the journal.
     """
 
     cause: str
@@ -64,7 +64,9 @@ time, because one is created for every append.
 """
 
 _Last: TypeAlias = "dict[PartitionLog, tuple[int, int]]"
-"""A dict from each log that has appends in a group to the `end` and `count` of the log's last append in the group."""
+"""A dict with an entry for each log that has appends in a group: the `end` and `count` of the log's last append in the
+group.
+"""
 
 
 class _NoRoom(Exception):
@@ -405,8 +407,8 @@ class Journal:
 
     @property
     def stuck(self) -> str | None:
-        """The reason why some journal files cannot be removed before a restart of the broker; None if all of them can
-        be removed.
+        """The reason why some journal files cannot be removed before a restart of the broker. It is None if all of them
+        can be removed.
         """
         if self.failure is not None:
             return str(self.failure)
@@ -441,8 +443,8 @@ class Journal:
             self._closed = True
 
     def close(self) -> None:
-        """Remove all journal files. But if the data of any log are not synced, keep all of them. To be called after
-        `stop` and after the logs are closed.
+        """Remove all journal files. But if the data of any log are not synced, keep all journal files. To be called
+        after `stop` and after the logs are closed.
         """
         files = [*self._full, *((self._file,) if self._file is not None else ())]
         synced = self.failure is None and all(

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 class _Lacking(NamedTuple):
     """A segment whose key file may lack blocks. The values describe the segment at the time when the job that writes a
-    block was started. known: the blocks that were read from the key file; None if the file was not read yet.
+    block was started. known: the blocks that were read from the key file. It is None if the file was not read yet.
     """
 
     segment: Segment
@@ -162,8 +162,8 @@ class KeyBuilding:
             )
 
     def _choose(self, log: PartitionLog) -> Segment | None:
-        """Return the newest segment of the log whose key file lacks blocks; None if there is none. The newest segment
-        comes first, because recent data are requested most often and are probably in the page cache.
+        """Return the newest segment of the log whose key file lacks blocks, or None if there is none. The newest
+        segment comes first, because recent data are requested most often and are probably in the page cache.
         """
         *closed, active = log.segments
         if self._lacks(active, closed=False):

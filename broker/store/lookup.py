@@ -54,8 +54,8 @@ new segment cannot be created.
 
 
 class Lookup:
-    """Answers queries about positions in a partition with the indexes of its segments. Only the thread that owns the
-    store may use this object.
+    """Uses the indexes of a partition's segments to answer queries about positions in the partition. Only the thread
+    that owns the store may use this object.
 
     If an index is damaged, the segment loses this index, and the query is answered as for a segment without an index.
     Methods that use an index raise StoreError if a damaged index cannot be dropped.

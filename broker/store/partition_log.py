@@ -93,8 +93,8 @@ class PartitionLog:
         self.directory = directory
         self.journal_name = f"{topic}-{partition}".encode()
         self.on_visible: Callable[[PartitionLog], None] | None = None
-        """Called with this log each time readers can see more data. The callbacks that were passed to `when_safe` for
-        these data are called before.
+        """Called with this log each time readers can see more data. Before this call, the callbacks that were passed to
+        `when_safe` for these data are called.
         """
         self.renewals = 0
         """How many times since the start of the broker the log's segments were replaced because the log's end was cut
@@ -159,7 +159,7 @@ class PartitionLog:
 
     @property
     def read_only(self) -> str | None:
-        """Why the partition accepts no more writes; None if it accepts them."""
+        """Why the partition accepts no more writes. It is None if it accepts them."""
         return self.durability.read_only
 
     @property
@@ -229,7 +229,7 @@ class PartitionLog:
 
     def append_damaged(self, data: Sequence[Buffer], segment: int) -> int:
         """Append bytes that are damaged on the node from which this log is copied, so that both logs have the same
-        bytes. Damaged bytes have no index units. Segment, result and errors are as in `append`.
+        bytes. Damaged bytes have no index units. The parameter `segment`, the result and the errors are as in `append`.
 
         Readers skip these bytes. The bytes, and data behind them, are safe only after a checkpoint, which this method
         starts. The reason: a start of the broker checks all data behind the last checkpoint. Without a new checkpoint,
@@ -258,8 +258,8 @@ class PartitionLog:
         return base
 
     def _relieve_memory(self) -> None:
-        """If too many index units are only in memory to wait for the next regular checkpoint, write them to the index
-        file now, or make a checkpoint now, which also writes them.
+        """If more index units than allowed are only in memory, do not wait for the next regular checkpoint: write these
+        units to the index file now, or make a checkpoint now, which also writes them.
         """
         syncs, limit = self._shared.syncs, self._shared.syncs.unit_limit
         if self._settle_units() and self.segments.active_index.unstored > limit:

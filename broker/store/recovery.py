@@ -96,7 +96,7 @@ class RecoveryReport:
     checked_bytes: int = 0
     """The number of bytes that no checkpoint covered, and that were therefore read and checked."""
     cut_at: int | None = None
-    """The byte offset where the last segment was cut; None if it was not cut."""
+    """The byte offset where the last segment was cut. It is None if the segment was not cut."""
     cut_bytes: int = 0
     cut_reason: str = ""
     damage: tuple[PartitionDamage, ...] = ()
@@ -105,8 +105,8 @@ class RecoveryReport:
     synced.
     """
     set_aside: tuple[str, ...] = ()
-    """The files of segments that were removed from the log because they lie behind the offset where the log was cut:
-    the paths under which these files are kept.
+    """The paths under which the files of removed segments are kept. These segments were removed from the log because
+    they lie behind the offset where the log was cut.
     """
 
     rewritten_bytes: int = 0
@@ -177,7 +177,7 @@ def recover_partition(open_files: OpenFiles, directory: str, sync: Callable[[], 
 
 
 def _last_time(stored: StoredCheckpoint | None) -> int:
-    """Return the store time (Unix ms) of the last record that a checkpoint covers; 0 if there is none."""
+    """Return the store time (Unix ms) of the last record that a checkpoint covers, or 0 if there is none."""
     return 0 if stored is None or stored.last_unit is None else abs(stored.last_unit[2])
 
 

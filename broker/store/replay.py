@@ -108,8 +108,8 @@ def replay_journal(files: Files, data_path: str, directory_for: Callable[[str], 
 
 
 def _replay_partition(files: Files, directory: str, entries: Sequence[JournalEntry], data: JournalData) -> int:
-    """Write the journal's data that a partition directory lacks into its segments. Return the number of restored
-    bytes.
+    """Write into the segments of a partition directory the journal's data that the directory lacks. Return the number
+    of restored bytes.
     """
     added = 0
     try:
@@ -222,10 +222,10 @@ def _first_is_lost(files: Files, segments: Sequence[SegmentFile], entries: Seque
     removed it.
 
     If neither the directory nor the older segment's file was synced before the power cut, a file system may lose the
-    name of an older segment but keep the name of a newer one. The segment was lost in this way if the journal has
-    entries from before `segments` that continue without a gap up to the first of `segments`, and no segment has a
-    checkpoint with units. Before such a checkpoint is written, the directory and the files of earlier segments are
-    synced.
+    name of an older segment but keep the name of a newer one. The segment was lost in this way if two conditions hold:
+    the journal has entries for offsets before `segments`, without a gap up to the first of `segments`, and no segment
+    has a checkpoint with units. Before such a checkpoint is written, the directory and the files of earlier segments
+    are synced.
     """
     first = segments[0].first_offset
     if entries[0].base >= first or first_gap(entries[0].base, entries)[0] < first:
@@ -312,8 +312,8 @@ def _replaced(
 
 
 def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: JournalData) -> int | None:
-    """Find the first record of a journal entry whose bytes differ from the segment's file. If a power cut has destroyed
-    only the first bytes of this record in the file, return the record's byte offset, else None.
+    """Find, in a journal entry, the first record whose bytes differ from the bytes in the segment's file. If a power
+    cut has destroyed only the first bytes of this record in the file, return the record's byte offset, else None.
 
     If the length and the checksum of a record are at the end of one disk sector, and the rest is in the next sector, a
     power cut may destroy only the length and the checksum. The record then looks like an empty message, but it still
@@ -330,7 +330,7 @@ def _torn_header(read: ReadSegment, end: int, entry: JournalEntry, data: Journal
 
 
 def _is_boundary(records: memoryview, position: int) -> bool:
-    """Return whether the journal entry with these bytes (`records`) can be split at `position`. True if a record ends
-    at `position`, or if `position` is at or before the entry's beginning.
+    """Return whether the journal entry with these bytes (`records`) can be split at `position`. The result is True if a
+    record ends at `position`, or if `position` is at or before the entry's beginning.
     """
     return position <= 0 or position in {header.end for header in iter_headers(records)}

@@ -72,7 +72,7 @@ class Rewriter:
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
         """Read bytes like Files.pread, and remember whether they were in the page cache before this call. For bytes
-        that an earlier call has read, the result of the earlier call stays valid.
+        that an earlier call has read, keep what was remembered at that call.
         """
         start, end = max(position, self._looked_to), position + size
         if start < end:

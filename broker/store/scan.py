@@ -140,8 +140,8 @@ def scan_bytes(data: bytes, first_offset: int, *, max_records: int | None = None
 
 class _Run(NamedTuple):
     """A sequence of records in a buffer, each of which begins where the one before it ends, according to their length
-    fields. starts, end: positions in the buffer. size: the size of each record in bytes, including the header; 0 if the
-    sizes may differ.
+    fields. starts, end: positions in the buffer. size: the size of each record in bytes, including the header. It is 0
+    if the sizes may differ.
     """
 
     starts: Sequence[int]
@@ -212,8 +212,8 @@ def _checksums(data: bytes, run: _Run) -> npt.NDArray[np.uint32]:
 
 
 def _announced_size(data: bytes) -> int:
-    """Return the size in bytes, including the header, of the record at the beginning of `data` according to its header;
-    0 if the header is incomplete or has an impossible length.
+    """Return the size in bytes, including the header, of the record at the beginning of `data` according to its header.
+    Return 0 if the header is incomplete or has an impossible length.
     """
     if len(data) < HEADER_BYTES:
         return 0
@@ -249,9 +249,9 @@ def _units_of(data: bytes, run: _Run, base: int) -> tuple[UnitArray, int]:
 
 
 def bound_java_times(units: UnitArray, modified_ms: int) -> None:
-    """Set the store time of each unit whose record's id contains no store time: to the latest time at which the record
-    can have been stored, as a negative number. This latest time is the earliest of these times: `modified_ms`, the time
-    of the file's last change, and the store times of later records whose ids contain one.
+    """If the id of a unit's record contains no store time, set the unit's store time to the latest time at which the
+    record can have been stored, as a negative number. This latest time is the earliest of these times: `modified_ms`
+    (when the file was last changed) and the store times of later records whose ids contain one.
 
     An id contains no store time if it is negative or cannot have been assigned by this broker software. Afterwards, if
     a record's time is lower than the time of the record before it, it is raised to the earlier record's time. Without
@@ -276,7 +276,7 @@ def is_zero(files: Files, fd: int, start: int, size: int) -> bool:
 
 
 def find_record(files: Files, fd: int, start: int, size: int) -> int | None:
-    """Return the position of the first good record after `start`; None if there is none in [start, size).
+    """Return the position of the first good record after `start`, or None if there is none in [start, size).
 
     The call blocks its thread while it reads all bytes up to the good record (`protocol/resync.py`), or up to `size` if
     there is none.

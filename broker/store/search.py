@@ -110,9 +110,9 @@ def _matches(segment: _SearchedSegment, partition: int, query: KeyQuery) -> Iter
 
 
 def _parts(segment: _SearchedSegment, start: int, end: int, oldest_first: bool) -> list[int]:
-    """Divide the segment into parts that can be searched for a key, and return the byte offsets where those parts begin
-    that overlap bytes [start, end) of the partition. A part is the data that one block of the key file covers, or the
-    data at the segment's end that no block covers.
+    """Divide the segment into parts that can be searched for a key. For each part that overlaps bytes [start, end) of
+    the partition, return the byte offset where the part begins. A part is the data that one block of the key file
+    covers, or the data at the segment's end that no block covers.
     """
     if start >= end:
         return []
@@ -205,8 +205,8 @@ class _SearchedSegment:
 
     @property
     def blocks(self) -> tuple[KeyBlock, ...]:
-        """The blocks of the segment's key file, which lists the records by the hashes of their keys. Empty if there is
-        no such file.
+        """The blocks of the segment's key file, which lists the records by the hashes of their keys. There are no
+        blocks if the file does not exist.
         """
         if self._blocks is None:
             self._blocks = self._read_blocks()
@@ -234,9 +234,9 @@ class _SearchedSegment:
     # --- by id --------------------------------------------------------------------------------------------------------
 
     def find_id(self, message_id: int, start: int, end: int, *, ascending: bool) -> int | None:
-        """Return the position in the index of the unit of a record with this id that begins at a byte offset in [start,
-        end). Return None if there is none, or if the budget does not allow the search. ascending: whether the ids are
-        known to be sorted.
+        """Find a record that has this id and begins at a byte offset in [start, end), and return the position of the
+        record's unit in the index. Return None if there is none, or if the budget does not allow the search. ascending:
+        whether the ids are known to be sorted.
         """
         first = self.reader.starting_before(start) if start > self.segment.first_offset else 0
         last = self.reader.starting_before(min(end, self.view.end))  # a block may extend behind the readable data

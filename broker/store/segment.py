@@ -46,7 +46,7 @@ def data_name(first_offset: int) -> str:
 
 
 def offset_named(name: str) -> int | None:
-    """Return the byte offset in a data file's name; None if the name is not that of a data file."""
+    """Return the byte offset in a data file's name, or None if the name is not that of a data file."""
     stem = name.removesuffix(DATA_SUFFIX)
     return int(stem) if stem.isascii() and stem.isdecimal() and int(stem) <= MAX_OFFSET else None
 
@@ -80,8 +80,8 @@ class Segment:
 
     `index` is None if the index of a closed segment is missing or damaged, until it is rebuilt. All data before the
     byte offset `synced` are known to be on the disk. All data before the byte offset `checkpointed` are known to be on
-    the disk together with their index units. `keys`: the blocks of the segment's key file, None until the key file is
-    read. `removed`: whether the segment was removed from its log.
+    the disk together with their index units. `keys`: the blocks of the segment's key file, or None until the key file
+    is read. `removed`: whether the segment was removed from its log.
     """
 
     __slots__ = ("checkpointed", "data", "first_offset", "index", "keys", "path", "removed", "size", "synced")
@@ -103,15 +103,16 @@ class Segment:
 
     @property
     def finished(self) -> bool:
-        """Whether this segment needs no further sync job. True if a checkpoint covers the whole segment. Also True if
-        the whole segment is synced and its index is being rebuilt, because the rebuild itself writes a checkpoint.
+        """Whether this segment needs no further sync job. It is True if a checkpoint covers the whole segment. It is
+        also True if the whole segment is synced and its index is being rebuilt, because the rebuild itself writes a
+        checkpoint.
         """
         done = self.synced if self.index is None else self.checkpointed
         return done == self.first_offset + self.size
 
     @property
     def count(self) -> int:
-        """The number of records in the segment; 0 while the index is being rebuilt."""
+        """The number of records in the segment. It is 0 while the index is being rebuilt."""
         return 0 if self.index is None else len(self.index)
 
     @property
@@ -133,7 +134,7 @@ def segment_files(files: Files, directory: str) -> list[SegmentFile]:
     """Return the `.meta` files of a partition directory, sorted by offset. Other files are ignored.
 
     A `.meta` file whose name is not an offset is skipped and logged. It causes no error, because one such file must not
-    keep the broker from serving all partitions. Raises OSError.
+    keep the broker from serving the partitions. Raises OSError.
     """
     found = []
     for name in files.list_directory(directory):

@@ -114,8 +114,8 @@ class Segments(Sequence[Segment]):
         return end
 
     def largest_id_below(self, limit: int) -> int:
-        """Return the largest known message id below `limit`; 0 if there is no positive one. Usually only the largest id
-        of each segment, which is kept in memory, is compared. All units of a segment's index are read only if its
+        """Return the largest known message id below `limit`, or 0 if there is no positive one. Usually only the largest
+        id of each segment, which is kept in memory, is compared. All units of a segment's index are read only if its
         largest id is not below `limit`.
         """
         return max(_largest_id_below(segment.index, limit) for segment in self._segments)
@@ -135,9 +135,9 @@ class Segments(Sequence[Segment]):
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int) -> Buffer | None:
-        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
-        is visible_end. Return None if these bytes are not all in the page cache; in this case a worker thread should
-        call `snapshot().read`. The result may end within a record. Raises OffsetOutOfRange(first, visible end),
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end. Return b"" if
+        `offset` is visible_end. Return None if these bytes are not all in the page cache; in this case a worker thread
+        should call `snapshot().read`. The result may end within a record. Raises OffsetOutOfRange(first, visible end),
         StoreError if the file cannot be read, ValueError for max_bytes <= 0.
         """
         segment, length = self.extent(offset, max_bytes)
@@ -150,8 +150,8 @@ class Segments(Sequence[Segment]):
 
     def extent(self, offset: int, max_bytes: int) -> tuple[Segment, int]:
         """Return the segment that contains byte `offset`, and how many bytes can be read from `offset` on: at most
-        `max_bytes`, and none behind the segment's end or behind visible_end. Raises OffsetOutOfRange, ValueError for
-        max_bytes <= 0.
+        `max_bytes`, and none behind the segment's end or behind visible_end. Raises OffsetOutOfRange. Raises ValueError
+        if max_bytes <= 0.
         """
         return _extent(self._segments, self.visible_end, offset, max_bytes)
 
@@ -173,8 +173,9 @@ class Segments(Sequence[Segment]):
         return self._starts[max(0, bisect_right(self._starts, offset) - 1)]
 
     def number_at(self, offset: int) -> int:
-        """Return the position in the list of segments of the segment that contains byte `offset`. Return the last
-        segment's position if `offset` is behind the end of the last segment, and -1 if `offset` is below first_offset.
+        """Find the segment that contains byte `offset`, and return the segment's position in the list of segments.
+        Return the last segment's position if `offset` is behind the end of the last segment, and -1 if `offset` is
+        below first_offset.
         """
         return bisect_right(self._starts, offset) - 1
 
@@ -183,8 +184,8 @@ class Segments(Sequence[Segment]):
         return self._bases[number] - self._removed
 
     def number_with(self, message: int) -> int:
-        """Return the position in the list of segments of the segment that contains the readable message with the number
-        `message`, counted from 0 (0 <= message < message_count).
+        """Find the segment that contains the readable message with the number `message`, counted from 0 (0 <= message <
+        message_count). Return the segment's position in the list of segments.
         """
         return bisect_right(self._bases, message + self._removed) - 1
 
@@ -361,8 +362,8 @@ class Snapshot(NamedTuple):
         return _extent(self.segments, self.visible_end, offset, max_bytes)
 
     def read(self, offset: int, max_bytes: int) -> bytes:
-        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end; b"" if `offset`
-        is visible_end. The result may end within a record.
+        """Return at most `max_bytes` stored bytes of one segment from `offset` on, up to visible_end. Return b"" if
+        `offset` is visible_end. The result may end within a record.
         """
         segment, length = self.extent(offset, max_bytes)
         if not length:

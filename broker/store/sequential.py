@@ -1,5 +1,5 @@
 """Read a partition from front to back if its data are not in the page cache: let the kernel load the next bytes in
-advance (prefetch), and drop pages from the page cache that were read.
+advance (prefetch), and drop from the page cache the pages that were read.
 
 Without the prefetch, a reader that is far behind the partition's end would wait for the disk at each request. If pages
 were not dropped, the old data that this reader loads would replace newer data in the page cache, which readers at the
@@ -49,8 +49,8 @@ class SequentialReader:
         self._segment: Segment | None = None
         self._ahead = 0  # where the prefetched part of the segment ends
         self.is_ahead_cached = False
-        """Whether the data that `read` wanted to prefetch last were already in the page cache, because other clients
-        had read them or because they had just been written.
+        """Whether `read`, when it last wanted to prefetch data, found these data already in the page cache, because
+        other clients had read them or because they had just been written.
         """
         self._brought: deque[_Range] = deque()
 

@@ -54,7 +54,7 @@ class Append:
     the result.
 
     data: buffers that together contain whole records; a record may be divided into several buffers. base, end: the byte
-    offsets in the partition where the appended data begin and end; equal if the data were not appended.
+    offsets in the partition where the appended data begin and end. They are equal if the data were not appended.
     error: why the data were not appended, or why they are not safe.
     """
 
@@ -166,7 +166,7 @@ class Store:
 
     def open(self) -> None:
         """Lock and scan the data directories, recover every partition, and begin to rebuild missing indexes of closed
-        segments in the background. Afterwards `reports` has a report for each partition with what was repaired. Raises
+        segments in the background. Afterwards `reports` has, for each partition, a report of what was repaired. Raises
         DirectoryInUse, ConfigError, StoreError; after an error no directory is locked.
         """
         try:
@@ -182,7 +182,7 @@ class Store:
         self.key_building.start(self._logs.values())
 
     def _recover(self) -> None:
-        """If the broker's earlier run has left a journal, write the data that only the journal has into the partitions.
+        """If the broker's earlier run has left a journal, write into the partitions the data that only the journal has.
         Then recover every partition, sync the recovered data, and remove the journal.
         """
         found = {f"{each.topic}-{each.partition}": each for each in scan_data_paths(self.files, self.data_paths)}
@@ -340,8 +340,8 @@ class Store:
 
     def when_all_safe(self, ends: Sequence[tuple[PartitionLog, int]], callback: AllSafeCallback) -> None:
         """Call `callback` once, as soon as for each log one of two things is true: its data up to the offset given with
-        it are safe on this node, or they can no longer become safe. Call it at once if the data of all logs are safe
-        already.
+        it are safe on this node, or they can no longer become safe. Call `callback` at once if the data of all logs are
+        safe already.
 
         "Safe" has the same meaning as in `PartitionLog.when_safe`. When the callback is called, it is possible that
         readers do not see all of the safe data yet. If the journal makes the data safe, one callback is registered in
@@ -402,7 +402,7 @@ class Store:
         return log
 
     def find(self, topic: str, partition: int) -> PartitionLog | None:
-        """Return the log of a partition; None if there is none."""
+        """Return the log of a partition, or None if there is none."""
         return self._logs.get((topic, partition))
 
     def get_or_create(self, topic: str, partition: int, first_offset: int = 0) -> PartitionLog:
@@ -414,8 +414,8 @@ class Store:
         return self._create(topic, partition, first_offset) if log is None else log
 
     def directory_for(self, topic: str, partition: int) -> str:
-        """Return the directory of a partition; for a partition that does not exist, the directory in which it would be
-        created. Raises InvalidName.
+        """Return the directory of a partition. If the partition does not exist, return the directory in which it would
+        be created. Raises InvalidName.
         """
         log = self._logs.get((topic, partition))
         if log is not None:
@@ -423,8 +423,8 @@ class Store:
         return partition_path(os.path.realpath(self._data_path_for(topic)), topic, partition)
 
     def find_named(self, name: str) -> PartitionLog | None:
-        """Return the log of the partition `<topic>-<number>`, or the internal log with this name; None if there is
-        none.
+        """Return the log of the partition `<topic>-<number>`, or the internal log with this name. Return None if there
+        is none.
         """
         topic, _, number = name.rpartition("-")
         if is_internal(topic):
@@ -448,7 +448,7 @@ class Store:
 
     @property
     def max_message_id(self) -> int:
-        """Return the largest message id in all logs, 0 if there is none; the ids of new messages must be larger. Ids
+        """Return the largest message id in all logs, or 0 if there is none. The ids of new messages must be larger. Ids
         that only other software can have assigned (message_id.foreign_from) are left out.
 
         Takes O(partitions), and in addition O(messages) for segments that contain such an id.
@@ -558,10 +558,10 @@ class Store:
         cut.
 
         done(kept, error). kept: for each log that was cut, the paths of the files that contain its removed data. error:
-        why the other logs were not cut; None if all logs were cut. The error is a StoreError if no record of a log ends
-        at `end`, or if a log cannot be synced or cut. The logs that come before the failed log in the order of `ends`
-        are cut, and the logs that come after it are not. If the error is CutUnfinished, the failed log accepts no
-        writes before a restart. The method itself raises StoreError if an end lies outside its log's data.
+        why the other logs were not cut. It is None if all logs were cut. The error is a StoreError if no record of a
+        log ends at `end`, or if a log cannot be synced or cut. The logs that come before the failed log in the order of
+        `ends` are cut, and the logs that come after it are not. If the error is CutUnfinished, the failed log accepts
+        no writes before a restart. The method itself raises StoreError if an end lies outside its log's data.
         """
         for log, end in ends.items():
             if not log.first_offset <= end <= log.end_offset:
@@ -570,7 +570,7 @@ class Store:
 
     def begin_anew(self, first_offsets: Mapping[PartitionLog, int], done: CutsDone) -> None:
         """Remove all data of these logs, so that each log is empty and begins at its byte offset in `first_offsets`.
-        How the data are kept and what `done` receives is as in `cut`.
+        The data are kept in the same way as in `cut`, and `done` gets the same arguments as there.
 
         Raises StoreError if a new first offset is within the log's present data or at their end.
         """
@@ -612,7 +612,8 @@ class Store:
     # --- retention ----------------------------------------------------------------------------------------------------
 
     def apply_retention(self, is_due: Callable[[str], bool] = lambda topic: True) -> list[RemovedSegment]:
-        """Remove segments that are too old from their logs at once, and start to delete or archive their files.
+        """Find the segments that are too old. Remove them from their logs at once, and start to delete or archive their
+        files.
 
         is_due: returns whether retention is due for the named topic now. Each topic may have its own schedule. If files
         cannot be removed, the error is logged, and their segments belong to the log again; the next call tries again to
@@ -636,7 +637,7 @@ class Store:
         self._retention.enabled = enabled
 
     def drop_before(self, log: PartitionLog, first_offset: int) -> list[RemovedSegment]:
-        """Remove the segments that end at or before byte offset `first_offset` from a log. Called on a follower when
+        """Remove from a log the segments that end at or before byte offset `first_offset`. Called on a follower when
         its leader has removed these segments. Their files are deleted or archived in the background, as this broker's
         own policy for the topic says; without a policy they are deleted.
 

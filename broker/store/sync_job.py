@@ -140,8 +140,8 @@ class SyncJob:
 
     def settle_units(self) -> bool:
         """Remove the index units from memory if the job has written them to the index files. The files need not be
-        synced yet, and `run` may still be running. Return whether the units are in the files; True for a job that
-        writes no units. Called on the thread that owns the store.
+        synced yet, and `run` may still be running. Return whether the units are in the files. The result is also True
+        for a job that writes no units. Called on the thread that owns the store.
         """
         if self._units_written and not self._units_settled:
             self._units_settled = True

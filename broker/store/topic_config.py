@@ -82,7 +82,7 @@ class TopicStoreConfig:
     unflush_threshold: int
     unflush_interval_ms: int
     delete_policy: DeletePolicy | None = None
-    """The rules by which old segments are removed. None if no segment is ever removed."""
+    """The rules by which old segments are removed. It is None if no segment is ever removed."""
 
     @property
     def flush_policy(self) -> FlushPolicy:

@@ -257,8 +257,8 @@ applied. Even a job that reads little has a cost, because every job opens and sy
 """
 
 KEY_LOGS_LOOKED_AT = 1024
-"""How many logs one tick of the timer, or the end of a job for key files, checks for missing blocks of their key files.
-A check of so many logs takes a few milliseconds.
+"""How many logs the broker checks for missing blocks of their key files at one tick of the timer, or at the end of one
+job for key files. A check of so many logs takes a few milliseconds.
 """
 
 KEY_WINDOW_BYTES = 4 << 20

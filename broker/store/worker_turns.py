@@ -48,7 +48,7 @@ class Turns:
         pause: Callable[[], float] = lambda: 0.0,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
-        """pause: returns how many seconds must pass before the next function may start; 0 if it may start at once.
+        """pause: returns how many seconds must pass before the next function may start, or 0 if it may start at once.
         call_later(seconds, function): used to start the next function after this time.
         """
         self._run_in_thread = run_in_thread

@@ -110,8 +110,8 @@ class Writer:
         self.unsynced_directories.append(self._directory)
 
     def _last_stored_ms(self) -> int:
-        """Return the store time of the last segment's last record (Unix ms); 0 if it has no record. The index is read
-        for this only before the first append; after that, the Writer itself remembers the time.
+        """Return the store time of the last segment's last record (Unix ms), or 0 if the segment has no record. The
+        index is read for this only before the first append; after that, the Writer itself remembers the time.
         """
         index = self._segments.active_index
         if not len(index):

@@ -59,14 +59,14 @@ _DECISION = re.compile(r'"(XID:[^"]*)": ?"(commit|rollback|complete)"')
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The content of metaq.json. replay_from: the position in the log where a replay begins; None means the beginning
+    """The content of metaq.json. replay_from: the position in the log where a replay begins. None means the beginning
     of the log.
     """
 
     replay_from: RedoPosition | None = None
     heuristics: Mapping[str, Heuristic] = field(default_factory=dict)
     damage: str | None = None
-    """What is wrong with the file; None if the file is good. If it is damaged, replay_from is None, and the state
+    """What is wrong with the file. It is None if the file is good. If it is damaged, replay_from is None, and the state
     contains only the decisions that could be read.
     """
 
@@ -140,8 +140,8 @@ class Checkpoints:
         self._max_files = max(1, max_files)
         self._numbers: list[int] = []
         self.last: RedoPosition | None = None
-        """The position in the newest checkpoint file; RedoPosition(-1, 0) if the file's content is not a checkpoint;
-        None if the file is empty or there is no checkpoint file.
+        """The position in the newest checkpoint file. It is RedoPosition(-1, 0) if the file's content is not a
+        checkpoint. It is None if the file is empty or there is no checkpoint file.
         """
 
     def open(self) -> None:

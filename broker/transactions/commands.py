@@ -57,7 +57,9 @@ class OperationType(IntEnum):
 
 
 class StoredPut(NamedTuple):
-    """A message of a transaction. checksum: the checksum that the producer has sent; -1 if it has sent none."""
+    """A message of a transaction. checksum: the checksum that the producer has sent. It is -1 if the producer has sent
+    none.
+    """
 
     tx_key: str
     message_id: int

@@ -132,7 +132,7 @@ class _Commit:
         kind = OperationType.XA_COMMIT if transaction.is_xa else OperationType.LOCAL_COMMIT
         self.operation = Operation(transaction.key, kind, was_prepared)
         self.blocks = transaction.finish()
-        """The messages by partition; empty after the commit record is queued."""
+        """The messages by partition. It is empty after the commit record is queued."""
         self.parts: list[EncodedBlock] = []
         self.record_end = 0
         """The byte offset in the redo file where the queued commit record ends."""
@@ -141,7 +141,7 @@ class _Commit:
         counts, too.
         """
         self.error: MetaqError | None = None
-        """The error of the first part that could not be appended; None if there is no such part."""
+        """The error of the first part that could not be appended. It is None if there is no such part."""
         self.missing = 1
         """The number of steps that must be completed before the client is answered. The first step is complete when all
         parts (the messages for one partition each) are appended. The parts are appended in slices; for each slice there
@@ -370,7 +370,7 @@ class Committer:
 
 
 def _failure(parts: Sequence[EncodedBlock]) -> MetaqError | None:
-    """Return the error of the first of these parts (the messages for one partition each) that could not be appended;
+    """Return the error of the first of these parts (the messages for one partition each) that could not be appended, or
     None if all were appended. NotEnoughReplicas does not count as an error: the messages are stored, and a decided
     commit cannot be undone.
     """

@@ -65,7 +65,7 @@ def keep_copy(files: Files, directory: str, name: str, data: bytes) -> str:
 
 
 def read_file(files: Files, path: str) -> bytes | None:
-    """Return the content of a file; None if there is no such file. Blocks. Raises OSError."""
+    """Return the content of a file, or None if there is no such file. Blocks. Raises OSError."""
     try:
         fd = files.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,13 +1,13 @@
 """Process the records of the transaction log in order, and determine which messages are complete and undamaged
 according to these records.
 
-A commit record that metaq wrote proves all messages of its transaction at once, because it has their number and a
-checksum of their records (redo.py). The commit record of a Java broker proves the messages of each partition
-separately, because it has the size and checksum of their bytes in that partition. A preparation record that metaq wrote
-also has the number and the checksum, so it proves all messages at once. A preparation record of a Java broker proves
-nothing. If a Java broker has written the preparation record, the transaction counts as damaged only if a fault is
-visible. There are three such faults: a body does not match its producer's checksum; a message id is impossible; or
-damaged bytes before the record may have been one of the transaction's messages.
+A commit record that metaq wrote proves this for all messages of its transaction at once, because it has their number
+and a checksum of their records (redo.py). The commit record of a Java broker proves it separately for the messages of
+each partition, because it has the size and checksum of their bytes in that partition. A preparation record that metaq
+wrote also has the number and the checksum, so it proves the same as a commit record of metaq. A preparation record of a
+Java broker proves nothing. If a Java broker has written the preparation record, the transaction counts as damaged only
+if a fault is visible. There are three such faults: a body does not match its producer's checksum; a message id is
+impossible; or damaged bytes before the record may have been one of the transaction's messages.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Logged:
     """Position where the last record of the transaction that was read so far ends."""
     puts: list[StoredPut] = field(default_factory=list)
     damage: str | None = None
-    """The reason why a prepared transaction cannot be committed; None if it can be."""
+    """The reason why a prepared transaction cannot be committed. It is None if the transaction can be committed."""
     suspect: str | None = None
-    """What may be wrong with the transaction's messages; None if no fault is suspected. A later commit or preparation
-    record can prove that they are undamaged nevertheless.
+    """What may be wrong with the transaction's messages. It is None if no fault is suspected. A later commit or
+    preparation record can prove that they are undamaged nevertheless.
     """
     may_have_ended: bool = False
     """Whether damaged bytes after the transaction's first message may have been its commit, rollback or preparation
@@ -87,7 +87,7 @@ class LoggedBlock:
     puts: list[StoredPut]
     proven: bool
     location: Location | None
-    """Where the messages are in the partition, as the commit record says; None if the record does not say it."""
+    """Where the messages are in the partition, as the commit record says. It is None if the record does not say it."""
 
     @property
     def store(self) -> str:
@@ -103,7 +103,7 @@ class Ended:
     entry: RedoEntry
     transaction: Logged | None
     blocks: list[LoggedBlock] = field(default_factory=list)
-    """The messages by partition; empty for a rollback."""
+    """The messages by partition. The list is empty for a rollback."""
     incomplete: bool = False
     """Whether a commit that metaq wrote has messages that cannot be read."""
 
@@ -114,8 +114,8 @@ class Ended:
 
 
 class Following:
-    """Processes the records of all redo files in order, and keeps the state of each transaction. `open`: by key, the
-    transactions that no record has ended so far.
+    """Processes the records of all redo files in order, and keeps the state of each transaction. `open`: the
+    transactions that no record has ended so far, by key.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -125,13 +125,15 @@ class Following:
         never commits such messages.
         """
         self.max_message_id = 0
-        """Largest message id in the undamaged messages; 0 if there are none. The broker chooses new ids above it."""
+        """Largest message id in the undamaged messages. It is 0 if there are none. The broker chooses new ids above
+        it.
+        """
         self._now_ms = now_ms
         self._file = 0
         self._damaged = False  # whether damage was found in this file
 
     def begin_file(self, number: int) -> None:
-        """Note that the next records come from the redo file `number`."""
+        """Remember that the next records come from the redo file `number`."""
         self._file = number
         self._damaged = False
 
@@ -183,7 +185,7 @@ class Following:
 
     def _doubt(self, put: StoredPut) -> str | None:
         """Check a message whose record has no seal (the checksums that metaq adds to a record). Return what is visibly
-        wrong with the message; None if no fault is visible.
+        wrong with the message, or None if no fault is visible.
         """
         if put.checksum not in (NO_CHECKSUM, checksum(put.body)):
             return "a body with a wrong checksum"

@@ -82,7 +82,7 @@ class TransactionLog:
 
     def open(self, logs: Logs, copies: LogCopies | None = None) -> Replayed:
         """Lock, read and replay the log; see recovery.replay. copies: the object that sends the log's changes to the
-        other nodes of a broker set; None if there are no other nodes.
+        other nodes of a broker set. It is None if there are no other nodes.
 
         Raises StoreError, ConfigError, DirectoryInUse. After an error, the directory is locked only if it was locked
         before the call.
@@ -224,13 +224,15 @@ class TransactionLog:
 
     @property
     def failure(self) -> str | None:
-        """The reason why the log accepts no more writes until the broker is restarted; None if it accepts writes."""
+        """The reason why the log accepts no more writes until the broker is restarted. It is None if it accepts
+        writes.
+        """
         return self._writer.failure
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The disk-full error that keeps the log from accepting messages now. None if the log accepts messages. None
-        also if the log has failed and accepts nothing until the broker restarts; see `failure`.
+        """The disk-full error that keeps the log from accepting messages now. It is None if the log accepts messages.
+        It is also None if the log has failed and accepts nothing until the broker restarts; see `failure`.
         """
         return self._writer.lacks_room
 
@@ -278,9 +280,7 @@ class TransactionLog:
         return self._committer.is_recording(key)
 
     def settle(self, transaction: OpenTransaction) -> None:
-        """Note that a replay no longer needs the records of this transaction, so that their redo file can be
-        deleted.
-        """
+        """Mark the records of this transaction as no longer needed by a replay, so their redo file can be deleted."""
         assert transaction.file is not None
         self._writer.settle(transaction.file, transaction)
 

@@ -150,14 +150,14 @@ class OpenTransaction:
         self.state = TransactionState.ACTIVE
         self.blocks: dict[PartitionLog, Block] = {}
         self.file: RedoFile | None = None
-        """The redo file for the transaction's records; None until the first message."""
+        """The redo file for the transaction's records. It is None until the first message."""
         self.messages = 0
         self.content = 0
         """Checksum of the log records of the transaction's messages; see redo.add_content."""
         self.size = 0
         """Number of bytes that all messages of the transaction take in the partitions."""
         self.prepared_at_ms: int | None = None
-        """Time of the preparation in Unix milliseconds; None until the preparation is on the disk."""
+        """Time of the preparation in Unix milliseconds. It is None until the preparation is on the disk."""
         self.timer: Timer | None = None
         self.listed = 0
         """Number of bytes charged to the client's account for the row of this transaction in the list of prepared
@@ -170,8 +170,8 @@ class OpenTransaction:
 
     @property
     def first_id(self) -> int:
-        """The id of the transaction's first message; 0 if it has no message. The value is correct only before `finish`
-        is called.
+        """The id of the transaction's first message. It is 0 if the transaction has no message. The value is correct
+        only before `finish` is called.
         """
         return min((block.ids[0] for block in self.blocks.values()), default=0)
 
@@ -232,8 +232,8 @@ class Registry:
         return len(self._open)
 
     def get(self, key: str) -> OpenTransaction | None:
-        """Return the open transaction with this key, whichever connection it belongs to; None if no open transaction
-        has this key.
+        """Return the open transaction with this key, whichever connection it belongs to. Return None if no open
+        transaction has this key.
         """
         return self._open.get(key)
 
@@ -345,7 +345,7 @@ class Registry:
 
     def prepared(self, qualifier: str | None = None) -> Iterable[OpenTransaction]:
         """Yield the transactions whose preparation is on the disk. qualifier: if it is given, yield only transactions
-        with this qualifier; None means all transactions.
+        with this qualifier. None means all transactions.
         """
         for key, transaction in self._prepared.items():
             if transaction.prepared_at_ms is not None and (qualifier is None or qualifier_of(key) == qualifier):

@@ -3,8 +3,8 @@ partitions, append them. Keep prepared transactions.
 
 The messages of a commit are looked up at the offsets that the attachment of its record states. Messages that are not at
 these offsets are looked up by message id in the whole partition. Messages that are still missing are appended
-(placing.py). Nothing is ever overwritten. Metaq 1.4.6.2, however, writes the messages at the offset in its record, even
-if other messages have been stored at this offset in the meantime.
+(placing.py). Nothing is ever overwritten. Metaq 1.4.6.2, however, writes the messages at the offset in the commit
+record, even if other messages have been stored at this offset in the meantime.
 
 Damaged messages are never delivered (following.py determines which messages are proven to be undamaged). The undamaged
 records before and after the damage are kept:
@@ -69,15 +69,15 @@ class Replayed:
     files: list[RedoFile] = field(default_factory=list)
     transactions: dict[str, OpenTransaction] = field(default_factory=dict)
     committed: dict[OpenTransaction, list[tuple[PartitionLog, int]]] = field(default_factory=dict)
-    """The committed transactions whose messages may not be on the disk yet. Each has a list of the partitions with its
-    messages, and the byte offset in the partition where these messages end.
+    """The committed transactions whose messages may not be on the disk yet. Each has a list of the partitions that
+    contain its messages; with each partition comes the byte offset where these messages end.
     """
     local_commits: dict[str, int] = field(default_factory=dict)
     """The commits of local transactions that the replay has read, in the order of the log: key -> id of the
     transaction's first message.
     """
     first_message_id: int | None = None
-    """Id of the first message that the replay has read; None if there is no message, or if damaged bytes may have
+    """Id of the first message that the replay has read. It is None if there is no message, or if damaged bytes may have
     contained commit records.
     """
     max_message_id: int = 0
@@ -110,8 +110,8 @@ def replay(
     now_ms: Callable[[], int],
     decide: Decide,
 ) -> Replayed:
-    """Read all redo files from the position `start` on (None: from the beginning), and append the messages of commits
-    that are missing in the partitions. Call this before anything else uses the partitions. Blocks.
+    """Read all redo files from the position `start` on (None means from the beginning), and append the committed
+    messages that are missing in their partitions. Call this before anything else uses the partitions. Blocks.
 
     decide(decisions): called with the decisions on prepared transactions that cannot be committed, before the records
     of these transactions are removed from the log. The function `decide` must write the decisions to the disk. Raises

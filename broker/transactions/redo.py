@@ -120,13 +120,13 @@ class RedoEntry(NamedTuple):
     command: StoredPut | Operation
     crc: int
     seal: Seal | None
-    """The seal of the record; None if a Java broker or an old metaq release wrote the record."""
+    """The seal of the record. It is None if a Java broker or an old metaq release wrote the record."""
     locations: tuple[Location, ...] = ()
-    """Where the messages are in each partition, according to the attachment; empty for all records except those of
-    commits.
+    """Where the messages are in each partition, according to the attachment. It is empty for all records except those
+    of commits.
     """
     attachment_problem: str | None = None
-    """The reason why `locations` cannot be trusted; None if they can be trusted."""
+    """The reason why `locations` cannot be trusted. It is None if they can be trusted."""
 
     @property
     def end(self) -> int:
@@ -151,7 +151,7 @@ def _record_crc(command: Buffer, offset: int) -> int:
 def add_content(content: int, crc: int) -> int:
     """Return the new value of `content` (the checksum over a transaction's messages) after one more message. crc: the
     crc of the message's record.
-    content: the value before this message; 0 if it is the first message.
+    content: the value before this message. It is 0 if it is the first message.
     """
     return crc32(_CRC.pack(crc), content)
 

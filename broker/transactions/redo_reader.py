@@ -147,7 +147,7 @@ class RedoReader:
     # --- damage -------------------------------------------------------------------------------------------------------
 
     def _next_good(self, start: int) -> int:
-        """Return the position of the first good record after the bad record at `start`; the file's size if there is
+        """Return the position of the first good record after the bad record at `start`, or the file's size if there is
         none.
         """
         announced = self._announced_end(start)
@@ -175,8 +175,8 @@ class RedoReader:
         return start + LENGTH.size + int(length) if length > 0 else None
 
     def _counts(self, start: int, *, chain: bool) -> bool:
-        """Return whether the record at `start` is good. chain: if true and the record has no seal, the following
-        records must be good, too, up to a record with a seal or the end of the file.
+        """Return whether the record at `start` is good. chain: whether a record without a seal is good only if the
+        following records are good, too, up to a record with a seal or the end of the file.
         """
         position = start
         while True:

@@ -63,7 +63,9 @@ class PreparedTransaction(NamedTuple):
 
     key: str
     prepared_at_ms: int | None
-    """Time of the preparation in Unix milliseconds; None if the transaction was prepared before the broker started."""
+    """Time of the preparation in Unix milliseconds. It is None if the transaction was prepared before the broker
+    started.
+    """
     messages: int
     size: int
     """Number of bytes that the transaction's messages will take in the partitions."""
@@ -102,12 +104,12 @@ class Transactions:
         self._ended_lines = FewLines(_log, "transactions rolled back", reactor)
         self._now_ms = now_ms
         self.refusal: Callable[[], MetaqError | None] = lambda: None
-        """A function that returns the reason why clients are not served now; None if they are served. For example, this
-        node of a broker set may not be allowed to lead.
+        """A function that returns the reason why clients are not served now, or None if they are served. For example,
+        this node of a broker set may not be allowed to lead.
         """
         self.ending: MetaqError | None = None
         """The error that refuses the begin of a new transaction now, while clients may still finish their open
-        transactions; None if new transactions may begin.
+        transactions. It is None if new transactions may begin.
         """
         self._new_registry = partial(Registry, config, reactor, account, self._expired)
         self._open = self._new_registry()
@@ -133,8 +135,8 @@ class Transactions:
         """Replay the transaction log: repair the partitions, roll back unprepared transactions, and keep prepared ones.
         Blocks.
 
-        copies: the other nodes of the broker set; None if the broker is no broker set. Raises StoreError, ConfigError,
-        DirectoryInUse.
+        copies: the other nodes of the broker set, or None if the broker is no broker set. Raises StoreError,
+        ConfigError, DirectoryInUse.
         """
         self._unfinished.clear()
         recovered = self._log.open(self._partitions, copies)
@@ -328,8 +330,8 @@ class Transactions:
 
     def outcome(self, key: str, first_id: int) -> bool | Deferred[bool]:
         """Return whether a local transaction is committed. If the outcome is not known yet, return a Deferred that
-        fires with it. If the transaction is open, this method rolls it back, so that a commit request that arrives
-        later has no effect. first_id: the id of the transaction's first message.
+        fires with the outcome. If the transaction is open, this method rolls it back, so that a commit request that
+        arrives later has no effect. first_id: the id of the transaction's first message.
 
         Raises NotLeader in a broker set if another leader may have been elected. Raises TransactionRefused, possibly
         through the Deferred, if the outcome is unknown, or if the transaction with this key begins with another
@@ -535,7 +537,7 @@ class Transactions:
         self._give_up(transaction)
 
     def _give_up(self, transaction: OpenTransaction) -> None:
-        """Roll back a transaction for a reason other than a client's request, so that nobody waits for the result."""
+        """Roll back a transaction although no client has requested it. Nobody waits for the result."""
         self._open.remove(transaction)
         ignore_refusal(self._log_rollback(transaction))
 

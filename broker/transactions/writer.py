@@ -102,7 +102,7 @@ class _Job:
         self.waiters: list[OnWritten] = []
         self.works: list[tuple[LogChange, RedoFile | None]] = []
         """Changes of whole files that the job makes after its writes and syncs. Each item also has the redo file that
-        the change removes; None if it removes none.
+        the change removes, or None if the change removes none.
         """
         self.ended: list[Callable[[], None]] = []
         self.missing = 1
@@ -283,7 +283,9 @@ class RedoWriter:
         self.flush(sync=self._sync)
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Call `done` when the running job has ended and its data is in the files; at once if no job is running."""
+        """Call `done` when the running job has ended and its data is in the files. If no job is running, call `done` at
+        once.
+        """
         if self._running is None:
             done()
         else:
@@ -360,8 +362,8 @@ class RedoWriter:
                 file.fd = None
 
     def abandon(self, why: str, idle: Callable[[], None]) -> None:
-        """Stop writing, and call the callbacks of `when_written` that were not called yet with the reason `why`. No
-        method may be called after this.
+        """Stop writing. Pass the reason `why` to all callbacks of `when_written` that were not called yet. No method
+        may be called after this.
 
         idle: called when no worker thread uses the files any more and the files are closed.
         """
@@ -481,7 +483,7 @@ class RedoWriter:
 
     @property
     def lacks_room(self) -> DiskFull | None:
-        """The DiskFull error while a job waits for disk space, so that no more records should be queued; None if
+        """The DiskFull error while a job waits for disk space, so that no more records should be queued. It is None if
         records may be queued.
         """
         return None if self._full is None else self._full[1]

@@ -34,7 +34,7 @@ class LastRows(LogReader):
     one counts.
 
     forgotten_ms: a time in Unix milliseconds. Pairs whose last write was at this time or earlier may have been
-    forgotten because there were too many pairs. It is 0 if no pair was forgotten.
+    forgotten because there were too many pairs. `forgotten_ms` is 0 if no pair was forgotten.
     """
 
     def __init__(self, log: PartitionLog, most: int) -> None:

@@ -76,7 +76,7 @@ class _Address(dict["_Key", None]):
     """The remembered pairs of producer and partition of all producers at one network address, ordered by when they were
     added.
 
-    host: the address; "" for all pairs that were read from the logs.
+    host: the address. It is "" for all pairs that were read from the logs.
     """
 
     __slots__ = ("host",)
@@ -126,8 +126,8 @@ class Sequences(Memory[LastRows]):
         for_waiting: Callable[[str, int], PartitionLog | None],
     ) -> None:
         """store: an open store. clock: returns the time in seconds since 1970. for_waiting: a function that returns the
-        log of a partition that will get delayed messages; None if its topic is no longer accepted
-        (`Partitions.for_waiting`).
+        log of a partition that will get delayed messages. It returns None if the partition's topic is no longer
+        accepted (`Partitions.for_waiting`).
         """
         super().__init__(store, clock, reactor)
         self._for_waiting = for_waiting
@@ -138,8 +138,8 @@ class Sequences(Memory[LastRows]):
         self._table: dict[_Key, Stored] = {}
         self._addresses: dict[str, _Address] = {}  # by host; no entry is empty
         self._forgotten_ms = -inf
-        """The time when the youngest forgotten entry was stored, in Unix milliseconds of this node's clock; -inf if no
-        entry was forgotten. Entries are forgotten when there are too many.
+        """The time when the youngest forgotten entry was stored, in Unix milliseconds of this node's clock. It is -inf
+        if no entry was forgotten. Entries are forgotten when there are too many.
         """
         self._unsafe: PartitionLog | None = None  # this log has rows that must be safe before answers are sent
         self._restated: dict[_Key, None] = {}  # the writes of the newest rows of these did not happen
@@ -157,11 +157,11 @@ class Sequences(Memory[LastRows]):
     def admit(self, asked: Sequence[tuple[Write, int]], sender: SendingPeer | None) -> list[int | None]:
         """Check writes with sequence numbers before they are appended, and return for each the byte offset where it
         must be appended. The caller must append the writes next, in the order of `asked`. asked: each write, and its
-        size in bytes. sender: the connection that sent them; None if unknown. The rows that describe the writes must be
-        appended before the writes. So `admit` appends the rows to the internal logs: one record for all writes to
-        topics with group commit, and one for all other writes. The returned offset is None if the write has an `error`,
-        or if it is stored already. A write that is stored already gets the offsets where it is stored, and is added to
-        `repeated`.
+        size in bytes. sender: the connection that sent them. It is None if the connection is unknown. The rows that
+        describe the writes must be appended before the writes. So `admit` appends the rows to the internal logs: one
+        record for all writes to topics with group commit, and one for all other writes. The returned offset is None if
+        the write has an `error`, or if it is stored already. A write that is stored already gets the offsets where it
+        is stored, and is added to `repeated`.
         """
         bases: list[int | None] = []
         fresh: list[_Numbered] = []
@@ -199,9 +199,9 @@ class Sequences(Memory[LastRows]):
         return bases
 
     def stored_before(self, write: Write) -> bool:
-        """Called for a write with a sequence number that cannot be appended now: return whether it is stored already or
-        may be stored already. If so, the write gets the offsets where it is stored, or the `error` SendInDoubt, as in
-        `admit`.
+        """Called if a write with a sequence number cannot be appended now. Return whether the write is stored already
+        or may be stored already. If so, the write gets the offsets where it is stored, or the `error` SendInDoubt, as
+        in `admit`.
         """
         number = write.number
         assert number is not None
@@ -214,9 +214,8 @@ class Sequences(Memory[LastRows]):
         return True
 
     def _may_be_forgotten(self, write: Write, number: Number) -> bool:
-        """Called for a repeated write of a producer that has no entry: return whether the producer may have had an
-        entry that was forgotten, so that the write may be stored already. If so, the write gets the `error`
-        SendInDoubt.
+        """Called if a producer that has no entry repeats a write. Return whether the producer may have had an entry
+        that was forgotten, so that the write may be stored already. If so, the write gets the `error` SendInDoubt.
         """
         latest_ms = number.repeat_ms + tuning.REPEAT_LATE_SECONDS * 1000
         if self._forgotten_ms < self._clock() * 1000 - latest_ms:
@@ -468,7 +467,8 @@ class Sequences(Memory[LastRows]):
 
     def _make_room(self) -> None:
         """Forget some entries, roughly the least recently used ones, because there are too many. The entries are taken
-        from the client address with the most entries; if no address has many, from all addresses.
+        from the client address with the most entries. If no address has many entries, they are taken from all
+        addresses.
         """
         table = self._table
         come: dict[_Key, Any] = max(self._addresses.values(), key=len)

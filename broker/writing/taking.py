@@ -82,7 +82,7 @@ __all__ = [
 W = TypeVar("W", bound=Write)
 
 ASKS = DELAYED_FLAG | COMPRESSED_FLAG
-"""The bits of a message's flag with which a client asks the broker for more than storing the message."""
+"""The bits of a message's flag with which a client asks the broker to do more than store the message."""
 
 
 # --- kinds ------------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def _stored_before(
     stored, return a write with the offsets where they are stored. If they are not stored, return None. If it cannot be
     determined whether they were stored, the returned write has an `error`. If the stored records are not safe yet, the
     next call of `Writing.append` returns this write among the writes that are not safe yet. make: creates the write for
-    a log. number: the sequence number; None if the records have none.
+    a log. number: the sequence number. It is None if the records have none.
     """
     if number is None or not writing.numbers or (log := writing.partitions.stored(topic, partition)) is None:
         return None
@@ -204,8 +204,8 @@ P = TypeVar("P", bound=AskedPut)
 
 
 class PutBatch(Write, Generic[P]):
-    """Several puts for one partition that are stored with one append. keeper: the object that keeps delayed puts; None
-    for other puts. dues: the times when delayed puts are due.
+    """Several puts for one partition that are stored with one append. keeper: the object that keeps delayed puts. It is
+    None for other puts. dues: the times when delayed puts are due.
     """
 
     __slots__ = ("asked", "dues", "ids", "keeper", "puts")
@@ -241,7 +241,7 @@ class Puts(Generic[P]):
     )
 
     def __init__(self, writing: Writing, sender: SendingPeer | None) -> None:
-        """sender: the connection that sends the puts; None for a client that sends only one request."""
+        """sender: the connection that sends the puts. It is None for a client that sends only one request."""
         self._writing = writing
         self._sender = sender
         self.batches: list[PutBatch[P]] = []
@@ -265,7 +265,7 @@ class Puts(Generic[P]):
     def take(self, put: P, meant: int, number: Number | None) -> PutBatch[P] | tuple[int, MetaqError]:
         """Accept a put: add it to the batch of its partition, and return the batch. If the put is refused, return its
         partition and the error instead of a batch. meant: the flag bits that the client sets as instructions for the
-        broker. number: the producer's sequence number; None if the put has no sequence number.
+        broker. number: the producer's sequence number. It is None if the put has no sequence number.
         """
         flag, body, partition = put.flag, put.body, put.partition
         batch, due = self._last, 0
@@ -625,10 +625,10 @@ class AskedParts(NamedTuple):
     """The contents of a SEND_MANY frame, as columns with one item for each part. A part is the records for one
     partition.
 
-    topics: the topic of each part, as index into `names`. partitions: the partition of each part; ANY if the broker
-    chooses it. counts: the number of records in each part. sequences: the sequence number of each part; empty if the
-    frame names no producer. repeats: the numbers of the parts that the client has sent before. It sent them first
-    `repeat_ms` milliseconds ago.
+    topics: the topic of each part, as index into `names`. partitions: the partition of each part, or ANY if the broker
+    chooses it. counts: the number of records in each part. sequences: the sequence number of each part. The column is
+    empty if the frame names no producer. repeats: the numbers of the parts that the client has sent before. It sent
+    them first `repeat_ms` milliseconds ago.
     """
 
     names: Sequence[str]
@@ -647,7 +647,7 @@ class TakenParts:
     """
 
     def __init__(self, writing: Writing, asked: AskedParts, sender: SendingPeer | None) -> None:
-        """sender: the connection that sends the puts; None for a client that sends only one request."""
+        """sender: the connection that sends the puts. It is None for a client that sends only one request."""
         self._writing = writing
         self._sender = sender
         self._asked = asked
@@ -662,7 +662,7 @@ class TakenParts:
         self.waiting: list[Write] = []
         """The writes that are not safe yet."""
         self.writes: dict[int, Write] = {}
-        """By part number: the write of the part. Repeated writes are included."""
+        """The write of each part, by part number. Repeated writes are included."""
         self._refused: dict[int, MetaqError] = {}  # the errors of parts without a write
         self._unfit: dict[int, MetaqError] = {}  # the errors of parts that must be refused because of their records
         self._delayed: dict[int, Pended] = {}  # the delayed records of parts that have no write yet
@@ -794,8 +794,8 @@ class TakenParts:
                 return
 
     def _made(self, first: int, logs: Sequence[PartitionLog | None], sizes: list[int]) -> list[Write | None]:
-        """Return a write for each part of a chunk; None for a part that is refused or repeated. The data of the writes
-        is not set yet. sizes: the number of bytes of each part's records. If a part has delayed records, `_made`
+        """Return a write for each part of a chunk, or None for a part that is refused or repeated. The data of the
+        writes is not set yet. sizes: the number of bytes of each part's records. If a part has delayed records, `_made`
         changes its item in `sizes` to the size of the data for the internal log.
         """
         producer, sequences, repeats, delayed = self._asked.producer, self._sequences, self._repeats, self._delayed
@@ -819,9 +819,9 @@ class TakenParts:
         return made
 
     def _places(self, writes: Sequence[Write | None], sizes: list[int]) -> list[int | None]:
-        """Return, for each write of a chunk, the byte offset in the log where its records will begin; None for a write
-        that is not appended. If several writes go to the same log, each begins where the one before it ends. sizes: the
-        number of bytes of each write's records.
+        """Return, for each write of a chunk, the byte offset in the log where its records will begin, or None if the
+        write is not appended. If several writes go to the same log, each begins where the one before it ends. sizes:
+        the number of bytes of each write's records.
         """
         if self._sequences:
             asked = [(write, size) for write, size in zip(writes, sizes, strict=True) if write is not None]
@@ -838,9 +838,9 @@ class TakenParts:
         return bases
 
     def _logs(self, first: int, last: int, seconds: Callable[[], float], until: float) -> Sequence[PartitionLog | None]:
-        """Return the logs of the parts `first` … `last` - 1; None for a part that is refused or repeated. When the time
-        `until` has come, return only the logs that were found so far, because a log that does not exist must be
-        created, which takes a third of a millisecond.
+        """Return the log of each of the parts `first` … `last` - 1, or None for a part that is refused or repeated.
+        When the time `until` has come, return only the logs that were found so far, because a log that does not exist
+        must be created, which takes a third of a millisecond.
         """
         if self._chunk:
             self._failed |= {write.log: write.error for write in self._chunk.values() if write.error is not None}

@@ -27,8 +27,8 @@ class Number:
 
     records: the number of records in the write; if they are delayed messages, the high bits of this number say which
     internal log contains the messages (`row_bits`). repeat_ms: how many milliseconds ago the producer first sent the
-    write; -1 if the write is sent for the first time. before: the producer's last write to the partition before this
-    one; None if there was none.
+    write. It is -1 if the write is sent for the first time. before: the producer's last write to the partition before
+    this one. It is None if there was none.
     """
 
     producer: int
@@ -56,12 +56,12 @@ class Write(Append):
         where these messages wait.
         """
         self.first_id = 0
-        """The id of the first record, taken from the broker's ordinary message ids; 0 for writes whose id is not
+        """The id of the first record, taken from the broker's ordinary message ids. It is 0 for writes whose id is not
         needed. While a delayed record waits, it also has another id (`Delayed.pending_id`).
         """
         self.copy_errors: Sequence[MetaqError | None] = ()
         """On a synchronous master: for each record the reason why the slave does not have it, or None if the slave has
-        it. Empty if the broker has no slave.
+        it. The sequence is empty if the broker has no slave.
         """
         self.replicas = 0
         """In a broker set: the number of nodes, this one included, that had the records when the write became safe."""
@@ -80,12 +80,14 @@ class Write(Append):
 
     @property
     def answered_offset(self) -> int:
-        """The byte offset of the first record, as the answer to the request states it; -1 for delayed messages."""
+        """The byte offset of the first record, as the answer to the request states it. It is -1 for delayed
+        messages.
+        """
         return self.base if self.delayed is None else -1
 
     @property
     def failure(self) -> MetaqError | None:
-        """The reason why not all records are safe; None if all records are safe."""
+        """The reason why not all records are safe. It is None if all records are safe."""
         if self.error is not None or not self.copy_errors:
             return self.error
         return next((error for error in self.copy_errors if error is not None), None)

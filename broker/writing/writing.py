@@ -52,7 +52,9 @@ class Copies(Protocol):
 
     @property
     def refusal(self) -> NotLeader | None:
-        """The error that refuses appends because this node no longer leads the broker set; None while it leads."""
+        """The error that refuses appends because this node no longer leads the broker set. It is None while it
+        leads.
+        """
 
     def check(self, log: PartitionLog) -> None:
         """Raise NotLeader or NotEnoughReplicas if a message for this log would not be acknowledged now."""
@@ -101,8 +103,8 @@ class Writing:
 
     @property
     def takes_all_kinds(self) -> bool:
-        """Whether this broker accepts all kinds of messages. False for a synchronous master and a synchronous slave
-        (replication of 1.x). As in 1.x, such a broker has no transactions. It ignores sequence numbers, because a
+        """Whether this broker accepts all kinds of messages. It is False for a synchronous master and a synchronous
+        slave (replication of 1.x). As in 1.x, such a broker has no transactions. It ignores sequence numbers, because a
         client must be able to store a message again after its copy to the slave has failed. It accepts no delayed
         messages, because the slave would not know that they are waiting.
         """
@@ -115,7 +117,7 @@ class Writing:
 
     def log(self, topic: str, partition: int, asked: int) -> PartitionLog:
         """Return the log of a partition, for messages that are to be appended. asked: the partition number in the
-        request; ANY if the broker has chosen `partition`.
+        request, or ANY if the broker has chosen `partition`.
 
         Raises the errors of Partitions.for_put, and SlaveDisconnected. In a broker set it also raises the errors of
         Copies.check.

@@ -189,7 +189,7 @@ class PartitionReader(Poller):
         if it returns false, the message is skipped.
         deserializer: see Consumer.
 
-        Raises ConfigError; connects in the background.
+        Raises ConfigError. The reader connects in the background.
         """
         config = with_moved(
             config_or_default(config, ConsumerConfig), "PartitionReader", moved, "protocol", "on_damaged"

@@ -289,8 +289,8 @@ def count_dead_letters(cluster: Cluster, group: str) -> int:
 
 
 def _look(cluster: Cluster, topic: str) -> list[tuple[TopicPartition, int, set[int]]]:
-    """Scan the topic of dead letters. Return for each of its partitions the partition, the byte offset of its current
-    end, and the offsets of its open letters.
+    """Scan the topic of dead letters. For each partition of the topic, return the partition, the byte offset where it
+    ends now, and the offsets of its open letters.
     """
     partitions = cluster.readable(topic)
     ends = {each: cluster.ask(each, partial(max_offset, partition=each)) for each in partitions}
@@ -333,7 +333,7 @@ def _messages(cluster: Cluster, partition: TopicPartition, end: int) -> Iterator
 
 
 def _letter(message: Message) -> DeadLetter | None:
-    """Return the dead letter that a message of the topic contains; None if the message is damaged."""
+    """Return the dead letter that a message of the topic contains, or None if the message is damaged."""
     original, failure = as_original(message), failure_in(message)
     if failure is None or not isinstance(original, RetriedMessage):
         return None

@@ -29,8 +29,8 @@ class Beginnings:
 
     If the offset were not committed, a partition would have no committed offset until a message of it is consumed. If
     another member took over such a partition with start="latest", it would begin at the partition's end at that later
-    time and skip messages. A failed write is repeated; until it succeeds, the member reads nothing from the partitions
-    whose offsets it contains.
+    time and skip messages. A failed write is repeated. Until the write succeeds, the member reads nothing from the
+    partitions whose offsets are in the write.
     """
 
     def __init__(

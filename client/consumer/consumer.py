@@ -275,8 +275,8 @@ class Consumer(Poller):
 
         If retry is None, or if max_retries or on_reject is given, a failed message is tried again in place after a
         growing pause (retry_step_seconds, retry_max_seconds), while other partitions continue. max_retries: number of
-        further tries (5 by default; None: without limit). on_reject: a function that gets the message after the last
-        try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
+        further tries (5 by default; None means without limit). on_reject: a function that gets the message after the
+        last try, by default a LocalRecoverStore on this machine. The message counts as consumed when on_reject returns.
 
         By default `retry` is a Retry() if every broker of the topics keeps delayed messages; brokers that do not answer
         are ignored. By default `retry` is None for Java brokers and for broadcast=True. As long as no broker has

@@ -100,8 +100,8 @@ class MemberCore:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def take(self, event: Event) -> Sequence[Action]:
-        """Change the state for an event, and return the next actions. Raises LocalProtocolError for an event that
-        cannot come in the present state.
+        """Change the state as the event requires, and return the next actions. Raises LocalProtocolError for an event
+        that cannot come in the present state.
         """
         self.state, actions = next_state(self.state, event)
         return actions
@@ -135,7 +135,7 @@ class MemberCore:
     # --- a plan -----------------------------------------------------------------------------------------------------
 
     def plan_begins(self, now: float) -> None:
-        """Note that the driver begins to plan: to compute which partitions this member should own. The plan may miss
+        """Record that the driver begins to plan: to compute which partitions this member should own. The plan may miss
         changes of the group that are reported after this call, so these changes need another plan.
         """
         if self._backoff.tries == 0:
@@ -214,8 +214,9 @@ class MemberCore:
 
     @property
     def looks_in(self) -> list[float]:
-        """For each reason why the last plan stops to be valid by itself: the number of seconds until then. When the
-        first of these times is over, this member must plan again, even if no change was reported.
+        """The last plan can stop being valid by itself, for several reasons. Return, for each such reason, the number
+        of seconds until then. When the first of these times is over, this member must plan again, even if no change was
+        reported.
         """
         return [each for each in (self._by_zone.ends_in, self._absences.ends_in) if each is not None]
 
@@ -285,9 +286,9 @@ class MemberCore:
         fence: int,
     ) -> None:
         """Become the owner of these partitions, which the driver has claimed in ZooKeeper. stored: their committed
-        offsets. resumed: for each partition the position that this member remembers from an earlier ownership and where
-        it continues; None if it begins at the committed offset. fence: the ZooKeeper session on which the partitions
-        were claimed.
+        offsets. resumed: for each partition the position where reading continues, which this member remembers from an
+        earlier ownership. It is None if reading begins at the committed offset. fence: the ZooKeeper session on which
+        the partitions were claimed.
         """
         starts = [_FIRST if each.topic == self._retry_topic else self.start for each in claimed]
         begins = [start.begins([each])[0] for start, each in zip(starts, stored, strict=True)]
@@ -297,7 +298,7 @@ class MemberCore:
         self._moved += len(claimed)
 
     def claimed(self, granted: Collection[TopicPartition]) -> Event:
-        """Note which partitions the driver could claim. granted: the partitions in `gains` that were claimed
+        """Record which partitions the driver could claim. granted: the partitions in `gains` that were claimed
         successfully. Return the event CLAIMED, or FAILED if other members still hold some partitions.
         """
         self._waits_for = [partition for partition in self.gains if partition not in granted]
@@ -328,9 +329,9 @@ class MemberCore:
     # --- pauses -----------------------------------------------------------------------------------------------------
 
     def suspect(self, now: float) -> TopicPartition | None:
-        """Return a partition that this member waits for and that another member should have given up by now; None if
-        there is none. The driver finds out which member owns the partition, and passes that member to `pause`, which
-        logs a warning.
+        """Return a partition that this member waits for and that another member should have given up by now. Return
+        None if there is none. The driver finds out which member owns the partition, and passes that member to `pause`,
+        which logs a warning.
         """
         former, since = self._waiting
         is_late = self._waits_for == former and now - since >= HELD_LOOK_SECONDS

@@ -41,8 +41,8 @@ _NEVER = (1 << 63) - 1
 
 
 class GroupMember:
-    """The membership of one consumer. A GroupMember claims partitions in ZooKeeper and gives them up there, and tells
-    the core about both.
+    """The membership of one consumer. A GroupMember claims partitions in ZooKeeper, gives them up there, and reports
+    both to the core.
 
     stepped_out: whether the member has left the group, or is about to leave it, because the program did not poll.
     come_back() sets it to false.
@@ -140,8 +140,8 @@ class GroupMember:
 
     def endpoint_of(self, partition: TopicPartition) -> Endpoint | None:
         """Return the endpoint from which this member reads a partition: the broker's master or, if no master is
-        registered, one of its slaves. As long as the registrations do not change, it is the same slave. None if the
-        broker has no registered node.
+        registered, one of its slaves. As long as the registrations do not change, it is the same slave. Return None if
+        the broker has no registered node.
         """
         return source_of(self._rules.brokers, partition)
 
@@ -251,10 +251,10 @@ class GroupMember:
         self._set_backs, self._published_on = set_backs, session_id
 
     def _newer(self, names: Sequence[tuple[str, str]], is_set_back: bool) -> list[bool]:
-        """Return for each partition whether its committed offset is right and not the position that this member
-        remembers. It is right if it was written after the last change in ZooKeeper that this member has seen, because
-        then another member wrote it later. If ZooKeeper was set back to an older state, the remembered position is
-        always right.
+        """Return for each partition whether its committed offset is right. If not, the position that this member
+        remembers is right. The committed offset is right if it was written after the last change in ZooKeeper that this
+        member has seen, because then another member wrote it later. If ZooKeeper was set back to an older state, the
+        remembered position is always right.
         """
         return (
             self._committer.changed_since(names, _NEVER if is_set_back else self._membership.seen_zxid) if names else []
@@ -465,7 +465,7 @@ class MissingTopics:
         self._group = group
         self._view = view
         self._settled: set[str] = set()
-        """The topics that have had a partition, and the topics that a warning was logged for."""
+        """The topics that have had a partition, and the topics about which a warning was logged."""
 
     def look(self, partitions: Mapping[str, Collection[str]]) -> None:
         """Log a warning for each subscribed topic that has no partition. partitions: for each subscribed topic, the

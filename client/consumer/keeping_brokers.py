@@ -23,7 +23,7 @@ log = get_log(__name__)
 
 class Keeping(NamedTuple):
     """What the brokers of some topics have answered. lacking: the name of a broker that keeps no delayed messages, for
-    error texts; None if there is no such broker. answered: number of brokers that keep delayed messages.
+    error texts. It is None if there is no such broker. answered: number of brokers that keep delayed messages.
     """
 
     lacking: str | None

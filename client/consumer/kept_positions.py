@@ -2,8 +2,8 @@
 offsets.
 
 When a member's ZooKeeper session ends, the nodes that name the member as the owner of partitions disappear. Another
-member may then read these partitions from the committed offsets on. From this time on, the committed offsets are right,
-and not the positions that this member remembers. But if ZooKeeper was restarted with no data or with an older copy of
+member may then read these partitions from the committed offsets on. From this time on, the committed offsets are right;
+the positions that this member remembers are not. But if ZooKeeper was restarted with no data or with an older copy of
 its data, commits are lost, and only the former owners know up to where the group has read. So a member remembers its
 positions until it has joined the group again. After it has joined, the member writes the offsets that ZooKeeper has
 lost. For a limited time after that, it reads only partitions that it owned before; the other partitions are left to
@@ -78,7 +78,7 @@ class KeptPositions:
     @property
     def ends_in(self) -> float | None:
         """Seconds for which this member must still leave partitions to their former owners, because the former owners
-        may know later positions. None: this member may read all partitions now.
+        may know later positions. It is None if this member may read all partitions now.
         """
         pause = self._others_until - self._clock()
         return pause if pause > 0 else None

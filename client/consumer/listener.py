@@ -71,8 +71,10 @@ def accepting(deliver: Deliver, accept: Accept | None) -> Deliver:
 class Handling(NamedTuple):
     """The options of a call of run(). deliver: calls the handler with at most `batch` messages; the messages count as
     consumed when the handler returns. failed: the object that sends a message back to the broker after the handler has
-    failed on it. None: such a message is tried again in place up to max_retries times, and then passed to `reject`.
-    suspects: takes care of messages that may have killed a former owner's process; None: no special care.
+    failed on it. If it is None, such a message is tried again in place up to max_retries times, and then passed to
+    `reject`.
+    suspects: takes care of messages that may have killed a former owner's process. If it is None, these messages get no
+        special care.
     """
 
     deliver: Deliver
@@ -88,9 +90,9 @@ class Listener:
     """Does the work of one call of run() with a handler. `loop` runs on one thread; any thread may call stop().
 
     may_work: returns false while another member may own the partitions; no handler is called then. choose: a function
-    that decides how failed messages are handled, and returns the options with its decision; None if it cannot decide
-    yet. `loop` calls this function before the first message, and then from time to time until it has decided. Until
-    then, failed messages are tried again in place, without limit. An exception of `choose` ends `loop`.
+    that decides how failed messages are handled. It returns options that contain its decision, or None if it cannot
+    decide yet. `loop` calls this function before the first message, and then from time to time until it has decided.
+    Until then, failed messages are tried again in place, without limit. An exception of `choose` ends `loop`.
     """
 
     def __init__(
@@ -282,7 +284,8 @@ class Listener:
 
     def _process(self, work: Work) -> float:
         """Call the handler with the messages of a Work until they are all processed. If the Work has no messages, take
-        messages from its partition first. Return how many seconds the Work must pause before it goes on; 0: no pause.
+        messages from its partition first. Return how many seconds the Work must pause before it goes on. 0 means no
+        pause.
         """
         work.refresh()
         if not work.messages:
@@ -411,9 +414,9 @@ class Listener:
         return self._leave(work, work.leaving)
 
     def _leave(self, work: Work, leaving: Leaving) -> float:
-        """Send a failed message to the delayed topic for its next attempt, or to the dead letters. The message counts
-        as consumed only when a broker has stored it there; until then its partition waits. Return how many seconds the
-        Work must pause.
+        """Send a failed message to the group's topic of failed messages, where it waits for its next attempt, or to the
+        dead letters. The message counts as consumed only when a broker has stored it there; until then its partition
+        waits. Return how many seconds the Work must pause.
         """
         failed = self._handling.failed
         assert failed is not None, "nothing leaves otherwise"

@@ -90,9 +90,9 @@ class OffsetCommitter:
     """
 
     def __init__(self, store: OffsetStore, group: str, connection: Callable[[], int | None] = lambda: 0) -> None:
-        """connection: returns the number of the ZooKeeper connection that a read of the store would use; None if it is
-        not connected now. The default, always 0, is for an offset store outside ZooKeeper: it is not set back when
-        ZooKeeper is set back.
+        """connection: returns the number of the ZooKeeper connection that a read of the store would use, or None if
+        there is no connection now. The default, always 0, is for an offset store outside ZooKeeper: it is not set back
+        when ZooKeeper is set back.
         """
         self._store = store
         self._group = group
@@ -102,8 +102,8 @@ class OffsetCommitter:
         self._overwritten = 0  # number of partitions whose stored offset was lower than the committed one
 
     def load(self, partitions: Sequence[tuple[str, str]]) -> list[Reached | None]:
-        """Return the committed offset of each pair (topic, partition); None if it has none. Raises CoordinationError,
-        OSError.
+        """Return the committed offset of each pair (topic, partition), or None for a pair that has none. Raises
+        CoordinationError, OSError.
         """
         found = self._store.load_many(self._group, partitions)
         return [None if each is None else (each.offset, each.message_id) for each in found]
@@ -161,8 +161,8 @@ class OffsetCommitter:
         )
 
     def commit(self, cursors: Iterable[PartitionCursor]) -> int:
-        """Write the offsets that have changed since the last commit; return their number. Raises CoordinationError,
-        SessionLost, OSError.
+        """Write the offsets that have changed since the last commit, and return the number of these offsets. Raises
+        CoordinationError, SessionLost, OSError.
         """
         with self._lock:
             changed = changes(cursors)

@@ -58,8 +58,8 @@ def of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore:
 
 
 def left_of_cluster(connect: str, root: str, group: str) -> LocalRecoverStore | None:
-    """Open the store of rejected messages that former runs of the group left on this machine, and return it; None if
-    there is none.
+    """Open the store of rejected messages that former runs of the group left on this machine, and return the store.
+    Return None if there is no such store.
     """
     try:
         store = _unopened(connect, root)
@@ -77,14 +77,14 @@ def _unopened(connect: str, root: str) -> LocalRecoverStore:
 
 
 def drop_message(message: Message, error: Exception) -> None:
-    """Drop the message and log one line. (1.x's DropPolicy.)"""
+    """Drop the message and log one line. (This function corresponds to DropPolicy of 1.x.)"""
     log.warning("dropped %r: %s: %s", message, type(error).__name__, error)
 
 
 class LocalRecoverStore:
     """A RejectHandler that keeps rejected messages on this machine and gives them to the handler again and again until
     it succeeds. (It corresponds to LocalRecoverPolicy of 1.x. If the handler fails on a kept message again, 1.x does
-    not try the other kept messages in this round; this store does.)
+    not try the other kept messages in this round, but this store tries them.)
 
     Each process writes its own file, `<directory>/<group>/<n>.db`, with the lowest free number. Each process also gives
     the handler messages that other processes, which have ended, have left in their files. Any thread may use the store.
@@ -111,7 +111,7 @@ class LocalRecoverStore:
         self._max_per_topic = max_per_topic
         self._own: tuple[Path, LocalMessageStore] | None = None
         self._place: Path | None = None
-        """Directory of the group's files; None while the store is not open."""
+        """Directory of the group's files. It is None while the store is not open."""
 
     def open(self, group: str) -> None:
         """Open a file for `group`'s rejected messages. Called by Consumer.run. Raises LocalStoreError, ConfigError."""

@@ -72,9 +72,9 @@ def giving_back(
     deliver: Callable[[Sequence[Message]], object], failed: FailedMessages
 ) -> Callable[[Sequence[Message]], object]:
     """Return a function that calls `deliver` with a message from a local store. If the handler fails, the function
-    sends the message to a broker as if this were the first failed attempt. The caller can then remove the message from
-    the local store. The function blocks until the broker has stored the message, and raises MetaqError if that is
-    impossible.
+    sends the message to a broker as a message that has failed for the first time. The caller can then remove the
+    message from the local store. The function blocks until the broker has stored the message, and raises MetaqError if
+    that is impossible.
     """
 
     def deliver_or_send(messages: Sequence[Message]) -> None:
@@ -125,8 +125,8 @@ class FailedMessages:
         self._taking: set[int] = set()
 
     def failure(self, message: Message, error: Exception, attempts: int) -> Failure:
-        """Return a Failure: the cause, the time and the number of attempts. It is sent to the broker with the message
-        and stored there. message: the original message.
+        """Return a Failure, which contains the cause, the time and the number of attempts. The Failure is sent to the
+        broker with the message, and the broker stores both. message: the original message.
         attempts: number of failed attempts.
         """
         return Failure(message.origin, attempts, cause_of(error), int(self._now() * 1000))
@@ -140,7 +140,7 @@ class FailedMessages:
         return self.retry.pause(failures, self._random)
 
     def send(self, message: Message, failure: Failure, avoided: Collection[int] = ()) -> Sending:
-        """Begin to send a failed message to the delayed topic for its next attempt, or, after the last attempt, to the
+        """Begin to send a failed message to the retry topic for its next attempt, or, after the last attempt, to the
         dead letters.
 
         message: the original message; if possible, the message goes to the broker from which it came. avoided: ids of

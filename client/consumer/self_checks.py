@@ -22,8 +22,8 @@ log = get_log(__name__)
 
 
 class SessionWatch:
-    """Determines from the state of its ZooKeeper session whether a member may still deliver messages. holds_its_claims:
-    returns whether all owned partitions were claimed on the current session.
+    """Determines whether a member may still deliver messages, from the state of the member's ZooKeeper session.
+    holds_its_claims: returns whether all owned partitions were claimed on the current session.
 
     All time limits of this class are fractions of the session timeout that the ZooKeeper server has granted, which may
     be shorter than the requested timeout.
@@ -51,8 +51,8 @@ class SessionWatch:
 
     def may_have_lost_everything(self) -> bool:
         """Whether this client has heard nothing from ZooKeeper for so long that the session may be over and another
-        member may own the partitions. Also true if the session is alive but some owned partitions were not claimed on
-        it.
+        member may own the partitions. The result is also true if the session is alive but some owned partitions were
+        not claimed on it.
 
         While the result is true, the member keeps its partitions but delivers no messages; it delivers again when
         ZooKeeper has answered and confirmed the ownership.
@@ -88,8 +88,8 @@ class PollWatch:
     def __init__(
         self, group: str, consumer_id: str, limit: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """limit: number of seconds without a poll after which the member leaves its group for the time being. None: the
-        member stays in its group however long nobody polls.
+        """limit: number of seconds without a poll after which the member leaves its group for the time being. If it is
+        None, the member stays in its group however long nobody polls.
         """
         self._group = group
         self._consumer_id = consumer_id

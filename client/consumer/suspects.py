@@ -57,12 +57,11 @@ class Care:
     one.
     """
     marked: int = -1
-    """Offset of the last message for which `step` has done its work, so that the handler may get this message; -1 if
-    there is none.
+    """Offset of the last message for which `step` has done its work, so that the handler may get this message. It is -1
+    if there is no such message.
     """
     waits: bool = False
-    """Whether the handler may not get the partition's next message until all other handlers in this process have
-    returned.
+    """Whether the partition's next message must wait until all other handlers in this process have returned.
     """
 
     def is_named(self, offset: int) -> bool:
@@ -91,8 +90,8 @@ class Suspects:
 
     def look(self, cursor: PartitionCursor) -> Care | None:
         """Find out, before the first message of a claimed partition is handled, whether the last owner has left a mark.
-        If it has not, create this member's mark. Return the state of the careful phase; None if the last owner did not
-        die. Raises the same errors as BegunMarks.
+        If it has not, create this member's mark. Return the state of the careful phase, or None if the last owner did
+        not die. Raises the same errors as BegunMarks.
         """
         if cursor not in self._known:
             with self._lock:
@@ -118,9 +117,10 @@ class Suspects:
 
     def step(self, cursor: PartitionCursor, care: Care, offset: int, alone: bool) -> None:
         """Called in the careful phase before the message at `offset` is handled. For each of the first messages, commit
-        the partition's offset and name the message in the mark. For later messages, only commit the offset, and only if
-        no message may be handled before the next commit (`care.left`). alone: whether no other message is handled in
-        this process at the same time. Raises the same errors as OffsetCommitter.commit.
+        the partition's offset and name the message in the mark. For later messages, commit the offset without naming a
+        message, and only when `care.left` says that no further message may be handled before the next commit. alone:
+        whether no other message is handled in this process at the same time. Raises the same errors as
+        OffsetCommitter.commit.
         """
         if care.marked == offset:
             return
@@ -142,7 +142,7 @@ class Suspects:
             self._known = {**self._known, cursor: None}
 
     def left(self, cursors: Iterable[PartitionCursor]) -> None:
-        """Remove the marks of partitions that this member has given up after their offsets were committed. Raises the
+        """Remove the marks of partitions that this member has given up. Their offsets were committed before. Raises the
         same errors as BegunMarks. If a mark cannot be removed, the next owner of the partition treats the marked
         message as one that may kill its process, although this is not necessary.
         """

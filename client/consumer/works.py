@@ -35,7 +35,7 @@ class RetryLater(Exception):
 
 @dataclass(slots=True, eq=False)
 class Leaving:
-    """A failed message that is being sent to the delayed topic for its next attempt, or to the dead letters. A message
+    """A failed message that is being sent to the retry topic for its next attempt, or to the dead letters. A message
     that is being sent is always the first message of a Work.
     """
 
@@ -43,7 +43,7 @@ class Leaving:
     failure: Failure
     sending: Sending | None = None
     avoided: tuple[int, ...] = ()
-    """Contains the id of the broker to which the message could not be sent in the last try; empty if no try has
+    """Contains the id of the broker to which the message could not be sent in the last try. It is empty if no try has
     failed.
     """
     complained: bool = False
@@ -138,8 +138,9 @@ class Works:
     lock. Exceptions are `done` and the methods that handle a failure, which the worker thread that has the Work calls
     without the lock.
 
-    alone: the only Work with which the handler may be called now; None: it may be called with all. If a method returns
-    Work objects, the driver must give them to worker threads, in their order.
+    alone: the only Work with which the handler may be called now. If it is None, the handler may be called with every
+    Work. If a method returns Work objects, the driver must give them to worker threads, in the order in which they are
+    returned.
     """
 
     def __init__(self, config: ConsumerConfig) -> None:
@@ -222,8 +223,8 @@ class Works:
         return following
 
     def given_up(self, partition: TopicPartition) -> list[PartitionCursor]:
-        """Return the cursors of a partition that this consumer has lost or is handing over. If it has claimed the
-        partition again since, the cursor of the new claim is not included.
+        """Return the cursors of a partition that this consumer has lost or is handing over. If the consumer has claimed
+        the partition again meanwhile, the cursor of the new claim is not included.
         """
         return [each for each in self._works if each.partition == partition and (each.revoking or not each.active)]
 
@@ -252,9 +253,10 @@ class Works:
 
     def damaged(self, core: ConsumerCore, work: Work, chunk: Chunk, error: CorruptRecord) -> float:
         """Handle damaged messages. If the broker has not confirmed the damage yet, fetch the messages again, to check
-        them again. If it has, and the setting `damage` is "skip", skip the damaged range. With any other setting, the
-        messages are fetched again after each pause, without end, because another node, or a repaired file, may have
-        them intact; other partitions continue. Return the seconds for which this partition must pause.
+        them again. If the broker has confirmed the damage and the setting `damage` is "skip", skip the damaged range.
+        With any other setting, the messages are fetched again after each pause, without end, because another node, or a
+        repaired file, may have them intact. Other partitions continue meanwhile. Return the seconds for which this
+        partition must pause.
         """
         cursor = work.cursor
         if chunk.damage is None:
@@ -295,9 +297,9 @@ class Works:
         self, work: Work, unit: Sequence[Message], first: Message, error: Exception, max_retries: int | None
     ) -> float | None:
         """Handle a failure of the handler in a run() without a Retry: the partition waits, and the message is tried
-        again in place. Return how many seconds the partition waits; None: no try is left, so the caller must reject the
-        message. unit: the messages that the handler has failed on, and perhaps expired messages. first: the first
-        message that the handler got.
+        again in place. Return how many seconds the partition waits, or None if no try is left, so that the caller must
+        reject the message. unit: the messages that the handler has failed on, and perhaps expired messages. first: the
+        first message that the handler got.
         """
         if max_retries is None or work.tries <= max_retries:
             pause = min(self._config.retry_max_seconds, self._config.retry_step_seconds * work.tries)
@@ -319,8 +321,8 @@ class Works:
         self, work: Work, unit: Sequence[Message], error: Exception, failed: FailedMessages
     ) -> float | None:
         """Handle a failure of the handler in a run() with a Retry. Return the seconds for which the Work must pause
-        before the handler gets the messages again. None: the caller must send the failed message (now `work.leaving`)
-        to the delayed topic for its next attempt or to the dead letters.
+        before the handler gets the messages again. If the result is None, the caller must send the failed message (now
+        `work.leaving`) to the retry topic for its next attempt or to the dead letters.
         """
         if len(unit) > 1:  # it is unknown which of them failed, so none counts an attempt
             work.take_singly(unit)

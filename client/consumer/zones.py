@@ -27,8 +27,8 @@ class ByZone:
 
     def __init__(self, group: str, settle_seconds: float) -> None:
         self.ends_in: float | None = None
-        """Seconds until update() may return a zone change that must first last for `settle_seconds`; None if no change
-        is waiting.
+        """Seconds until update() may return a zone change that must first last for `settle_seconds`. It is None if no
+        change is waiting.
         """
         self._group = group
         self._settle_seconds = settle_seconds
@@ -36,7 +36,7 @@ class ByZone:
         self._others: dict[str, tuple[str, ...]] = {}  # by topic: members with another strategy
 
     def update(self, me: str, zones: GroupZones, registered: Container[int], now: float) -> dict[int, str] | None:
-        """Return the zones that the group should agree on now; None if the agreed zones need no change.
+        """Return the zones that the group should agree on now, or None if the agreed zones need no change.
         registered: ids of brokers with a master. now: monotonic seconds.
 
         If the group has no zone for a broker yet, the broker's zone is included at once. If a broker has moved to

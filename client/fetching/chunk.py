@@ -32,9 +32,9 @@ class Chunk(Records):
     the records are delivered. Each delivery moves `start` (the index in the data) and `offset` (the byte offset in the
     partition) to the next record that is not delivered.
 
-    end_offset: the offset in the partition where the next chunk begins. It may be after the end of the last record,
-    because the broker has left out records after it that the tag filter does not want. damage: set if the bytes up to
-    end_offset are damaged; the chunk then has no records.
+    end_offset: the offset in the partition where the next chunk begins. This offset may be after the end of the chunk's
+    last record, because the broker leaves out records that the tag filter does not accept. damage: set if the bytes up
+    to end_offset are damaged; the chunk then has no records.
 
     A chunk may be used by only one thread at a time.
     """
@@ -44,7 +44,9 @@ class Chunk(Records):
     _decoded: Decoded | None = field(default=None, init=False)
     _columns: DecodedColumns | None = field(default=None, init=False)
     _batch: pyarrow.RecordBatch | None = field(default=None, init=False)
-    """All rows of `_columns` as one record batch; None if a payload is compressed or the batch was not made yet."""
+    """All rows of `_columns` as one record batch. It is None if a payload is compressed or the batch was not made
+    yet.
+    """
     last_id: int | None = field(default=None, init=False)
     _taken: int = field(default=0, init=False)
     """Number of delivered messages of `_decoded`, or of delivered rows of `_columns`."""
@@ -91,9 +93,9 @@ class Chunk(Records):
 
         tags: only messages with one of these tags are returned; the broker has compared only hashes of tags, so other
         messages may be in the chunk. where: only messages that match this filter are returned; a broker that cannot
-        filter has sent all messages. check: whether to compare the checksums. An incomplete record at the end of the
-        data is left out. If a record is damaged, the records before it are returned. If the damaged record is the first
-        one left in the chunk, CorruptRecord is raised.
+        filter has sent all messages. check: whether to check the records' checksums. An incomplete record at the end of
+        the data is left out. If a record is damaged, the records before it are returned. If the damaged record is the
+        first one left in the chunk, CorruptRecord is raised.
         """
         if self.damage is not None:
             raise self.damage

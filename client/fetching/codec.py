@@ -42,8 +42,8 @@ class PullCodec:
 
     Requests for the group's topic of failed messages have no tag filter, because these messages passed the filter when
     they were first delivered. is_slave: returns whether the broker at an endpoint is a slave; a slave may have fewer
-    messages than its master had. reads_in_bulk: whether the consumer processes complete answers at once, so that large
-    answers are faster.
+    messages than its master had. reads_in_bulk: whether the consumer processes all messages of an answer in one step;
+    then large answers are faster.
     """
 
     def __init__(

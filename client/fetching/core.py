@@ -272,15 +272,15 @@ class ConsumerCore:
 
     def answer_begins(self, request: Request, head: Frame) -> Request | None:
         """Process the header of an answer before its body has arrived. The header tells where the answer's data end, so
-        the next request can be sent now. Return the next request; None if none shall be sent yet. If the next request
-        is sent this early, the broker can work on it while the body arrives and the user consumes the messages.
+        the next request can be sent now. Return the next request, or None if no request shall be sent yet. If the next
+        request is sent this early, the broker can work on it while the body arrives and the user consumes the messages.
         """
         end = self.codec.end_of(head)
         return None if end is None else request.cursor.next_ahead(request, end)
 
     def answered(self, request: Request, reply: Reply, endpoint: Endpoint, now: float) -> float | None:
-        """Process the answer to a pull. Return the seconds until its partition needs the next request; None if it needs
-        none.
+        """Process the answer to a pull. Return the seconds until the request's partition needs the next request, or
+        None if it needs none.
         """
         cursor = request.cursor
         if isinstance(reply, Frame) and reply.code == ResponseCode.NOT_LEADER:
@@ -306,9 +306,11 @@ class ConsumerCore:
         return self._recovered(request, now, pause)
 
     def found(self, request: Request, what: int | CorruptRecord | None, now: float) -> float | None:
-        """Process the answer to a request that is not a pull. Return the same as `answered`.
+        """Process the answer to a request that is not a pull. Return the seconds until the partition needs the next
+        request, or None if it needs none.
 
-        what: the offset or the damage that the broker has found; None: the broker finds no damage.
+        what: the offset or the damage that the broker has found; it is None if the broker was asked for damage and has
+        found none.
         """
         cursor = request.cursor
         if not cursor.awaits(request):
@@ -339,8 +341,8 @@ class ConsumerCore:
 
     def failed(self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None) -> float | None:
         """Process the failure of a request: its answer is wrong or did not come. Return the seconds until the partition
-        needs another request; None if it needs none. endpoint: the node that was asked. If another node of its broker
-        set can answer such requests, `endpoint` gets no requests for some seconds.
+        needs another request, or None if it needs none. endpoint: the node that was asked. If another node of its
+        broker set can answer such requests, `endpoint` gets no requests for some seconds.
         """
         cursor = request.cursor
         self._avoid(endpoint, now)
@@ -359,7 +361,7 @@ class ConsumerCore:
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
     ) -> float | None:
         """Process the failure of a request that got no answer, or whose answer was being processed when an interrupt
-        came. The result is that of `failed`. Data that had arrived before are kept.
+        came. Return the same value as `failed`. Data that had arrived before the failure are kept.
         """
         cursor = request.cursor
         cursor.forget_lead()
@@ -377,8 +379,8 @@ class ConsumerCore:
         position `doubt` is not the message that this consumer read there.
 
         If the broker has stored new messages at the offsets of lost messages, this consumer does not read them, because
-        it is past these offsets. Without the log line nobody would notice. found: the first offset of the new messages;
-        None if nothing is lost; an error if it is unknown whether messages are lost.
+        it is past these offsets. Without the log line nobody would notice. found: the first offset of the new messages.
+        It is None if nothing is lost, and an error if it is unknown whether messages are lost.
         """
         place = f"{partition.topic} {partition}"
         if isinstance(found, MetaqError):
@@ -407,7 +409,7 @@ class ConsumerCore:
             self._ready[cursor] = None
 
     def next_ready(self) -> PartitionCursor | None:
-        """Return the first of the ready cursors, without removing it; None if no cursor is ready."""
+        """Return the first of the ready cursors, without removing it. Return None if no cursor is ready."""
         with self._ready_lock:
             return next(iter(self._ready), None)
 

@@ -78,8 +78,8 @@ class Request(NamedTuple):
 
     verify: whether the broker must check the record at `offset`. size: number of bytes to request over the text
     protocol. last_id: id of the message that this consumer has read directly before `offset`; the broker compares it
-    with the id of the message that the broker has directly before `offset`. UNKNOWN_MESSAGE_ID: the broker shall not
-    compare. asked_at: time at which the request was made; −inf if the time does not matter.
+    with the id of the message that the broker has directly before `offset`. UNKNOWN_MESSAGE_ID means that the broker
+    shall not compare the ids. asked_at: time at which the request was made. It is −inf if the time does not matter.
     """
 
     cursor: PartitionCursor
@@ -168,7 +168,7 @@ class PartitionCursor:
 
     @property
     def _next_ask(self) -> Ask:
-        """Return of which kind this cursor's next request must be. The position must be known."""
+        """Return the kind that this cursor's next request must have. The position must be known."""
         return Ask.PULL if self.recorded else Ask.RECORD
 
     # --- position ---------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ class PartitionCursor:
         seeks: bool = False,
         takes_back: bool = False,
     ) -> bool:
-        """Drop the fetched data, ignore the answers to requests in flight, and continue at `position` (None: at the
-        current position). Return whether this was done.
+        """Drop the fetched data, ignore the answers to requests in flight, and continue at `position`. If `position` is
+        None, continue at the current position. Return whether this was done.
 
         moves: the value of `self.moves` that the caller has seen last. If `self.moves` has another value now, do
         nothing and return False.
@@ -224,8 +224,8 @@ class PartitionCursor:
         self._restart(offset, last_id=UNKNOWN_MESSAGE_ID, seeks=True, takes_back=True)
 
     def again(self) -> None:
-        """Drop the fetched data, and fetch the data after the current position a second time. Messages after this
-        position that were taken already are delivered a second time.
+        """Drop the fetched data, and fetch the data after the current position a second time. If messages after this
+        position were taken already, they are delivered a second time.
         """
         if self.opened and self.active and not self.revoking:
             self._restart(None)
@@ -256,7 +256,7 @@ class PartitionCursor:
 
     def place(self, *, by_commits: bool) -> Reached | None:
         """Return the position where the next owner of the partition should begin: the position after the consumed
-        messages. Return None if it is unknown.
+        messages. Return None if this position is unknown.
 
         by_commits: if true, return the position after the committed messages instead. Even after the partition is lost,
         later calls may return a later position, because the user may finish messages that were delivered before the
@@ -333,7 +333,7 @@ class PartitionCursor:
             return True
 
     def answered(self, request: Request, now: float, pause: float = 0.0) -> bool:
-        """Note that the answer to `request` has arrived completely, so that the next request can be made. pause:
+        """Record that the answer to `request` has arrived completely, so that the next request can be made. pause:
         seconds before it may be sent. Return whether the requests before this one had failed and their error was
         logged.
         """
@@ -421,7 +421,8 @@ class PartitionCursor:
     @property
     def stood_at_0(self) -> bool:
         """Whether the committed offset is 0 for one of two reasons: this consumer has read it as 0 in the offset store,
-        or the user has moved to 0 by a seek. False if the group had no committed offset and therefore begins at 0.
+        or the user has moved to 0 by a seek. The result is False if the group had no committed offset and therefore
+        begins at 0.
         """
         return self.committed is not None and self.committed[0] == 0 and not self._begins_at_0
 
@@ -487,8 +488,9 @@ class PartitionCursor:
         return bool(self._chunks) and self.announced and self.active and not self.revoking
 
     def next_chunk(self) -> Chunk | None:
-        """Return the oldest fetched chunk, which stays until `used_up`; None if there is none or it may not be
-        delivered."""
+        """Return the oldest fetched chunk, without removing it (`used_up` removes it). Return None if there is no
+        chunk, or if it may not be delivered now.
+        """
         with self.lock:
             return self._chunks[0] if self.has_next else None
 
@@ -510,7 +512,7 @@ class PartitionCursor:
         """Record that all messages before `position` are delivered or filtered out. These messages count as consumed
         after the next `acknowledge`.
 
-        last_id: id of the last message before `position`; None: unchanged.
+        last_id: id of the last message before `position`; None means that the id is unchanged.
         """
         if last_id is not None:
             self.last_id = last_id
@@ -624,7 +626,7 @@ class PartitionCursor:
     # --- commits ----------------------------------------------------------------------------------------------------
 
     def to_commit(self) -> Reached | None:
-        """Return the position to commit; None if it has not changed since the last commit."""
+        """Return the position to commit, or None if the position has not changed since the last commit."""
         consumed = self.consumed
         return consumed if self.active and consumed != self.committed else None
 

@@ -95,7 +95,8 @@ class Fetcher:
                 self._bell.wait(0.0)  # an exception may have ended the wait that took the ring
 
     def wait(self, seconds: float) -> None:
-        """Wait at most `seconds` until `wake` is called; return at once if it was called since `listen`.
+        """Wait at most `seconds` until `wake` is called. Return at once if `wake` was called since the last call of
+        `listen`.
 
         If the consumer has a single connection and no other thread reads it, the waiting thread reads the connection
         meanwhile. This saves time: no other thread must hand the data over, and the data are in the cache of the
@@ -229,9 +230,9 @@ class Fetcher:
             return core.failed(request, error, time.monotonic(), endpoint)
 
     def _use(self, connection: Connection) -> None:
-        """Note that this connection is used for requests, and let some thread read it. If it is the only one, the
-        thread in poll() reads it; as soon as there are several, each is read by a thread of its own. Further calls with
-        the same connection change nothing.
+        """Remember that this connection is used for requests, and let some thread read it. If it is the only connection
+        in use, the thread in poll() reads it. As soon as several connections are in use, each is read by a thread of
+        its own. Further calls with the same connection change nothing.
         """
         if connection in self._connections:
             return
@@ -267,7 +268,7 @@ class Fetcher:
     def _answered(
         self, request: Request, connection: Connection, reply: Reply | None, error: MetaqError | None
     ) -> None:
-        """Process a complete answer, or the error instead of an answer. Runs on the thread that reads the
+        """Process a complete answer, or the error that came instead of an answer. Runs on the thread that reads the
         connection.
         """
         cursor, core = request.cursor, self._core

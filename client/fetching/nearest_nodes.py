@@ -48,7 +48,7 @@ class NearestNodes:
     def choose(
         self, partition: TopicPartition, leader: Endpoint | None, down: Collection[Endpoint], now: float
     ) -> Endpoint | None:
-        """Return the node from which to read a partition; None if neither a near node nor a leader is known. leader:
+        """Return the node from which to read a partition, or None if neither a near node nor a leader is known. leader:
         the leader according to ZooKeeper. down: endpoints of nodes that cannot be reached.
         """
         near = self._near.get(partition.broker, ())

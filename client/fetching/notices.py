@@ -56,8 +56,8 @@ class Notices:
         self.waiting.append(notice)
 
     def tell(self, is_busy: Callable[[TopicPartition], bool] = lambda _: False) -> None:
-        """Call the user's callbacks for the waiting notices. Notices of the same partition are reported in their order.
-        Exceptions of the callbacks are raised.
+        """Call the user's callbacks for the waiting notices. Notices of the same partition are reported in the order in
+        which they were queued. Exceptions of the callbacks are raised.
 
         is_busy: returns whether a handler still works on a partition that is revoked. While a handler works on the
         partition, the notice of its revocation and later notices of the same partition wait. Other notices do not wait.

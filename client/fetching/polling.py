@@ -47,9 +47,10 @@ class Poller(Closing):
         """Return the next messages: at least one if any comes within `timeout` seconds, otherwise [].
 
         The messages that earlier calls returned now count as consumed. Raises CorruptRecord if bytes of a partition are
-        damaged; the error's `position` and `end` are the offsets where the damage begins and ends. Each call raises it
-        again until you seek to the end of the damage, unless ConsumerConfig.damage is "skip". Also raises ClientError
-        (closed, or called on two threads at once), and exceptions of `accept`, on_assigned, on_revoked and on_damaged.
+        damaged; the error's `position` and `end` are the offsets where the damage begins and ends. Each call raises
+        this error again until you seek to the end of the damage. If ConsumerConfig.damage is "skip", poll() skips the
+        damage instead. Also raises ClientError (closed, or called on two threads at once), and exceptions of `accept`,
+        on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
@@ -77,8 +78,8 @@ class Poller(Closing):
             yield from self.poll(1, 1.0)
 
     def _poll(self, take: Callable[[], Taken], timeout: float) -> Taken | None:
-        """Call `take` until it returns something that is not empty, and return it. Return None if the result is still
-        empty after `timeout` seconds.
+        """Call `take` until its result is not empty, and return this result. Return None if the result is still empty
+        after `timeout` seconds.
         """
         self._check_open()
         if self._polling:

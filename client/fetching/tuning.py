@@ -49,15 +49,15 @@ CAREFUL_MESSAGES = 1 << 16
 this number.
 """
 CLOSE_SECONDS = 10.0
-"""Default time limit of close() in seconds: a person who ends a program waits this long without suspecting a fault."""
+"""Default time limit of close() in seconds. A person who ends a program waits this long without suspecting a fault."""
 CONNECT_SECONDS = 3.0
 """Time limit in seconds for connecting to a broker. The limit can be this long because each broker has its own thread
 that connects, so a frozen broker blocks only its own partitions.
 """
 DOUBT_LOOK_SECONDS = 0.1
 """If the ZooKeeper session may be over, poll() delivers nothing until ZooKeeper has confirmed that the member owns its
-partitions. This is the number of seconds between two checks of poll() for that; nothing wakes poll() when the
-confirmation comes.
+partitions. This is the number of seconds after which poll() checks again whether the confirmation has come, because the
+confirmation does not wake poll().
 """
 STOP_LOOK_SECONDS = 1.0
 """Maximum seconds that the thread in run() waits before it checks whether stop() was called, in case a wake-up is

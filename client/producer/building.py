@@ -100,7 +100,8 @@ def list_of(payloads: Iterable[_T], what: str = "payloads") -> list[_T]:
 def build_message(
     topic: str, payload: Buffer, deadline: float, options: SendOptions, packer: Packer | None = None
 ) -> Outgoing:
-    """Build one message from its payload and options. packer: compresses the payload; None: no compression.
+    """Build one message from its payload and options. packer: compresses the payload; it is None if the payload is not
+    to be compressed.
 
     Raises TypeError if the payload is not bytes, if an attribute is not a string, or if an option is unknown. Raises
     LocalProtocolError if the message is too large, or if one of `keys` contains a blank.
@@ -113,8 +114,8 @@ def build_message(
 def build_half(
     payload: bytes, options: SendOptions, terms: HalfTerms, packer: Packer | None = None
 ) -> tuple[int, bytes]:
-    """Build the flag and the body of a half message's record. packer: compresses the payload; None: no compression.
-    Raises the same errors as `build_message`.
+    """Build the flag and the body of a half message's record. packer: compresses the payload; it is None if the payload
+    is not to be compressed. Raises the same errors as `build_message`.
     """
     if options:
         flag, attribute = _encode(**options, reserved=_half_properties(terms))
@@ -237,8 +238,8 @@ def _encode(
     partition: TopicPartition | None = None,
     **more: Any,
 ) -> tuple[int, bytes]:
-    """Return the flag and the encoded attribute of a message with these options. Like encode_attributes, but the words
-    of `key` are added to the message's keys, and the bits of the priority to the flag. Raises TypeError,
+    """Return the flag and the encoded attribute of a message with these options. Unlike encode_attributes, this
+    function adds the words of `key` to the message's keys, and the bits of the priority to the flag. Raises TypeError,
     LocalProtocolError.
     """
     if partition is not None and not isinstance(partition, TopicPartition):
@@ -410,9 +411,9 @@ def _check_size(flag: int, body: bytes, topic: str = "") -> None:
     Properties that metaq has added do not count for the limit MAX_BODY_BYTES, but the whole body must not exceed
     MAX_RECORD_BODY_BYTES.
 
-    topic: the topic if it is one of metaq's own; "" for a user's topic. In a topic of metaq's own, the limit is
-    different, because such a message was accepted earlier as a user's message and has become larger since: its
-    attribute may have been turned into properties.
+    topic: the topic if it is one of metaq's own topics, or "" if it is a user's topic. In a topic of metaq's own, the
+    limit is different, because such a message was accepted earlier as a user's message and may have become larger
+    since. For example, its attribute may have been turned into properties.
     """
     size = len(body) - own_bytes(body, flag)
     if size > MAX_BODY_BYTES and topic[:1] != OWN_MARK:

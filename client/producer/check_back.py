@@ -65,8 +65,9 @@ class TransactionResult(NamedTuple):
 
     outcome: COMMITTED, ROLLED_BACK, or UNKNOWN. UNKNOWN means that `execute` did not know the outcome, or that the
     outcome could not be sent to the broker; then the broker asks later. half: the result of the half message. sent: the
-    result of the message that consumers see; None unless committed. cause: why the outcome could not be sent to the
-    broker; None if it was sent, or if there was no outcome to send.
+    result of the message that consumers see; it is None unless the transaction is committed. cause: the error because
+    of which the outcome could not be sent to the broker; it is None if the outcome was sent, or if there was no outcome
+    to send.
     """
 
     outcome: HalfOutcome
@@ -98,7 +99,7 @@ class HalfSends(Protocol):
         """Return the seconds until a broker's first check of a half message; see Driver.half_check_seconds."""
 
     def keep(self, size: int) -> None:
-        """Count a message of `size` bytes as buffered although it is sent; see ProducerCore.keep."""
+        """Continue to count a message of `size` bytes as buffered although it is sent; see ProducerCore.keep."""
 
     def let_go(self, messages: int, size: int) -> None:
         """Stop counting messages that `keep` has counted as buffered; see Driver.let_go."""
@@ -108,7 +109,7 @@ def check_age(half: SendResult, seconds: float, check_after: float | None) -> Tr
     """Return an error if the local work must not begin, because the call was `seconds` ago and the broker may have
     asked another producer for the outcome. Return None if the local work may begin.
 
-    check_after: seconds until the broker's first check; None: the broker does not announce it.
+    check_after: seconds until the broker's first check; it is None if the broker does not announce this time.
     """
     if check_after is None or seconds < (limit := max(check_after, _LEAST_LIMIT_SECONDS)):
         return None
@@ -120,9 +121,9 @@ class _Transaction(Telling):
     """A transaction of send_in_transaction_async, so no thread waits for it. end: the object that sets the result of
     the transaction's future (futures.Outcome). check,
     check_after: the arguments of the call. began: clock time of the call. seconds: time limit for sending the outcome.
-    number: the number of the half message in OwnHalves. too_late: the error that forbids the local work; None if the
-    work may begin. has_caller: false if the call of send_in_transaction_async has raised an exception, so that the
-    caller has no future of this transaction.
+    number: the number of the half message in OwnHalves. too_late: the error because of which the local work must not
+    begin; it is None if the work may begin. has_caller: false if the call of send_in_transaction_async has raised an
+    exception, so that the caller has no future of this transaction.
     """
 
     __slots__ = (
@@ -324,7 +325,7 @@ class HalfTransactions:
         clock: Callable[[], float],
     ) -> None:
         """group, threads: the settings producer_group and transaction_threads of ProducerConfig. packer: compresses
-        payloads; None: no compression.
+        payloads; it is None if payloads are not compressed.
         """
         self.checker = checker
         self._sends = sends
@@ -336,8 +337,8 @@ class HalfTransactions:
         self._asynchronous = _Asynchronous(sends, checker, ender, threads, clock)
 
     def group(self, given: str | None) -> str:
-        """Return the producer group for a call: the `given` one, otherwise the configured one. Raises ConfigError,
-        InvalidName, TypeError.
+        """Return the producer group for a call: `given`, or the configured group if `given` is None. Raises
+        ConfigError, InvalidName, TypeError.
         """
         if given is not None:
             return check_zookeeper_group(given)

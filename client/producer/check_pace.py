@@ -14,8 +14,9 @@ __all__ = ["CheckPace"]
 
 class CheckPace:
     """How many half messages one thread requests from its broker at once, and when. limit: the maximum number of half
-    messages per request; 1 until the duration of a check is known. The thread checks all messages of an answer before
-    it asks again. With too many messages it would ask too rarely, and the broker would treat the producer as gone.
+    messages per request; it is 1 until the duration of a check is known. The thread checks all messages of an answer
+    before it asks again. If an answer contained too many messages, the thread would ask too rarely, and the broker
+    would treat the producer as gone.
     """
 
     def __init__(self, random: Callable[[], float] = random) -> None:
@@ -25,8 +26,8 @@ class CheckPace:
         self._told = ""
 
     def answered(self, each: float) -> None:
-        """Adapt the limit after an answer of the broker. each: the average seconds that a check took, 0.0 if there was
-        nothing to check.
+        """Adapt the limit after an answer of the broker. each: the average seconds that a check took, or 0.0 if there
+        was nothing to check.
         """
         if each:
             self.limit = max(1, min(tuning.CHECK_HALVES, int(tuning.CHECK_TURN_SECONDS / each)))

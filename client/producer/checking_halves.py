@@ -80,9 +80,9 @@ class Checker:
         self._closed = False
 
     def use(self, group: str, topic: str, check: Check | None) -> None:
-        """Answer questions for this group and topic with the function `check` from now on. It replaces an earlier
-        function. If `check` is None, an earlier function stays in use. As long as there is no function, this producer
-        requests no questions for this group and topic, and other producers of the group answer them.
+        """Answer questions for this group and topic with the function `check` from now on. The new function replaces an
+        earlier one. If `check` is None, the earlier function stays in use. As long as there is no function, this
+        producer requests no questions for this group and topic, and other producers of the group answer them.
         """
         if check is None or self._checks.get((group, topic)) is check:  # a loop passes the same check for each message
             return
@@ -96,8 +96,8 @@ class Checker:
             self._bell.ring()
 
     def close(self, seconds: float) -> None:
-        """Stop answering. Wait at most `seconds` for a running check. The result of the running check is not reported
-        to the broker; the broker asks another producer. Idempotent.
+        """Stop answering. Wait at most `seconds` for a running check. The result of a check that is still running is
+        not reported to the broker, which asks another producer instead. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -137,8 +137,8 @@ class Checker:
         return {topic for _, topic in list(self._checks)}
 
     def endpoint(self, broker: int) -> Endpoint | None:
-        """Return the current endpoint of a broker; None if the broker publishes none of the topics that have a check
-        now.
+        """Return the current endpoint of a broker. Return None if the broker now publishes none of the topics that have
+        a check function.
         """
         for topic in self._all_topics():
             found = self._metadata.view(topic).endpoints.get(broker)
@@ -158,8 +158,8 @@ class Checker:
         return self._pool.connection(endpoint, self._config.connection.connect_timeout_seconds)
 
     def follow(self, error: NotLeader) -> float:
-        """Use the new leader of the broker set that `error` names, if it names one, for the next connections. Return
-        the seconds to wait before the next request.
+        """If `error` names the new leader of the broker set, use this leader for the next connections. Return the
+        seconds to wait before the next request.
         """
         assert self._pool is not None
         pause = self._pool.follow(error)
@@ -176,7 +176,7 @@ class Checker:
 
     def ask(self, connection: Connection, group: str, broker: int, limit: int, wait: float) -> float:
         """Request at most `limit` questions about half messages from the broker, wait for them at most `wait` seconds,
-        and answer them. Return how many seconds an answer took on average; 0.0 if no question came. Raises the same
+        and answer them. Return how many seconds an answer took on average, or 0.0 if no question came. Raises the same
         errors as `check_halves`.
         """
         timeout = wait + self._config.connection.request_timeout_seconds
@@ -231,7 +231,7 @@ class _Asker:
         self._connection: Connection | None = None
         self.topics: frozenset[str] = frozenset()
         """The topics that are named in the request that is waiting at the broker now. If no request is waiting there,
-        the topics of the last request.
+        these are the topics of the last request.
         """
         self.has_ended = False
         self._thread = BackgroundThread(self._run, f"metaq-check-{broker}")
@@ -254,8 +254,8 @@ class _Asker:
             self.has_ended = True
 
     def _step(self) -> float | None:
-        """Request and answer questions once. Return the seconds to wait before the next step; None if the broker
-        publishes no topic with a check any more.
+        """Request and answer questions once. Return the seconds to wait before the next step, or None if the broker no
+        longer publishes a topic that has a check function.
         """
         try:
             endpoint = self._checker.endpoint(self._broker)

@@ -96,8 +96,8 @@ class FlightRequest(Protocol):
 
     def read(self, index: int, reply: Reply | None, error: MetaqError | None) -> Landing | None:
         """Decode the answer to the request's opaque number `index` (counted from 0), or process the error that came
-        instead of an answer. Return the outcome of the request's turns; None as long as other answers to this request
-        are missing. A second call with the same answer does no harm.
+        instead of an answer. Return the outcome of the request's turns, or None as long as other answers to this
+        request are missing. A second call with the same answer does no harm.
         """
 
 
@@ -124,7 +124,7 @@ class FlightCodec:
     """Encodes the requests for the flights of one producer."""
 
     def __init__(self, producer: int = 0, packs: bool = False) -> None:
-        """producer: the producer's id; 0 if its requests have no sequence numbers. packs: whether the producer
+        """producer: the producer's id, or 0 if its requests have no sequence numbers. packs: whether the producer
         compresses payloads.
         """
         self._producer = producer
@@ -232,8 +232,9 @@ class FrameRequest:
         return Landing((), [(turn, error) for turn in self.turns])
 
     def _rows(self, reply: Reply | None) -> tuple[PartRows, Sequence[int]]:
-        """Return two lists with an entry for each part (turn) of the request: its outcome, and the number of replicas
-        that have it (0: unknown).
+        """Return two lists, each with one entry for each part (turn) of the request. The first list has the outcomes of
+        the parts. The second list has the numbers of replicas that have the parts' messages; 0 means that the number is
+        unknown.
 
         Raises MetaqError if the whole frame was refused, or if the answer cannot be decoded. After an answer that
         cannot be decoded, the frame must never be sent again, because the broker may have stored its messages.
@@ -500,7 +501,7 @@ def give_results(
 
 def _chosen(partition: TopicPartition, number: int) -> TopicPartition:
     """Return the partition in which the broker has stored the messages. partition: the partition in the request.
-    number: the partition number in the answer; it counts only if the request had left the choice of the partition to
+    number: the partition number in the answer; it is used only if the request had left the choice of the partition to
     the broker.
     """
     return partition if partition.partition >= 0 else partition._replace(partition=number)

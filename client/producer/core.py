@@ -74,8 +74,8 @@ class ProducerCore:
     """Holds all accepted messages until the driver confirms their end with `forget` or `release`.
 
     interruptible: returns whether an exception may interrupt the caller's thread at any line
-    (coordination/runtime/interrupts.py). On such a thread, the core returns a flight only if one step, which no
-    interrupt can split, makes all changes of its state. The messages of other flights are sent by the next `wake`,
+    (coordination/runtime/interrupts.py). On such a thread, the core returns a flight only if it can make all changes of
+    its state in one step, which no interrupt can split. The messages of other flights are sent by the next `wake`,
     which the driver calls on another thread.
     """
 
@@ -115,8 +115,8 @@ class ProducerCore:
         self._last_look = -math.inf
         self.due: list[tuple[float, int, PartitionQueue | BrokerQueue | None]] = []
         """The work that `wake` will do: a heap of (time, number, queue), sorted by time, and entries of the same time
-        by number. For an entry whose queue is None, `wake` sends the messages of all queues. A driver must do nothing
-        with the heap but check whether it is empty.
+        by number. For an entry whose queue is None, `wake` sends the messages of all queues. A driver may only check
+        whether the heap is empty.
         """
         self._numbers = itertools.count()
         self.expire_at = math.inf
@@ -138,8 +138,8 @@ class ProducerCore:
 
     @property
     def keys_move(self) -> bool:
-        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` has more to
-        do than subtracting from the buffer's counts: it may have to put messages that were held back into queues.
+        """Whether messages are held back until earlier messages of their keys have ended. If so, `release` must not
+        only subtract from the buffer's counts: it may also have to put messages that were held back into queues.
         """
         return bool(self._keys.moving)
 
@@ -195,14 +195,14 @@ class ProducerCore:
             return queue.partition
 
     def partition_of(self, topic: str) -> TopicPartition | None:
-        """Return the partition that the topic's first accepted message got; None if no message was accepted for the
+        """Return the partition that the topic's first accepted message got, or None if no message was accepted for the
         topic yet.
         """
         return self._all.first.get(topic)
 
     def has_room(self, outgoing: Outgoing) -> bool:
-        """Whether the buffer has room for the message, so that `add` would accept it. Also true if the producer is
-        closed, because `add` then raises an error at once and a thread must not wait.
+        """Whether the buffer has room for the message, so that `add` would accept it. The result is also true if the
+        producer is closed: `add` then raises an error at once, so no thread must wait for room.
         """
         with self._lock:  # so that a change after this check finds the waiting thread
             return self._closed or not self._is_too_much(outgoing)
@@ -269,10 +269,10 @@ class ProducerCore:
 
     def landed_alone(self, flight: Flight) -> Sequence[Flight] | None:
         """Process the successful end of a flight with one message, as `landed` does for other flights. Return the
-        flights that the caller must send, with the messages that were queued while this flight was under way. In three
-        cases, do nothing and return None, and the caller must call `landed`: keys are moving to other partitions, some
-        partition is avoided because a send to it has failed, or other messages were queued and an interrupt can reach
-        the calling thread.
+        flights that the caller must send. They contain the messages that were queued while this flight was under way.
+        In three cases, do nothing and return None, and the caller must call `landed`: keys are moving to other
+        partitions, some partition is avoided because a send to it has failed, or other messages were queued and an
+        interrupt can reach the calling thread.
 
         If a thread waits for the message, this method also does the work of `release`, because no callback of the
         message has to run first. If an interrupt comes, either all changes are made or none.
@@ -431,8 +431,8 @@ class ProducerCore:
 
     def expire(self, now: float) -> Actions:
         """End all messages whose deadline has passed, except those for which a thread waits. Messages in queues are
-        removed from them. Messages in flight count as buffered until their request ends. One call takes O(messages)
-        time; the driver calls this method at most once in LOOK_SECONDS.
+        removed from them. Messages in flight count as buffered until their request ends. The time of a call is
+        proportional to the number of messages, so the driver calls this method at most once in LOOK_SECONDS.
         """
         queued: list[Outgoing] = []
         under_way: list[Outgoing] = []

@@ -45,7 +45,7 @@ class Driver:
     client/transport/connection.py). Timer threads send failed messages again, and end messages at their deadlines. Any
     thread may call the methods.
 
-    store: the store for undelivered messages; None if the producer has none.
+    store: the store for undelivered messages. It is None if the producer has no store.
     """
 
     def __init__(
@@ -164,8 +164,9 @@ class Driver:
         options: SendOptions,
     ) -> tuple[Outcome, int | None]:
         """Accept a single message that no thread waits for, and send it. Return the Outcome in which the message's
-        result will appear, and the message's index in the Outcome (None: the Outcome belongs to this message alone). If
-        on_delivery is ASKED (the user wants a future), the caller makes a SendFuture from these two values.
+        result will appear, and the message's index in the Outcome. The index is None if the Outcome belongs to this
+        message alone. If on_delivery is ASKED (the user wants a future), the caller makes a SendFuture from these two
+        values.
         flag, body, timing: the values of the message's record.
         """
         partition = options.get("partition")
@@ -322,8 +323,8 @@ class Driver:
             self._freed.ring()
 
     def end_at_exit(self, timeout: float) -> Mapping[tuple[str, str], int]:
-        """Do the same as `end`; called when the process ends. Return the number of lost messages by topic and
-        reason.
+        """Do the same as `end`. This method is called when the process ends. Return the number of lost messages by
+        topic and reason.
         """
         self._lost_at_exit = Losses()
         self.end(timeout)
@@ -427,8 +428,8 @@ class Driver:
             self._freed.ring()
 
     def half_check_seconds(self, broker: int) -> float | None:
-        """Return how many seconds after a half message was stored this broker first asks for its outcome; None if
-        unknown. See Sender.half_checks.
+        """Return the number of seconds between the storing of a half message and this broker's first question about its
+        outcome. Return None if the number is unknown. See Sender.half_checks.
         """
         return self._sender.half_checks.get(broker)
 

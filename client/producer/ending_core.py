@@ -92,9 +92,9 @@ class EndBatch:
 
 class EndPlace:
     """The outcomes that the broker of one partition must still be told. batch: the outcomes that are in flight or about
-    to be sent; None: there are none. gathered: the outcomes that later batches will contain. paused: True after a
-    failed request, until `resume` is called; meanwhile nothing is sent. lingers: whether the gathered outcomes are held
-    back for a moment, so that more outcomes can go in the same request.
+    to be sent; it is None if there are none. gathered: the outcomes that later batches will contain. paused: True after
+    a failed request, until `resume` is called; meanwhile nothing is sent. lingers: whether the gathered outcomes are
+    held back for a moment, so that more outcomes can go in the same request.
     """
 
     __slots__ = ("batch", "gathered", "lingers", "partition", "paused")
@@ -108,7 +108,7 @@ class EndPlace:
 
 
 class EndingCore:
-    """Decides which outcomes are sent when, and with which error an outcome ends."""
+    """Decides when each outcome is sent, and with which error an outcome ends."""
 
     def __init__(
         self, follow: Follow, clock: Callable[[], float], resume_later: Callable[[float, EndPlace], None]
@@ -278,8 +278,8 @@ class EndingCore:
         return self._places.setdefault(partition, EndPlace(partition)) if found is None else found
 
     def _take(self, place: EndPlace, sender: object) -> EndBatch | None:
-        """Make the partition's next batch of its gathered outcomes. Return None if it has no gathered outcomes, or its
-        sending is paused. The caller must hold the lock.
+        """Make the partition's next batch from its gathered outcomes, and return the batch. Return None if the
+        partition has no gathered outcomes, or if its sending is paused. The caller must hold the lock.
         """
         place.batch = None
         while place.gathered and not place.paused:

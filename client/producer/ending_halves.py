@@ -1,8 +1,7 @@
-"""Send the outcomes of transactions with check-back to the brokers. ending_core.py decides which outcomes are sent
-when.
+"""Send the outcomes of transactions with check-back to the brokers. ending_core.py decides when each outcome is sent.
 
 A thread that waits for its transaction's end sends the outcome at once, unless a request about the same partition is in
-flight. Outcomes for which no thread waits are held back for OUTCOMES_SECONDS, or for less time if no more local work
+flight. Outcomes for which no thread waits are held back for OUTCOMES_SECONDS, or for less time if no further local work
 waits to begin. The outcomes that were collected while a request was in flight are sent by the thread that reads its
 answer.
 
@@ -44,8 +43,8 @@ class Ender:
         request_seconds: float,
         clock: Callable[[], float],
     ) -> None:
-        """connect: called as connect(topic, broker id, seconds), returns the connection to the broker; see
-        Transactional.connect.
+        """connect: a function that is called as connect(topic, broker id, seconds) and returns the connection to the
+        broker; see Transactional.connect.
         """
         self._connect = connect
         self._request_seconds = request_seconds
@@ -113,7 +112,8 @@ class Ender:
     # --- going out ----------------------------------------------------------------------------------------------------
 
     def _transmit(self, batch: EndBatch, connection: Connection | None = None, caller: Telling | None = None) -> None:
-        """Send the batch to its broker. connection: an open connection to the broker; None: get one from `connect`.
+        """Send the batch to its broker. connection: an open connection to the broker; if it is None, get a connection
+        from `connect`.
         caller: the outcome for which the current thread waits, if any; if it is the only one of the batch, this thread
         reads the answer itself.
         """

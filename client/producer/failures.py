@@ -31,7 +31,7 @@ __all__ = ["Closed", "Failures"]
 
 class Failures:
     """Decides what happens after failed requests. The decision depends on the error, on whether the broker may have
-    stored the messages, and on their deadlines.
+    stored the messages, and on the messages' deadlines.
 
     closing: True once the producer is closing; then nothing is sent again.
     """
@@ -186,8 +186,8 @@ def _may_retry(outgoing: Outgoing, error: MetaqError) -> bool:
 
 def _telling(outgoing: Outgoing, error: MetaqError, now: float) -> MetaqError:
     """Return the error that best explains why a message failed: `error`, or the error of an earlier try
-    (`outgoing.cause`). The earlier one is returned if the last try ended only because the message's deadline passed, or
-    because the broker is no longer registered: such an error explains nothing.
+    (`outgoing.cause`). The earlier error is returned if the last try ended only because the message's deadline passed,
+    or because the broker is no longer registered. Such a last error would not explain the failure.
     """
     known = outgoing.cause
     if known is None or isinstance(known, NoPartition):

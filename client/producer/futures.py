@@ -52,8 +52,8 @@ log = get_log(__name__)
 _making = threading.Lock()
 _running = RUNNING
 """The object that is the state of unfinished futures created in this process. After a fork, the child process replaces
-its object by a new one, equal but not identical to the parent's. So by the identity of a future's state, the child
-recognizes unfinished futures of its parent, whose results it will never get.
+this object by a new one, which is equal but not identical to the parent's object. So the child recognizes unfinished
+futures of its parent, whose results it will never get: their state is not the child's own object.
 """
 
 
@@ -189,7 +189,8 @@ class SendFuture(Future[T]):
     """The future of a message's SendResult. It counts as running from its creation, so `cancel()` always returns False:
     the message may be in flight already.
 
-    place: index of the message's result in the Outcome; None: the Outcome's whole result belongs to this future.
+    place: index of the message's result in the Outcome. It is None if the Outcome's whole result belongs to this
+        future.
     """
 
     # Few futures have these, so they are set only where needed.
@@ -298,9 +299,9 @@ class SendFuture(Future[T]):
                 self._is_watched = True
 
     def _wait_for_end(self, what: str, timeout: float | None) -> None:
-        """Wait until the Outcome has its result or error. Raises TimeoutError if that takes more than `timeout` seconds
-        (None: no limit). This does not wait on the future's condition, because an interrupt of the waiting thread could
-        leave the condition locked. what: the caller's method, for the text of an error.
+        """Wait until the Outcome has its result or error. Raises TimeoutError if that takes more than `timeout`
+        seconds; None means no limit. The method does not wait on the future's condition, because an interrupt of the
+        waiting thread could leave the condition locked. what: the caller's method, for the text of an error.
         """
         outcome = self.outcome
         if timeout is None or timeout > 0:
@@ -343,9 +344,9 @@ class SendFuture(Future[T]):
         return True
 
     def _end_late(self, condition: threading.Condition) -> None:
-        """Mark a future as finished whose condition was still locked when its Outcome got the result. The condition may
-        be locked for long: the standard library's `wait` on very many futures holds the conditions of all of them while
-        it counts the unfinished ones. If a future were marked during this counting without the lock, `wait` would
+        """Mark this future as finished. Its condition was still locked when its Outcome got the result. The condition
+        may be locked for long: the standard library's `wait` on very many futures holds the conditions of all of them
+        while it counts the unfinished ones. If a future were marked during this counting without the lock, `wait` would
         miscount, and return too early. So this method waits for the lock.
         """
         if not self._end_with(condition, tuning.LEFT_LOCKED_SECONDS):
@@ -369,7 +370,8 @@ class SendFuture(Future[T]):
 
     def _run_callbacks(self, logged: type[BaseException]) -> None:
         """Run the future's callbacks. Each callback is removed before it runs, so it runs only once. A callback runs on
-        the thread that sets the result; if the result is set already, on the thread that adds the callback.
+        the thread that sets the result. If the result is already set when the callback is added, it runs on the thread
+        that adds it.
         """
         callbacks = self._made_callbacks
         while callbacks:

@@ -23,9 +23,9 @@ from .routing import key_bytes, partition_for_key
 __all__ = ["KeyOrder", "PartitionsOf"]
 
 PartitionsOf = Callable[[str], Sequence[TopicPartition]]
-"""The type of a function that takes a topic, and returns the partitions among which the topic's keys are distributed
-now; the result is empty if no broker publishes the topic. Only the first call for a topic may block. Raises NoPartition
-if the partitions cannot be found out.
+"""The type of a function that takes a topic, and returns the partitions among which the topic's keys are now
+distributed. The result is empty if no broker publishes the topic. Only the first call for a topic may block. Raises
+NoPartition if the partitions cannot be found out.
 """
 
 
@@ -73,9 +73,9 @@ class KeyOrder:
 
     def look(self, topic: str) -> None:
         """Check whether the topic's partitions have changed. If so, find the keys that now belong to another partition
-        although messages with these keys are still queued for the previous one or in flight to it. Later messages of
-        these keys are then held back. When `look` is called, each accepted message with a key must be in a queue or in
-        flight, because only these messages are searched. The call takes O(1) time if nothing has changed, and
+        although messages with these keys are still queued for the previous partition or in flight to it. Later messages
+        of these keys are then held back. When `look` is called, each accepted message with a key must be in a queue or
+        in flight, because only these messages are searched. The call takes O(1) time if nothing has changed, and
         O(messages of the topic) after a change. Raises NoPartition.
         """
         now = self._partitions_of(topic)
@@ -87,7 +87,8 @@ class KeyOrder:
 
     def noticed(self, outgoing: Outgoing) -> TopicPartition | None:
         """Return the partition of a message's key according to the partitions that the last `look` has found, even if
-        they have changed since then; None if no partitions are known. Unlike `place`, this never looks for new ones.
+        the partitions have changed since then. Return None if no partitions are known. Unlike `place`, this method
+        never looks for changed partitions.
         """
         assert outgoing.key is not None
         known = self._lists.get(outgoing.topic)
@@ -105,7 +106,7 @@ class KeyOrder:
 
     def settled(self, ended: Iterable[Outgoing]) -> list[Outgoing]:
         """Record that the messages in `ended` are stored or have failed. Return the messages that were held back only
-        because of them, in their order; the caller must put the returned messages into queues.
+        because of the `ended` ones, in the order of their sends. The caller must put the returned messages into queues.
         """
         if not self._moves:
             return []
@@ -134,8 +135,8 @@ class KeyOrder:
 
     def _moved(self, topic: str, now: Sequence[TopicPartition]) -> None:
         """Compute the partition of each key of the topic from the list `now`. Record a key as moving if messages of the
-        key are queued for another partition than this one, or in flight to it. If an interrupt has ended a call, the
-        call can be repeated.
+        key are queued for another partition than the computed one, or are in flight to another partition. If an
+        interrupt has ended a call, the call can be repeated.
         """
         places: dict[str | bytes, TopicPartition] = {}
         moved: dict[tuple[str, bytes], set[Outgoing]] = {}

@@ -37,8 +37,8 @@ class LocalWork(Generic[T]):
         self._closed = False
 
     def add(self, item: T) -> bool:
-        """Add an item of work to the queue, without blocking; return False, without adding it, after `close`. Call it
-        on a thread that cannot be interrupted.
+        """Add an item of work to the queue, without blocking. If `close` was called, add nothing and return False. Call
+        it on a thread that cannot be interrupted.
         """
         with self._lock:
             if self._closed:

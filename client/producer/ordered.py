@@ -50,11 +50,11 @@ class OrderedProducer(Closing):
 
     The choice of a partition never depends on which brokers are registered, so a key always keeps its partition. A
     message is saved if its partition is not registered now, is closed, or still has messages in the store. A thread
-    sends the saved messages of a partition in their order, beginning with those that an earlier process has saved. It
-    starts to send when a message is sent to the partition, when brokers are registered or unregistered, and every
-    recover_interval_seconds. Because a new message never overtakes saved ones, this holds: if one `send` to a partition
-    returns before another `send` to the same partition is called, the broker stores the message of the first call
-    first. Any thread may call the methods.
+    sends the saved messages of a partition in the order in which they were saved, beginning with those that an earlier
+    process has saved. It starts to send when a message is sent to the partition, when brokers are registered or
+    unregistered, and every recover_interval_seconds. A new message never overtakes saved ones. So if one `send` to a
+    partition returns before another `send` to the same partition is called, the broker stores the message of the first
+    call first. Any thread may call the methods.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class OrderedProducer(Closing):
         """Send one message, or save it in the store. The arguments are those of Producer.send. For a saved message the
         result's `pending` is true, and its message id is 0.
 
-        Raises NoPartition (the topic or the partition is not configured); LocalStoreFull, LocalStoreError; and the
+        Raises NoPartition (the topic or the partition is not configured), LocalStoreFull, LocalStoreError, and the
         errors of Producer.send. An error of Producer.send means that the broker is registered, but could not be reached
         in time or refused the message; the message is then not saved (see `save_failed`).
         """
@@ -167,7 +167,7 @@ class OrderedProducer(Closing):
         return TypedSend(self, serializer)
 
     def waiting(self, partition: TopicPartition) -> int:
-        """Return the number of saved messages of a partition."""
+        """Return how many messages of a partition are saved and not sent yet."""
         return self._store.count(_queue(partition))
 
     @property

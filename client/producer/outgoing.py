@@ -90,7 +90,7 @@ def check_on_delivery(given: _Report) -> _Report:
 
 
 def ASKED(_error: Exception | None, _result: SendResult | None) -> None:  # noqa: N802
-    """Used as on_delivery of a message with a future; does nothing. Such a message needs no callback, because its
+    """Does nothing. It is used as on_delivery of a message with a future. Such a message needs no callback, because its
     future reads the result from the Outcome of the message's batch.
     """
 
@@ -100,10 +100,10 @@ class Outgoing(Waiter):
     only the thread that called send may change this object; after that, only the thread that sends the messages of its
     partition.
 
-    size: bytes of the record (header and body). report: the function that is called with the result or error; None if a
-    thread waits for the outcome instead. driver: the connection from which the waiting thread will read the answer;
-    None if it reads none. result, error: one of them is set, once, and before `done` becomes true. once: whether the
-    message ends after one failed try. timing: the Timing of all records of this object.
+    size: bytes of the record (header and body). report: the function that is called with the result or error; it is
+    None if a thread waits for the outcome instead. driver: the connection from which the waiting thread will read the
+    answer; it is None if that thread reads no answer. result, error: one of them is set, once, and before `done`
+    becomes true. once: whether the message ends after one failed try. timing: the Timing of all records of this object.
     """
 
     __slots__ = (
@@ -173,8 +173,8 @@ class Outgoing(Waiter):
         return self.key is not None and self.fixed is None
 
     def succeed(self, result: Any) -> None:
-        """Set the result and tell the caller, unless the message has already ended, at its deadline or because its
-        caller no longer waits.
+        """Set the result and tell the caller, unless the message has already ended because its deadline has passed or
+        its caller no longer waits.
         """
         if self.report is not None:
             if self._decide():
@@ -195,8 +195,8 @@ class Outgoing(Waiter):
             self.finish()
 
     def _decide(self) -> bool:
-        """Decide which thread ends this message: return True to the first caller, which must set the result or error
-        and report it, and False to all later callers. Several threads may try at the same time: one has read the
+        """Decide which thread ends this message. Return True to the first caller, which must set the result or error
+        and report it. Return False to all later callers. Several threads may try at the same time: one has read the
         broker's answer, while another ends the message at its deadline or in close().
         """
         with _deciding:
@@ -293,8 +293,8 @@ class OutgoingBatch(Outgoing):
         self._encoded = self.encoded()
 
     def encoded(self) -> list[Buffer]:
-        """Return the records in the form in which a broker stores them, but with message id 0. The list has one buffer;
-        only if the batch is large, it has several, so that nothing is copied.
+        """Return the records in the form in which a broker stores them, but with message id 0. The list has one buffer.
+        Only for a large batch it has several buffers, so that no bytes are copied.
         """
         if self._encoded is not None:
             return self._encoded
@@ -305,8 +305,8 @@ class OutgoingBatch(Outgoing):
         return joined(list(chain.from_iterable(zip(headers, self.bodies, strict=True))), self.size)
 
     def _table(self, length: int) -> memoryview:
-        """Return the encoded records, all of whose bodies have `length` bytes. numpy fills a two-dimensional table, one
-        line for each record, so that no Python code runs for each record.
+        """Return the encoded records; the body of each record has `length` bytes. numpy fills a two-dimensional table,
+        one line for each record, so that no Python code runs for each record.
         """
         records = np.empty((self.count, HEADER_BYTES + length), np.uint8)
         headers = np.ndarray(self.count, header_dtype(), records.data, strides=(HEADER_BYTES + length,))
@@ -371,8 +371,8 @@ class GatheredBatch(OutgoingBatch):
 
     where: the topic or the partition that the callers of the sends have named; see `ProducerCore.join`. most: the
     maximum number of messages. The batch's deadline is the deadline of its first message; at this time, all its
-    messages that are not stored yet end. latest: only messages whose own deadline is not after this time are added to
-    the batch.
+    messages that are not stored yet end with an error. latest: only messages whose own deadline is not after this time
+    are added to the batch.
     """
 
     __slots__ = ("latest", "most", "outcome", "runs", "where")
@@ -523,7 +523,7 @@ def _waits(timing: Timing, records: Sequence[tuple[int, Buffer]]) -> list[int]:
 
 
 def joined(parts: list[Buffer], size: int) -> list[Buffer]:
-    """Return the buffers joined into one buffer; return large buffers unchanged. size: bytes of all buffers
-    together.
+    """Join the buffers into one buffer and return it in a list. If the buffers are large, return them unchanged. size:
+    bytes of all buffers together.
     """
     return [b"".join(parts)] if size < tuning.JOIN_BELOW_BYTES * len(parts) else parts

@@ -1,10 +1,10 @@
 """Remember the half messages that a producer has sent itself, and answer brokers' questions about them.
 
 A broker that does not know the outcome of a half message asks a producer. Usually a check function of the user finds
-the answer, but about half messages that it has sent itself the producer knows more than the check function. In three
-cases the producer gives no answer: the half message is in flight, it waits for a thread to begin its local work, or its
-local work is running. In these cases a check function would truthfully say that nothing is committed, although the
-local work may commit something a moment later. If the send of the half message has failed, its local work is never
+the answer, but the producer knows more than the check function about the half messages that it has sent itself. In
+three cases the producer gives no answer: the half message is in flight, it waits for a thread to begin its local work,
+or its local work is running. In these cases a check function would truthfully say that nothing is committed, although
+the local work may commit something a moment later. If the send of the half message has failed, its local work is never
 begun, so the producer answers "rolled back" without a check function. If a transaction was left open, the check
 function that was passed to its call of send_in_transaction answers. For any other half message (for example, if the
 broker has lost the outcome) the check function of its topic answers.
@@ -79,8 +79,8 @@ class OwnHalves:
         """Record that the producer leaves a transaction open: its local work has ended or will never begin, and its
         broker does not know the outcome and may ask for it.
 
-        answer: what to answer when the broker asks: the outcome, or a check function that returns it. None: the check
-        function of the topic answers.
+        answer: what to answer when the broker asks: the outcome, or a check function that returns it. If it is None,
+        the check function of the topic answers.
         """
         _put_bounded(self._left_open, half_id, answer)
         self._busy.discard(half_id)

@@ -21,7 +21,7 @@ class Packer:
 
     @classmethod
     def of(cls, config: ProducerConfig) -> Packer | None:
-        """Return a packer for this configuration; None if the configuration sets no compression."""
+        """Return a packer for this configuration, or None if the configuration sets no compression."""
         return None if config.compression is None else cls(config)
 
     def pack(self, payload: bytes) -> tuple[int, bytes]:

@@ -215,14 +215,14 @@ class Producer(Closing):
         timeout: the limit in seconds for the whole call, including repeated tries, also on other brokers (default
         delivery_timeout_seconds).
 
-        Raises NoPartition if no broker publishes the topic: at once, or at the deadline if this producer has sent to
-        the topic before, because a broker may only be restarting. Raises RequestTimedOut if the message was not
-        acknowledged in time; the message may or may not be stored. Raises RequestRefused if the broker refuses the
-        message. Raises InvalidName; LocalProtocolError (the message is too large, or has bad keys); ConfigError (a
-        timeout below 0, a ttl of 0). Raises TypeError for other arguments of a wrong type: a payload that is not bytes,
-        attributes that are not strings, a partition that is a number and not a TopicPartition. Raises
-        RemoteProtocolError if the answer cannot be decoded; the message may or may not be stored, and is not sent
-        again.
+        Raises NoPartition if no broker publishes the topic. The error comes at once or, if this producer has sent to
+        the topic before, at the deadline, because a broker may only be restarting. Raises RequestTimedOut if the
+        message was not acknowledged in time; the message may or may not be stored. Raises RequestRefused if the broker
+        refuses the message. Raises InvalidName; LocalProtocolError (the message is too large, or has bad keys);
+        ConfigError (a timeout below 0, a ttl of 0). Raises TypeError for other arguments of a wrong type: a payload
+        that is not bytes, attributes that are not strings, a partition that is a number and not a TopicPartition.
+        Raises RemoteProtocolError if the answer cannot be decoded; the message may or may not be stored, and is not
+        sent again.
         """
         self._guard.check()
         outgoing = build_message(topic, payload, self._deadline(timeout), options, self._packer)
@@ -243,9 +243,9 @@ class Producer(Closing):
         message of a topic, it reads the topic in ZooKeeper, which takes up to 3 s while a broker set has no leader. If
         no broker publishes the topic, it reads in ZooKeeper why, to name the reason in the error's text. While messages
         of max_buffered_bytes (or max_buffered_messages messages) wait for their outcome, it waits for room, and raises
-        RequestTimedOut if there is none until the deadline. If no broker publishes the topic now, but this producer has
-        sent messages to the topic before, the call queues the message and returns at once. Callbacks of the future run
-        on the thread that reads the
+        RequestTimedOut if there is no room until the deadline. If no broker publishes the topic now, but this producer
+        has sent messages to the topic before, the call queues the message and returns at once. Callbacks of the future
+        run on the thread that reads the
         answer: keep them short. On this thread, calls that wait for an answer (`send`, `flush`, a transaction) raise
         ClientError.
 
@@ -277,8 +277,8 @@ class Producer(Closing):
         on_delivery: called as on_delivery(None, result), or on_delivery(error, None), with the result or error of
         `send`; the arguments are in the order of confluent-kafka's on_delivery. Like the callbacks of futures,
         on_delivery runs on the thread that reads the broker's answer, so unlike with confluent-kafka, you need not call
-        a poll function. None: the producer only counts the messages that could not be delivered, and the next flush()
-        or close() raises DeliveryFailed with their number and the reasons.
+        a poll function. If it is None, the producer only counts the messages that could not be delivered, and the next
+        flush() or close() raises DeliveryFailed with their number and the reasons.
         """
         self._guard.check()
         report = self._unreported if on_delivery is None else on_delivery
@@ -294,8 +294,8 @@ class Producer(Closing):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Send many messages to one partition in one request (over the text protocol: in one `put` command each,
-        without waiting for the answers between them), and wait until all are acknowledged.
+        """Send many messages to one partition in one request, and wait until all are acknowledged. (Over the text
+        protocol each message is sent in a `put` command of its own, without waiting for the answers in between.)
 
         The options tag, keys, attribute, properties, ttl and key apply to every payload, except that a payload of type
         Message keeps its own values of these options. The results have the order of the payloads; each is computed only
@@ -392,8 +392,8 @@ class Producer(Closing):
 
     @property
     def late_replies(self) -> int:
-        """Number of received replies whose request had already ended, at its timeout or with an earlier copy of the
-        reply.
+        """Number of received replies whose request had already ended, because of its timeout or because an earlier copy
+        of the reply had come.
         """
         return 0 if self._requester is None else self._requester.late
 
@@ -454,21 +454,22 @@ class Producer(Closing):
 
         The broker first stores the message as a half message, which no consumer sees. Then the calling thread calls
         `execute(message)`, which must do the local work, for example a database transaction. If `execute` returns True,
-        the message is committed (consumers see it); if False, it is rolled back (discarded); if HalfOutcome.UNKNOWN, it
-        stays a half message for now. It also stays a half message if `execute` raises an exception, because the local
-        work may have been committed before the exception; the caller gets the exception. A broker that has not been
-        told the outcome, even because this process has ended, asks a producer of the same group for it. The broker asks
-        for the first time `check_after` seconds from now (by default the broker's value, 6), and at most 15 times in
-        all, after growing pauses. After the last question without an outcome, an operator must commit or roll back the
-        message (`metaq halves`). `execute` must store the outcome together with the local work, for example in the same
-        database transaction, because `check` must be able to find the outcome later, perhaps in another process.
+        the message is committed (consumers see it). If it returns False, the message is rolled back (discarded). If it
+        returns HalfOutcome.UNKNOWN, the message stays a half message for now. The message also stays a half message if
+        `execute` raises an exception, because the local work may have been committed before the exception. The caller
+        gets the exception. If the broker is not told the outcome, for example because this process has ended, it asks a
+        producer of the same group for the outcome. The broker asks for the first time `check_after` seconds from now
+        (by default the broker's value, 6), and at most 15 times in all, after growing pauses. After the last question
+        without an outcome, an operator must commit or roll back the message (`metaq halves`). `execute` must store the
+        outcome together with the local work, for example in the same database transaction, because `check` must be able
+        to find the outcome later, perhaps in another process.
 
         check: a function that answers the broker's questions about this group and topic from now on, as with
-        `check_transactions`. None: the function of an earlier call goes on answering them. `check(message)` returns
-        True, False or HalfOutcome.UNKNOWN. UNKNOWN means that `check` cannot tell yet, because another process may
-        still be doing the local work. group: the producer group, by default ProducerConfig.producer_group. timeout: the
-        limit in seconds for sending the half message, and once more for sending its outcome. The options are those of
-        `send`, except deliver_at and delay.
+        `check_transactions`. If it is None, the function of an earlier call goes on answering them. `check(message)`
+        returns True, False or HalfOutcome.UNKNOWN. UNKNOWN means that `check` cannot tell yet, because another process
+        may still be doing the local work. group: the producer group, by default ProducerConfig.producer_group. timeout:
+        the limit in seconds for sending the half message, and once more for sending its outcome. The options are those
+        of `send`, except deliver_at and delay.
 
         The result's `outcome` is UNKNOWN if `execute` returned UNKNOWN, or if it returned nothing, which also logs a
         warning. The result's `outcome` is also UNKNOWN if the outcome could not be sent to the broker in time. In this
@@ -593,8 +594,9 @@ class Producer(Closing):
         return cancel_delayed(connect, self._pool.follow, result, deadline, self._clock)
 
     def partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return the partitions of `topic` that accept messages now, ordered by (broker, partition); empty if there are
-        none."""
+        """Return the partitions of `topic` that accept messages now, ordered by (broker, partition). The result is
+        empty if there are none.
+        """
         self._guard.check()
         return self._metadata.view(topic).partitions
 

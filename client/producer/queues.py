@@ -28,11 +28,11 @@ class PartitionQueue:
     request failed. under_way: messages that were taken out of the queue and have no outcome yet: those of the request
     in flight, or those for which a new partition is being chosen.
 
-    open: the batch at the end of the queue to which messages are still added; None if there is none. queued_bytes and
-    queued_records count its messages only after no more are added. gathers_for: the topic or partition (the `where` of
-    ProducerCore.join) whose messages the last opened batch takes. sticks: whether the next message without a key goes
-    to this queue, as the previous one did. It becomes false when this queue is full, its messages are sent, or a
-    request fails.
+    open: the batch at the end of the queue to which messages are still added; it is None if there is no such batch.
+    queued_bytes and queued_records do not count the messages of this batch until it is closed. gathers_for: the topic
+    or partition (the `where` of ProducerCore.join) whose messages the last opened batch takes. sticks: whether the next
+    message without a key goes to this queue, as the previous one did. `sticks` becomes false when this queue is full,
+    its messages are sent, or a request fails.
 
     sequence: the sequence number of the last request. repeat: the messages of the last request, if it is unknown
     whether the broker has stored them. These messages are sent again before all other messages, unchanged and with the
@@ -93,7 +93,7 @@ class PartitionQueue:
         self.queued_records += outgoing.count
 
     def put_back(self, batch: list[Outgoing]) -> None:
-        """Put messages that were taken out of this queue back at its front, in their order."""
+        """Put messages that were taken out of this queue back at its front, without changing their order."""
         self.queue.extendleft(reversed(batch))
         self.queued_bytes += sum(outgoing.size for outgoing in batch)
         self.queued_records += sum(outgoing.count for outgoing in batch)
@@ -159,7 +159,8 @@ class PartitionQueue:
         return batch
 
     def _for_later(self) -> int:
-        """Return how many queued messages are left out of the request that is being made, for the request after it.
+        """Return how many queued messages are left out of the request that is being made, because they are kept for the
+        following request.
 
         Some programs send further messages only while fewer than a certain number of their messages are unacknowledged.
         If one request contained nearly all these messages, such a program could not send until the broker answers, and
@@ -323,8 +324,8 @@ class BrokerQueue:
         return flights
 
     def _board(self, max_bytes: int, max_records: int) -> list[Turn]:
-        """Take the turns of the next flight from the ready queues, in the order in which these became ready, until a
-        limit is reached, and return the turns. If `gathers` is false, take only one turn.
+        """Take the turns of the next flight from the ready queues, in the order in which the queues became ready, until
+        a limit is reached. Return these turns. If `gathers` is false, take only one turn.
         """
         turns: list[Turn] = []
         size = records = 0

@@ -4,9 +4,9 @@ The property `metaq.reply-to` of a request states where its reply goes, in the f
 reply must be sent to this partition of the reply topic, with the inbox as its tag. Each producer has an inbox of its
 own. The property `metaq.correlation` is the number of the request within its inbox, and the reply repeats it. Before
 the first request is sent, the requester begins to read the reply partition from its end. It reads only messages with
-the tag of its inbox, with the classes that a Consumer uses (fetching/core.py, fetching/fetcher.py), so it goes on
-reading after the broker restarts or another node becomes the leader. Unlike a Consumer, the requester joins no group
-and stores nothing in ZooKeeper.
+the tag of its inbox, with the classes that a Consumer uses (fetching/core.py, fetching/fetcher.py), so the requester
+goes on reading after the broker restarts or another node becomes the leader. Unlike a Consumer, the requester joins no
+group and stores nothing in ZooKeeper.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def reply_options(request: Message, options: SendOptions) -> tuple[ReplyTo, OwnO
 
 
 class _Request(Outgoing):
-    """An outgoing request. A request is never saved in a store of undelivered messages, because when it is sent from
-    there, nobody would wait for the reply any more.
+    """An outgoing request. A request is never saved in a store of undelivered messages, because nobody would wait for
+    the reply any more when the request is sent from the store.
     """
 
     __slots__ = ()
@@ -109,7 +109,7 @@ class _Pending(NamedTuple):
 class Requester:
     """Sends the requests of one producer and receives the replies. Any thread may call the methods.
 
-    late: number of replies that came too late, including duplicates.
+    late: number of replies that came after their request had ended, including second copies of a reply.
     """
 
     def __init__(

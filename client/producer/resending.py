@@ -1,7 +1,7 @@
 """Save messages in a local store if no broker has accepted them, and send them again later. The store has several
 queues.
 
-The messages of a queue are sent in their order, by one thread at a time, until a send fails.
+The messages of a queue are sent in the order in which they were saved, by one thread at a time, until a send fails.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Resender:
         self._timers.call_later(0.0, self._trigger_owned)
 
     def wait_until_empty(self, queue: str, seconds: float) -> bool:
-        """Wait at most `seconds` until the queue is empty; return whether it is."""
+        """Wait at most `seconds` until the queue is empty. Return whether it is empty then."""
         deadline = self._clock() + seconds
         self._changed.wait_for(lambda: self._closed or not self._store.count(queue), lambda: deadline - self._clock())
         return not self._store.count(queue)

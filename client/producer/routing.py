@@ -1,6 +1,6 @@
 """Choose the partition to which a message is sent. A partition that the caller of the send has given is used. Otherwise
-the partition is computed from the message's key; without a key, the user's selector chooses it, or all partitions are
-used in turn.
+the partition is computed from the message's key; If the message has no key, the user's selector chooses the partition
+or, without a selector, all partitions are used in turn.
 """
 
 from __future__ import annotations
@@ -165,8 +165,9 @@ class Router:
         return no_partition(topic, self._meant[topic])
 
     def partitions_for_keys(self, topic: str) -> Sequence[TopicPartition]:
-        """Return the partitions among which the keys of the topic are distributed; empty if no broker publishes the
-        topic now. Raises NoPartition if the client has no ZooKeeper and was not told the topic's partitions.
+        """Return the partitions among which the keys of the topic are distributed. The result is empty if no broker
+        publishes the topic now. Raises NoPartition if the client has no ZooKeeper and was not told the topic's
+        partitions.
         """
         partitions = self._view(topic).partitions
         if partitions and partitions[0].partition == UNKNOWN:
@@ -175,8 +176,8 @@ class Router:
 
     def is_away(self, outgoing: Outgoing) -> bool:
         """Return whether the broker to which a message could go is not registered with the message's topic now. If the
-        caller has given a partition, that is the partition's broker, otherwise any broker. The topic counts, not only
-        the broker, because a restarted broker is registered before its topics are.
+        caller has given a partition, the message can only go to the partition's broker, otherwise to any broker. It is
+        not enough that the broker is registered, because a restarted broker is registered before its topics are.
         """
         topic, fixed = outgoing.topic, outgoing.fixed
         view = self._view(topic)

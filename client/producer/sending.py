@@ -38,8 +38,8 @@ class Sender:
     messages no longer count for the limits of the buffer.
 
     do: executes the core's actions after failures. on_released: called when the buffer has room for messages again.
-    elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id; 0 if
-    its requests have no sequence numbers. packs: whether the producer compresses payloads.
+    elsewhere: runs the given actions, in order, on a thread that no signal reaches. producer: the producer's id, or 0
+    if its requests have no sequence numbers. packs: whether the producer compresses payloads.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class Sender:
         self._numbers = producer > 0
         self._codec = FlightCodec(producer, packs)
         self.half_checks: dict[int, float | None] = {}
-        """By broker id: the number of seconds after which the broker first asks for the outcome of a half message, if
-        the message itself does not state this time. It is the lowest number that the broker has announced since this
-        producer was created; None if the broker announces none.
+        """For each broker id, the number of seconds after which the broker first asks for the outcome of a half
+        message, if the message itself does not state this time. It is the lowest number that the broker has announced
+        since this producer was created. It is None if the broker announces no number.
         """
 
     def transmit(self, flight: Flight, caller: Outgoing | None = None) -> None:
         """Send `flight` over a connection to its broker. caller: the message for whose outcome the current thread will
-        wait; None: for no message. This thread will itself read the answer, so the method stores the connection in the
-        message's attribute `driver`.
+        wait; it is None if the thread waits for no message. This thread will itself read the answer, so the method
+        stores the connection in the message's attribute `driver`.
         """
         try:
             flight.taken = True
@@ -154,8 +154,8 @@ class Sender:
 
     def _note_check(self, broker: int, connection: Connection) -> None:
         """Update `half_checks` from what the broker has announced on this connection. The lowest number of all
-        announcements counts, also of those on earlier connections: a half message may have been sent on an earlier
-        connection, and then the broker may have been restarted with another setting.
+        announcements counts, including announcements on earlier connections: a half message may have been sent on an
+        earlier connection, and then the broker may have been restarted with another setting.
         """
         said, before = connection.half_check_seconds, self.half_checks.get(broker)
         self.half_checks[broker] = said if before is None or said is None else min(before, said)
@@ -182,9 +182,9 @@ class Sender:
 
     def _take(self, flight: Flight, action: Callable[[], None]) -> None:
         """Run `action`, which processes an answer or a failure. If the current thread cannot be interrupted, it runs
-        the action at once. If it can, the action is queued for a thread that no signal reaches; that thread runs the
-        queued actions one after the other. Threads that wait for the messages of `flight` wait until the action is
-        done.
+        the action at once. If the current thread can be interrupted, the action is queued for a thread that no signal
+        reaches; that thread runs the queued actions one after the other. Threads that wait for the messages of `flight`
+        wait until the action is done.
         """
         if not (flight.elsewhere or may_be_interrupted()):
             action()
@@ -221,9 +221,9 @@ class Sender:
             self.transmit_all(actions.flights)
 
     def _settle_alone(self, flight: Flight, result: object) -> bool:
-        """Give the only message of `flight` its result. This does the same as `_take` with `_land`, in fewer steps; it
-        is worth it, because programs that wait for each send usually have one message per flight. Return False if these
-        fewer steps are not enough; then the caller must process the answer with `_take`.
+        """Give the only message of `flight` its result. This method does the same as `_take` with `_land`, in fewer
+        steps. The method is worthwhile because programs that wait for each send usually have one message per flight.
+        Return False if these fewer steps are not enough; then the caller must process the answer with `_take`.
         """
         outgoing = flight.turns[0].batch[0]
         if len(flight.turns) > 1 or (outgoing.report is not None and may_be_interrupted()):

@@ -92,7 +92,7 @@ class Transactional:
         last_partition: Callable[[str], TopicPartition | None],
     ) -> None:
         """last_partition: a function that takes a topic, and returns the partition to which the producer last sent a
-        message of this topic outside of transactions; None if it sent none.
+        message of this topic outside of transactions. The function returns None if the producer sent none.
         """
         self.metadata = metadata
         self.router = router
@@ -113,7 +113,7 @@ class Transactional:
 
     def has_sent_to(self, topic: str) -> bool:
         """Return whether this producer has sent messages to the topic before, in transactions or outside. If it has,
-        and no broker publishes the topic now, it is worth waiting, because a broker may only be restarting.
+        but no broker publishes the topic now, waiting may help, because a broker may only be restarting.
         """
         return topic in self.sent_to or self._last_partition(topic) is not None
 
@@ -137,7 +137,7 @@ class Transactional:
 
     def deadline(self, timeout: Duration | None) -> float:
         """Return the deadline, in monotonic seconds, of a send that begins now. timeout: the time limit of the send in
-        seconds; None: the configured limit.
+        seconds; None means the configured limit.
         """
         return self.clock() + (self.config.delivery_timeout_seconds if timeout is None else check_timeout(timeout))
 
@@ -303,8 +303,8 @@ class TransactionSends(ABC):
         timeout: Duration | None = None,
         **options: Unpack[SendOptions],
     ) -> Sequence[SendResult]:
-        """Put many messages of one partition into the transaction. They are sent in requests of up to 1,024 messages;
-        over the text protocol, one by one.
+        """Put many messages of one partition into the transaction. They are sent in requests of up to 1,024 messages,
+        or one by one over the text protocol.
 
         The arguments have the same meaning as in Producer.send_batch.
         """
@@ -372,9 +372,9 @@ class Transaction(TransactionSends):
         """Commit the transaction, which makes its messages visible to consumers. A transaction without a message needs
         no request.
 
-        While the leader of a broker set hands the leadership over to another node, it refuses the commit, and the
-        transaction stays open. If the hand-over fails and the same node goes on leading, this method sends the commit
-        to it again, for at most 10 s.
+        While the leader of a broker set hands the leadership over to another node, the leader refuses the commit, and
+        the transaction stays open. If the hand-over fails and the same node goes on leading, this method sends the
+        commit to it again, for at most 10 s.
 
         Raises TransactionLost if the connection ended before the commit, if a send had failed, or if another node leads
         the broker set now; then no message becomes visible. Raises TransactionRefused if the broker has rolled the
@@ -500,9 +500,9 @@ class Transaction(TransactionSends):
     def _wait_until_leading(self, connection: Connection, refusal: NotLeader, give_up: float) -> None:
         """After the leader has refused a commit because of a hand-over, wait until the same node accepts requests as
         the leader again; the transaction is then still open there. The method asks the node for its role, instead of
-        sending the commit again and again, because if the answer to this question is lost, the transaction is certainly
-        not committed, but if the answer to a commit is lost, its outcome is unknown. Raises TransactionLost if the node
-        no longer leads, because then it has discarded the transaction.
+        sending the commit again and again. The reason: if the answer to this question is lost, the transaction is
+        certainly not committed, but if the answer to a commit is lost, the outcome of the transaction is unknown.
+        Raises TransactionLost if the node no longer leads, because then it has discarded the transaction.
         """
         from ..questions.admin import set_status
 
@@ -551,7 +551,7 @@ class Transaction(TransactionSends):
     def _follows(self, error: NotLeader, outgoing: Outgoing) -> bool:
         """After a node has refused to begin the transaction because another node leads (`error`), wait if necessary,
         and return whether the caller can try again at the new leader. A new attempt is possible until the deadline of
-        the first message (`outgoing`), and safe, because no message was put into the transaction yet.
+        the first message (`outgoing`). It is safe, because no message was put into the transaction yet.
         """
         pause = self._calls.follow(error)
         if pause is None or self._calls.clock() + pause >= outgoing.deadline:

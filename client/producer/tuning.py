@@ -22,8 +22,8 @@ data is in flight.
 """
 
 TOGETHER_SECONDS = 0.05
-"""Messages join a batch only if their deadlines are at most this number of seconds after the deadline of its first
-message, because all of them end at that deadline.
+"""Messages join a batch only if their deadlines are at most this number of seconds after the deadline of the batch's
+first message, because all messages of the batch end at that first deadline.
 """
 
 CROWD = 8
@@ -33,8 +33,8 @@ threads, handing the reading from one thread to the next would cost more than it
 """
 
 FEW = 16
-"""The messages of a batch of at most this size are encoded, and get their results, one by one; numpy, which handles
-larger batches, would cost more. The benchmark is `partitions-1024`.
+"""The messages of a batch of at most this size are encoded, and get their results, one by one. For them numpy, which
+handles larger batches, would cost more. The benchmark is `partitions-1024`.
 """
 
 # --- bytes of a request: `batch`, `batch-128` ------------------------------------------------------------------------
@@ -76,8 +76,8 @@ left it locked.
 
 RESENT_TOGETHER = 100
 """Number of messages that are read together from the store of undelivered messages, and removed together once they are
-sent. If the process is killed by kill -9 between the sending and the removing, at most this number of messages are sent
-again by the next process, and so twice.
+sent. If the process is killed by kill -9 between the sending and the removing, the next process sends at most this
+number of messages a second time.
 """
 
 LAST_WAIT_SECONDS = 1.0
@@ -109,8 +109,8 @@ CHECK_HALVES = 16
 """Largest number of half messages that a producer requests to check in one request."""
 
 CHECK_TURN_SECONDS = 2.0
-"""If the user's check functions are slow, the producer requests only as many half messages at once as they can check
-within this number of seconds.
+"""If the user's check functions are slow, the producer requests only as many half messages at once as these functions
+can check within this number of seconds.
 """
 
 LEFT_OPEN = 1 << 16
@@ -122,7 +122,7 @@ CHECK_PAUSE_SECONDS = (0.1, 5.0)
 """Shortest and longest pause in seconds before a broker that did not answer is asked again."""
 
 CHECK_LOOK_SECONDS = 5.0
-"""The producer looks for brokers that have begun to offer a topic at this interval in seconds."""
+"""At intervals of this number of seconds, the producer looks for brokers that have begun to offer a topic."""
 
 # --- transactions whose thread does not wait: `transactions-pipelined` ------------------------------------------------
 

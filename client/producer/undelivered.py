@@ -1,4 +1,4 @@
-"""Count the lost messages of which the program has learned by no exception, future or callback, and report them later.
+"""Count and later report lost messages of which the program was not told by an exception, a future or a callback.
 
 If the program ends without closing a producer, the producer still delivers its accepted messages, in an exit function
 of `atexit`, and reports the messages that it could not deliver. At the end of a program, the interpreter first waits
@@ -28,9 +28,9 @@ from metaq.coordination.runtime.interrupts import begin_elsewhere
 __all__ = ["AtExit", "Losses"]
 
 _began: float | None = None
-"""The time (monotonic seconds) when the first producer began to deliver its messages at the program's end; None before
-the program's end. The time limit deliver_at_exit_seconds counts from this time for all producers together, so that many
-producers do not take longer than one.
+"""The time (monotonic seconds) when the first producer began to deliver its messages at the program's end. It is None
+before the program's end. The time limit deliver_at_exit_seconds counts from this time for all producers together, so
+that many producers do not take longer than one.
 """
 
 
@@ -132,9 +132,9 @@ class AtExit:
             sys.stderr.write("".join(map(self._line, losses.items())))
 
     def _dropped(self, _: object) -> None:
-        """Called when nobody refers to the producer any more. Unregister the exit function: at once if there is nothing
-        to deliver or report, otherwise when all messages are delivered. The garbage collector may call this method on
-        any thread, even on a thread that holds a lock.
+        """Called when nobody refers to the producer any more. If there is nothing to deliver or report, unregister the
+        exit function at once. Otherwise unregister it when all messages are delivered. The garbage collector may call
+        this method on any thread, even on a thread that holds a lock.
         """
         if self._is_over:
             return
@@ -145,7 +145,7 @@ class AtExit:
 
     def _outlive(self) -> None:
         """Wait until all messages are delivered or have failed; the exit function keeps the driver alive meanwhile.
-        Unregister the exit function then, unless there are losses to report. Runs on a thread of its own.
+        After the wait, unregister the exit function, unless there are losses to report. Runs on a thread of its own.
         """
         self._driver.flush(math.inf)
         if not self._losses:

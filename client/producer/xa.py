@@ -41,8 +41,8 @@ __all__ = ["Recovered", "XaBranch", "XaResource", "Xid"]
 log = get_log(__name__)
 
 _MAX_ID_BYTES = 64
-"""Largest length in bytes of each of the two parts of an Xid, gtrid and bqual. The X/Open XA standard calls these
-limits MAXGTRIDSIZE and MAXBQUALSIZE.
+"""Largest length in bytes of gtrid and of bqual, the two parts of an Xid. The X/Open XA standard calls these limits
+MAXGTRIDSIZE and MAXBQUALSIZE.
 """
 _FORBIDDEN = re.compile(r"[\s:]")
 
@@ -78,8 +78,9 @@ class Xid(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The result of `recover`: the transactions in doubt, which are prepared, but neither committed nor rolled back. It
-    also contains transactions that an operator has committed or rolled back, until `forget` is called for them.
+    """The result of `recover`: the transactions in doubt, that is, transactions that are prepared, but neither
+    committed nor rolled back. It also contains transactions that an operator has committed or rolled back, until
+    `forget` is called for them.
 
     xids: the ids of the transactions, in the order of their brokers. failures: the errors of the brokers that did not
     answer, by broker id. The brokers in `failures` may have further transactions in doubt.
@@ -220,8 +221,8 @@ class XaResource:
         self._forget_broker(xid)
 
     def forget(self, xid: Xid) -> None:
-        """Make the transaction's broker delete the entry that it keeps since an operator has committed or rolled back
-        the transaction in place of the coordinator.
+        """Make the transaction's broker delete its entry about this transaction, which an operator has committed or
+        rolled back in place of the coordinator.
         """
         self._verb(TransactionType.FORGET, xid)
         self._forget_broker(xid)
@@ -247,8 +248,8 @@ class XaResource:
             return self._recover_from(broker)
 
     def is_set(self, broker: int) -> bool:
-        """Return whether the broker is a broker set. In a broker set, if the leader fails and a transaction is lost,
-        the caller can begin the transaction again at the next leader.
+        """Return whether the broker is a broker set. If the broker is a set and a transaction is lost because the
+        leader fails, the caller can begin the transaction again at the next leader.
         """
         return self._calls.is_set(broker)
 
@@ -258,8 +259,8 @@ class XaResource:
         return self._calls.metadata.view(self._topics[0]).endpoints
 
     def _choose_broker(self) -> int:
-        """Return the id of a broker for a new transaction. If no broker can be reached but messages were sent to all
-        topics before, wait, because a broker may be restarting. Raises XaError.
+        """Return the id of a broker for a new transaction. If no broker for all topics can be reached, but messages
+        were sent to all of the topics before, wait, because a broker may be restarting. Raises XaError.
         """
         calls, config = self._calls, self._calls.config
         give_up = calls.deadline(None)

@@ -1,8 +1,8 @@
 """Send operators' requests to brokers (docs/protocol.md): reload the configuration, close and open partitions, decide
 transactions, look at replication.
 
-All functions block and raise errors as asking.py describes. All functions also raise RequestRefused if the broker does
-not accept the request. A Java broker accepts none of these requests.
+All functions block, and raise the errors that asking.py describes. All functions also raise RequestRefused if the
+broker does not accept the request. A Java broker accepts none of these requests.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def open_partitions(connection: Asked, topic: str, timeout: float | None = None)
 def prepared_transactions(
     connection: Asked, timeout: float | None = None, *, active: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the XA transactions that are prepared and wait for their coordinator, the oldest first. active: if true,
-    the result also contains open transactions that are not prepared. If very many transactions are not prepared, the
-    result contains only the largest of them, by number of bytes. Older brokers omit the unprepared transactions.
+    """Return the XA transactions that are prepared and wait for their coordinator's decision, the oldest first. active:
+    if true, the result also contains open transactions that are not prepared. If very many transactions are not
+    prepared, the result contains only the largest of them, by number of bytes. Older brokers omit the unprepared
+    transactions.
     """
     ext = PreparedTransactionsRequest(active).to_ext()
     found: list[dict[str, Any]] = _asked_for(list, _ask(connection, RequestCode.PREPARED_TRANSACTIONS, ext, timeout))

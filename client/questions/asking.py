@@ -3,7 +3,7 @@
 Every function of this package blocks the calling thread for at most `timeout` seconds (default: the connection's
 request timeout). Every function raises BrokerUnavailable, RequestTimedOut, and RemoteProtocolError for an invalid
 answer. If the broker is a Java broker that does not support the question, the function raises RequestRefused. If a
-broker refuses the question for another reason, it raises the error that refusals.py defines for this refusal.
+broker refuses the question for another reason, the function raises the error that refusals.py defines for this refusal.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def following(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> _T:
-    """Call `question`, which sends a request on a connection of a pool, and return its answer. If the error says that
-    another node leads the broker set, `follow` makes the pool use that node's address from now on; then call `question`
-    again. Raises the errors of `question`, and NotLeader if no node has led the set for 10 s.
+    """Call `question`, which sends a request on a connection of a pool, and return its answer. If `question` raises an
+    error that says that another node leads the broker set, `follow` makes the pool use that node's address from now on,
+    and `question` is called again. Raises the errors of `question`, and NotLeader if no node has led the set for 10 s.
     """
     give_up = clock() + LEADER_SECONDS
     while True:
@@ -106,7 +106,7 @@ def ask(
     fine: tuple[int, ...] = (),
 ) -> Frame:
     """Send a frame without a body, and return the frame of the answer. partition: the partition that the texts of
-    errors name. fine: response codes that, like SUCCESS, do not lead to an error.
+    errors name. fine: further response codes that do not lead to an error (SUCCESS never does).
     """
     reply = connection.call(lambda opaque: (encode_frame(code, opaque, ext),), timeout)
     return accepted(reply, connection, partition, fine)

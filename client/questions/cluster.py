@@ -117,7 +117,7 @@ class Cluster:
     def partitions(self, topic: str) -> list[TopicPartition]:
         """Return the partitions of `topic` that accept messages on live brokers, ordered by (broker, partition).
 
-        Raises NoPartition if there are none; its text names the most similar existing topic.
+        Raises NoPartition if there are none; the error's text names the most similar existing topic.
         """
         found = [TopicPartition(topic, broker, number) for broker, number in self.view.topic_partitions(topic)]
         if not found:
@@ -145,8 +145,8 @@ class Cluster:
         return NoPartition(published_nowhere(topic, self.topics()))
 
     def choose_partitions(self, topic: str, only: Sequence[TopicPartition] = ()) -> list[TopicPartition]:
-        """Return the partitions in `only`, or if it is empty, all partitions that `served` returns. Raises NoPartition
-        if one of these partitions does not exist; its text names the existing ones.
+        """Return the partitions in `only`. If `only` is empty, return all partitions that `served` returns. Raises
+        NoPartition if a partition in `only` does not exist; the error's text names the existing partitions.
         """
         there = self.served(topic)
         if not there:
@@ -206,8 +206,9 @@ class Cluster:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def readable(self, topic: str) -> list[TopicPartition]:
-        """Return the partitions of `topic` that live brokers, masters or slaves, offer to readers; ordered
-        numerically."""
+        """Return, in numerical order, the partitions of `topic` that live brokers (masters or slaves) offer to
+        readers.
+        """
         found = self.view.topic_partitions(topic, publish=False)
         return [TopicPartition(topic, broker, number) for broker, number in found]
 
@@ -282,8 +283,8 @@ class Cluster:
         return sorted(self.view.consumers(group))
 
     def group_topics(self, group: str) -> list[str]:
-        """Return, sorted, the topics that a live member of the group subscribes to, and the topics that the group has
-        offsets for.
+        """Return, sorted, the topics to which a live member of the group subscribes, together with the topics for which
+        the group has offsets.
         """
         subscribed = {topic for topics in self.view.consumers(group).values() for topic in topics}
         return sorted(subscribed.union(self.view.committed_topics(group)))
@@ -295,8 +296,8 @@ class Cluster:
         remove_group(self._session, group)
 
     def begun_partitions(self, group: str, broker_id: int) -> list[TopicPartition]:
-        """Return, sorted, the partitions of a broker that the group has begun to read: ZooKeeper has an offset of the
-        group for the partition, or an entry which says that a handler of the group has begun to process a message of
+        """Return, sorted, the partitions of a broker that the group has begun to read. For such a partition ZooKeeper
+        has an offset of the group, or an entry which says that a handler of the group has begun to process a message of
         the partition.
         """
         found = self.view.partitions_of_groups(lambda _: True)

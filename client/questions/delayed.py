@@ -41,7 +41,7 @@ class DelayedPage(NamedTuple):
     """One page of the list of delayed messages of a broker. total: number of waiting messages of the topic, or of all
     topics. topics: number of waiting messages of each topic. late: for each partition into which the broker cannot put
     messages that are already due, the number of these messages and the reason. Each key is `<topic>-<partition>`. next:
-    the argument `after` for the next page, 0 if this is the last page.
+    the argument `after` for the next page, or 0 if this is the last page.
     """
 
     total: int
@@ -57,8 +57,8 @@ def list_delayed(
     """Return one page of the broker's list of waiting delayed messages: their total number, and at most `limit` (0 …
     1000) of them, in the order of their delivery times.
 
-    topic: return only messages of this topic; "" means all topics. after: the field `next` of the previous page, 0 for
-    the first page. A page may contain fewer messages than `limit` if many messages belong to other topics. Raises
+    topic: return only messages of this topic; "" means all topics. after: the field `next` of the previous page, or 0
+    for the first page. A page may contain fewer messages than `limit` if many messages belong to other topics. Raises
     RequestRefused if the broker keeps no delayed messages (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no delayed messages", "ask one of ours")
@@ -82,9 +82,9 @@ def list_delayed(
 def each_delayed(
     connection: Asked, topic: str = "", most: int | None = None, timeout: float | None = None
 ) -> Iterator[WaitingMessage]:
-    """Yield the broker's waiting delayed messages in the order of their delivery times, at most `most` (None: all).
-    They are requested page by page, each page only when the caller takes its first message. Raises the errors of
-    `list_delayed`.
+    """Yield the broker's waiting delayed messages in the order of their delivery times. `most` is the maximum number of
+    messages; None means that there is no limit. The messages are requested page by page. Each page is requested only
+    when the caller needs its first message. Raises the errors of `list_delayed`.
     """
     after = 0
     while most is None or most > 0:

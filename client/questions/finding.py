@@ -57,8 +57,8 @@ def check_key(option: str, key: str) -> None:
 
 class FoundMessage(NamedTuple):
     """A message that was found, and the time when it was stored, in milliseconds since 1970. latest: true if this time
-    is only an upper limit (the message was stored then or earlier), because the exact time is unknown, as for messages
-    that a Java broker has stored.
+    is only an upper limit (the message was stored then or earlier). The exact time is unknown, for example, for
+    messages that a Java broker has stored.
     """
 
     message: Message
@@ -71,9 +71,9 @@ class FoundMessages(NamedTuple):
 
     unsearched_bytes: number of bytes of stored data that were not searched, because an index was being rebuilt or a
     limit was reached; if the same search is repeated, it searches some of these data. more: whether the brokers have
-    further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer; always
-    empty if the search raises an error for such a broker. damaged: an error for each matching message that the result
-    lacks because its stored bytes are damaged. absent: ids of brokers that are not registered now, so that their
+    further messages with the key. silent: by broker id, the reason why a broker with the topic did not answer; it is
+    always empty if the search raises an error for such a broker. damaged: an error for each matching message that the
+    result lacks because its stored bytes are damaged. absent: ids of brokers that are not registered now, so that their
     messages were not searched.
     """
 
@@ -138,9 +138,9 @@ class MessageFinder:
         oldest_first: bool = False,
         allow_silent: bool = False,
     ) -> FoundMessages:
-        """Return at most `max_messages` messages with this key that were stored from `begin` to `end` (None: no limit).
-        If more messages match, the result contains the newest ones, newest first; with `oldest_first` the oldest ones,
-        oldest first.
+        """Return at most `max_messages` messages with this key that were stored from `begin` to `end`. None means no
+        limit. If more messages match, the result contains the newest ones, newest first. If `oldest_first` is true, the
+        result contains the oldest ones, oldest first.
 
         The result is empty if nothing is found. allow_silent: if true, the result's `silent` names brokers that did not
         answer; if false, the first such broker leads to an error. Raises ConfigError, NoPartition, and the errors of

@@ -20,8 +20,8 @@ from ..records.results import TopicPartition
 __all__ = ["LeftOut", "left_out", "why_away", "without"]
 
 _NAMED = 20
-"""Largest number of partitions of a broker, and of groups, that a text for users names; of the others it only gives the
-number.
+"""A text for users names at most this number of partitions of a broker, and at most this number of groups. If there are
+more, the text says only how many more there are.
 """
 
 

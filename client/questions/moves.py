@@ -30,9 +30,9 @@ the reading and the writing of the attempt.
 
 @dataclass(frozen=True, slots=True)
 class MoveProgress:
-    """The progress of a move. left: number of bytes that are still to be copied, None if unknown. per_second: average
-    number of bytes copied per second. waits_for: the reason why the move does not continue now, or why it was
-    cancelled, as a text for users; "" if nothing blocks the move.
+    """The progress of a move. left: number of bytes that are still to be copied; it is None if this number is unknown.
+    per_second: average number of bytes copied per second. waits_for: the reason why the move does not continue now, or
+    why it was cancelled, as a text for users; "" if nothing blocks the move.
     """
 
     move: Move
@@ -43,7 +43,7 @@ class MoveProgress:
 
 class PlannedMove(NamedTuple):
     """A move that `begin` can begin, or the requested move itself if it is in progress already. former: the earlier,
-    ended move that the move's znode contains now and that `begin` will replace; None if there is none.
+    ended move that the move's znode contains now and that `begin` will replace. It is None if there is no such move.
     """
 
     move: Move

@@ -1,5 +1,5 @@
-"""Ask a broker about a partition: which byte range can be read, and how many messages it contains. Also ask for
-offsets: where the messages since a certain time begin, and where a certain number of messages begin or end.
+"""Ask a broker about a partition: which byte range can be read, and how many messages it contains. Also ask for two
+kinds of offsets: where the messages since a certain time begin, and where a certain number of messages begin or end.
 """
 
 from __future__ import annotations
@@ -86,12 +86,12 @@ def bounds_behind(
 
 
 def min_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """Return the offset of the first readable byte; 0 if nothing was ever stored."""
+    """Return the offset of the first readable byte, or 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MIN_OFFSET, 0, partition, timeout)
 
 
 def max_offset(connection: Asked, partition: TopicPartition, timeout: float | None = None) -> int:
-    """Return the end of the readable bytes, where the next message will begin; 0 if nothing was ever stored."""
+    """Return the end of the readable bytes, where the next message will begin. Return 0 if nothing was ever stored."""
     return _bound(connection, RequestCode.MAX_OFFSET, INT64_MAX, partition, timeout)
 
 

@@ -25,8 +25,8 @@ class SharedPartition(NamedTuple):
     left: number of unacknowledged messages, including leased messages. leased: number of leased messages. delayed:
     number of messages that a member has released with a delay which is not over, so that they cannot be leased yet.
     most_attempts: the highest number of times that one of the leased or released messages was leased. oldest_ms: age in
-    milliseconds of the first unacknowledged message; None if there is no such message, or if the broker does not know
-    when it was stored.
+    milliseconds of the first unacknowledged message; it is None if there is no such message, or if the broker does not
+    know when the message was stored.
     ordered: whether messages with the same key are leased one at a time. members: for each member, the number of its
     leased messages. Members that have neither leased messages nor sent a request in the last minute are left out.
     """
@@ -47,7 +47,7 @@ def shared_status(
     connection: Connection, broker_id: int, group: str = "", timeout: float | None = None
 ) -> list[SharedPartition]:
     """Return the state of one shared group or of all shared groups on each partition of one broker. group: the group's
-    name, "" for all groups. Raises RequestRefused if the broker does not support shared groups.
+    name; "" means all groups. Raises RequestRefused if the broker does not support shared groups.
     """
     _need_shared(connection)
     frame = ask(connection, RequestCode.SHARED_STATUS, SharedStatusRequest(group).to_ext(), _none(broker_id), timeout)

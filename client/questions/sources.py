@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 def source_of(brokers: Mapping[int, BrokerNodes], partition: TopicPartition) -> Endpoint | None:
     """Return the address of the process from which clients read a partition: the master of the partition's broker or,
-    if no master is registered, one of its slaves, always the same one. Return None if there is neither.
+    if no master is registered, one of its slaves (the same slave at each call). Return None if there is neither.
     """
     nodes = brokers.get(partition.broker)
     if nodes is None:
@@ -95,17 +95,18 @@ class Survey:
         self._follow = follow
         self._brokers: Mapping[int, BrokerNodes] | None = None
         self.silent: dict[int, str] = {}
-        """By broker id: why the broker did not answer, as a text that follows the broker's name in a sentence.
+        """For each broker id, the reason why the broker did not answer, as a text that follows the broker's name in a
+        sentence.
         """
         self.closed: set[TopicPartition] = set()
-        """The partitions that an operator has closed, as their brokers have answered to a question."""
+        """The partitions that an operator has closed. Their brokers have said so in answers to questions."""
         self.refused: dict[TopicPartition, str] = {}
-        """By partition: the reason why the broker has refused a question that `attempt` has sent about the
+        """For each partition, the reason why the broker has refused a question that `attempt` has sent about the
         partition.
         """
 
     def source(self, partition: TopicPartition) -> Source | None:
-        """Return the broker that clients read the partition from now; None if no broker with the partition is
+        """Return the broker from which clients read the partition now, or None if no broker with the partition is
         registered in ZooKeeper.
         """
         if self._brokers is None:

@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 
 class SteadyView(ClusterView):
-    """A ClusterView whose reads wait while a broker set that has nodes has no leader, or a leader that has not
-    registered its topics yet. Without the wait, a result would lack the set's partitions, and for example a Spark query
-    that is planned at that moment would not read them.
+    """A ClusterView whose reads wait while a broker set has nodes, but no leader that has registered its topics.
+    Without the wait, a result would lack the set's partitions, and for example a Spark query that is planned at that
+    moment would not read them.
 
     If the set has no such leader after `patience_seconds`, the view returns what is registered. After that, reads do
     not wait for this set any more; they wait for it again only after the view has once seen the set with a leader.

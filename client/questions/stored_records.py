@@ -66,9 +66,10 @@ class Pulled(NamedTuple):
 class BegunPull:
     """A pull that was sent to a broker. The broker reads and sends the records while the caller does other work.
 
-    The pull reads stored records from byte `offset` on. With `tags`, the answer contains the records with one of these
-    tags, and perhaps a few others. The text protocol has no filter, so its answers contain all records. Only one thread
-    may use the pull, and until the answer has come, this thread must not use the connection for anything else.
+    The pull reads stored records from byte `offset` on. If `tags` are given, the answer contains the records that have
+    one of these tags, and perhaps a few others. The text protocol has no filter, so its answers contain all records.
+    Only one thread may use the pull, and until the answer has come, this thread must not use the connection for
+    anything else.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ def read_chosen(
     where: Where | None = None,
     timeout: float | None = None,
 ) -> tuple[list[Message], int]:
-    """Read as `read_messages` does, but return only the messages that match the filter `where` (None: all messages),
-    and the offset at which the next read must begin. At the end of the partition this offset is `offset` itself. If the
-    broker supports content filters, it does not even send the other messages.
+    """Read as `read_messages` does, but return only the messages that match the filter `where`, and the offset at which
+    the next read must begin. If `where` is None, all messages match. At the end of the partition this offset is
+    `offset` itself. If the broker supports content filters, it does not even send the other messages.
     """
     reply = connection.call(_build_pull(connection, partition, offset, max_bytes, where=where), timeout)
     pulled = _pulled(reply, connection, partition, offset, max_bytes, timeout)
@@ -160,8 +161,9 @@ def read_chosen(
 def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> list[Message]:
     """Decode the complete records of `data`, which begins at byte `offset` of `partition`, and return their messages.
 
-    Raises CorruptRecord if the first record is damaged; if a later record is damaged, the list ends before it. Also
-    raises CorruptRecord if `data` contains no complete record, because brokers always send the first record completely.
+    Raises CorruptRecord if the first record is damaged. If a later record is damaged, the list ends before this record.
+    Also raises CorruptRecord if `data` contains no complete record, because brokers always send the first record
+    completely.
     """
     decoded = decode_walking(Records(*in_bytes(data), offset, None), partition)
     messages = list(decoded.messages)
@@ -174,10 +176,10 @@ def decode_records(data: memoryview, partition: TopicPartition, offset: int) -> 
 class Waiting(NamedTuple):
     """How much data waits for a reader between its position and the end of a partition.
 
-    bytes: number of bytes of the stored messages. messages: number of messages, None if the broker cannot count
-    messages (a Java broker). seconds: number of seconds since the oldest of these messages was stored; 0.0 if there is
-    no message, None if the oldest message is damaged or its id has no time (a Java broker). id_before: the id of the
-    message before the position, as in `bounds_behind`.
+    bytes: number of bytes of the stored messages. messages: number of messages; it is None if the broker cannot count
+    messages (a Java broker). seconds: number of seconds since the oldest of these messages was stored; it is 0.0 if
+    there is no message, and None if the oldest message is damaged or its id has no time (a Java broker). id_before: the
+    id of the message before the position, as in `bounds_behind`.
     """
 
     bounds: Bounds

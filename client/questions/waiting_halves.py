@@ -98,9 +98,9 @@ def check_halves(
     topics: frozenset[str],
     producer: str,
 ) -> list[CheckedHalf]:
-    """Ask the broker which half messages need an outcome, and return at most `limit` of them: half messages of this
-    group and these topics about whose outcome the broker asks now. If there are none, the request waits at the broker
-    until there is one, or returns [] after `wait_seconds`.
+    """Ask the broker which half messages need an outcome, and return at most `limit` of them. The returned half
+    messages belong to this group and these topics, and the broker asks for their outcomes now. If there are none, the
+    request waits at the broker until there is one, or returns [] after `wait_seconds`.
 
     producer: the name of the calling producer. Earlier broker versions ignore `topics` and `producer`, and return half
     messages of all topics and producers.
@@ -113,7 +113,8 @@ def check_halves(
 class WaitingHalf(NamedTuple):
     """A half message that waits at a broker. id: the half message's id, as in SendResult.message_id. taken: the time at
     which the broker accepted the half message. first_check: the time at which the broker first asks a producer for the
-    outcome. next_check: the time at which the broker will next ask for the outcome, None if it will not ask again.
+    outcome. next_check: the time at which the broker will next ask for the outcome; it is None if the broker will not
+    ask again.
     asked: how many times the broker has asked so far. size: number of bytes of the body. preview: the half message's
     keys and the beginning of its payload. record: the half message's flag and body, if they were requested.
     """
@@ -138,7 +139,7 @@ class HalvesPage(NamedTuple):
     `parked`. groups: three numbers for each producer group. `asked` is the number of half messages about whose outcome
     the broker still asks. `parked` is the number of those about which it has asked in vain and no longer asks. `askers`
     is the number of the group's producers whose requests wait at the broker for its questions.
-    next: the argument `after` for the next page, 0 if this is the last page.
+    next: the argument `after` for the next page, or 0 if this is the last page.
     """
 
     total: int
@@ -163,9 +164,9 @@ def list_halves(
     of them, in the order of the times at which the broker first asks for their outcomes.
 
     topic, group, state: return only half messages of this topic, producer group and state; "" means all. after: the
-    field `next` of the previous page, 0 for the first page. A page may contain fewer than `limit` half messages if many
-    half messages belong to other topics or groups. whole: if true, return at most one half message, with its record.
-    Raises RequestRefused if the broker keeps no half messages (a Java broker, or an earlier version).
+    field `next` of the previous page, or 0 for the first page. A page may contain fewer than `limit` half messages if
+    many half messages belong to other topics or groups. whole: if true, return at most one half message, with its
+    record. Raises RequestRefused if the broker keeps no half messages (a Java broker, or an earlier version).
     """
     need_frames(connection, "keeps no half messages", "ask one of ours")
     frame = ask(
@@ -201,9 +202,9 @@ def find_half(connection: Asked, half_id: int) -> WaitingHalf | None:
 def each_half(
     connection: Asked, topic: str = "", group: str = "", state: str = "", most: int | None = None
 ) -> Iterator[WaitingHalf]:
-    """Yield the broker's waiting half messages, in the order of `list_halves`, at most `most` (None: all). They are
-    requested page by page, each page only when the caller takes its first half message. Raises the errors of
-    `list_halves`.
+    """Yield the broker's waiting half messages, in the order of `list_halves`. `most` is the maximum number of half
+    messages; None means that there is no limit. The half messages are requested page by page. Each page is requested
+    only when the caller needs its first half message. Raises the errors of `list_halves`.
     """
     after = 0
     while most is None or most > 0:

@@ -51,7 +51,7 @@ class ZooKeeperMetadata:
         session: ZkSession | None = None,
     ) -> None:
         """config: its `zookeeper_tls` says whether and how to use TLS for a new session. session: the caller's session;
-        None: create one.
+        if it is None, the object creates a session.
         """
         self._session = session or zk_session(connect, root, session_timeout, config=config)
         self._is_lent = session is not None

@@ -74,8 +74,8 @@ megabytes could become gigabytes in memory.
 class Columns(NamedTuple):
     """The fields of some messages as columns. Item i of every column belongs to message number i.
 
-    attributes: the decoded attributes of each message; None if no message has any. flags: the flag of each message's
-    record.
+    attributes: the decoded attributes of each message; it is None if no message has attributes. flags: the flag of each
+    message's record.
     """
 
     topic: pa.Array
@@ -137,9 +137,9 @@ _OF_ATTRIBUTES = [(attrgetter(name), SCHEMA.field(name).type) for name in ("tag"
 class DecodedColumns(NamedTuple):
     """The result of decoding records: the fields of decoding.Decoded, but with columns instead of messages.
 
-    expires: for each message, the time when it expires, in milliseconds since 1970, or INT64_MAX if it never expires;
-    None if no message expires. packed: true for each message with a compressed payload; None if no payload is
-    compressed.
+    expires: for each message, the time when it expires, in milliseconds since 1970, or INT64_MAX if it never expires.
+    `expires` itself is None if no message expires. packed: true for each message with a compressed payload. `packed`
+    itself is None if no payload is compressed.
     """
 
     columns: Columns
@@ -225,8 +225,8 @@ def decode_columns(
     limit: int | None = None,
     where: Where | None = None,
 ) -> DecodedColumns:
-    """Decode the records that begin before the offset `limit` of the partition (None: all records), in order, and stop
-    before the first damaged record. where: keep only records that match this filter.
+    """Decode the records that begin before the offset `limit` of the partition, in order, and stop before the first
+    damaged record. If `limit` is None, decode all records. where: keep only records that match this filter.
     """
     data = records.data
     good = good_records(records, limit)

@@ -67,10 +67,10 @@ class Records:
     """Stored records of a partition, in the partition's order, from its byte `offset` on. Their bytes are
     data[start:end], a part of the received `data`.
 
-    sizes: the sizes of all records in bytes, headers included; together they fill [start, end). None if the sizes are
-    unknown; in this case the last record may be incomplete. runs: None if the records follow each other without a gap
-    not only in `data`, but also in the partition. Otherwise the groups of records that have no gap between them in the
-    partition, with the offset of each group.
+    sizes: the sizes of all records in bytes, headers included; together they fill [start, end). `sizes` is None if the
+    sizes are unknown; in this case the last record may be incomplete. runs: the groups of records that have no gap
+    between them in the partition, with the offset of each group. `runs` is None if all the records follow each other
+    without a gap not only in `data`, but also in the partition.
     """
 
     data: bytes
@@ -90,7 +90,7 @@ class Records:
 
     def place(self, offset: int) -> int:
         """Return the position in `data` of the byte at `offset` in the partition, limited to `start` … `end`. For an
-        offset between two runs, return the position where the earlier run ends and the later one begins.
+        offset between two runs, return the position in `data` where the earlier run ends and the later one begins.
         """
         if self.runs is None:
             return max(self.start, min(self.end, offset - self.offset + self.start))
@@ -141,8 +141,8 @@ def in_bytes(records: memoryview | bytes) -> tuple[bytes, int, int]:
 
 
 def _address(buffer: memoryview | bytes) -> int:
-    """Return a buffer's memory address, from which a memoryview's position inside the object that it views can be
-    computed; Python does not tell this position.
+    """Return a buffer's memory address. From such addresses the position of a memoryview inside the viewed object can
+    be computed, which Python itself does not tell.
     """
     address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
     return address
@@ -152,13 +152,13 @@ class Decoded(NamedTuple):
     """The result of decoding records. total: number of messages in `messages`. end: the byte offset in the partition
     where the last decoded record ends.
 
-    damage: a description of the damage of the record that begins at `end`; "" if there is no damage. Even without
+    damage: a description of the damage of the record that begins at `end`, or "" if there is no damage. Even without
     damage, an incomplete record may begin at `end`. flags: the flag bits that at least one message has, including
     messages that the filters have left out.
 
     messages: an iterator that makes each message only when it is taken. If thousands of messages existed at once,
-    Python's garbage collector would look at them again and again; if only a few hundred exist for a short time, it
-    never does.
+    Python's garbage collector would look at them again and again. If only a few hundred exist for a short time, the
+    collector never looks at them.
     """
 
     messages: Iterator[Message]
@@ -224,7 +224,7 @@ class Good(NamedTuple):
     """The intact records before the first damaged record. For each record it contains the position in the data where
     the record begins, the record's size in bytes, and its header (`header_dtype`).
 
-    damage: a description of the damage of the first damaged record; "" if there is no damaged record.
+    damage: a description of the damage of the first damaged record, or "" if there is no damaged record.
     """
 
     starts: npt.NDArray[np.int64]
@@ -252,17 +252,17 @@ class Good(NamedTuple):
         return Good(self.starts[wanted], self.sizes[wanted], self.headers[wanted], self.damage)
 
     def checked(self, bodies: Sequence[bytes]) -> Good:
-        """Compute the checksum of each body, compare it with the record's header, and return the records before the
-        first record for which they differ, with a description of this damage. bodies: the bodies of the records, in
-        order.
+        """Compute the checksum of each body, and compare it with the checksum in the record's header. Return the
+        records before the first record whose checksums differ, with a description of this damage. bodies: the bodies of
+        the records, in order.
         """
         count = _leading(checksums(bodies) == self.headers["checksum"])
         return self if count == len(self.starts) else self.up_to(count, WRONG_CHECKSUM)
 
 
 def good_records(records: Records, limit: int | None = None) -> Good:
-    """Return the intact records that begin before byte `limit` of the partition (None: all intact records). Checksums
-    are not compared.
+    """Return the intact records that begin before byte `limit` of the partition. If `limit` is None, return all intact
+    records. Checksums are not compared.
     """
     stop = records.end if limit is None else records.place(limit)
     sizes, damage = (records.sizes, "") if records.sizes is not None else _sizes_by_length(records, stop)

@@ -164,8 +164,8 @@ class LocalMessageStore:
 
     def peek(self, queue: str, limit: int, after: int = 0) -> list[tuple[int, StoredMessage]]:
         """Return the oldest messages of the queue, at most `limit`, in the order in which they were appended. Each
-        comes as a pair (number, message); `remove` takes this number. The numbers grow and are above 0; only messages
-        with a number above `after` are returned.
+        message is returned as a pair (number, message). Pass this number to `remove` to remove the message. The numbers
+        grow and are above 0; only messages with a number above `after` are returned.
         """
         check_number("limit", limit, most=INT64_MAX)
         check_number("after", after, may_be_0=True, most=INT64_MAX)
@@ -194,7 +194,7 @@ class LocalMessageStore:
     def count(self, queue: str) -> int:
         """Return the number of messages in the queue, without reading the file. If an interrupt has ended a call of
         `append` on this thread, `count` first waits until it is certain whether that call's messages are appended, and
-        includes them if they are.
+        counts them if they are.
         """
         self._settle()
         return self._counts.get(queue, 0)

@@ -51,7 +51,8 @@ class Message(NamedTuple):
 
     partition: the topic, broker and number of the partition that stores the message. offset: byte position of the
     message's record in the partition. id: the message's id, which is unique within the cluster. flag: the flag bits of
-    metaq 1.x (protocol/record.py). body: the payload, if bit 0 of `flag` is set with the attribute before it.
+    metaq 1.x (protocol/record.py). body: the payload. If bit 0 of `flag` is set, the body also contains the attribute,
+    before the payload.
     """
 
     partition: TopicPartition
@@ -105,13 +106,15 @@ class Message(NamedTuple):
     @property
     def attributes(self) -> Attributes:
         """The attribute, tag, keys and properties of the message in one object. If you need several of them, read this
-        property once: each reading of a single one, such as `message.tag`, decodes all of them again.
+        property once: each reading of a single property, such as `message.tag`, decodes all of them again.
         """
         return decode_attribute(attribute_of(self.body, self.flag), self.flag)
 
     @property
     def attribute(self) -> str | None:
-        """The message's attribute as in metaq 1.x: one text that the producer can set; None if it has set none."""
+        """The message's attribute as in metaq 1.x: one text that the producer can set. It is None if the producer has
+        set none.
+        """
         return self.attributes.attribute
 
     @property
@@ -131,13 +134,13 @@ class Message(NamedTuple):
 
     @property
     def content_type(self) -> str | None:
-        """The payload's type as the producer stated it; None if the producer stated none."""
+        """The payload's type as the producer has stated it, or None if the producer has stated none."""
         return self.attributes.reserved.get(TYPE)
 
     @property
     def correlation(self) -> str | None:
-        """The text that a request and its reply have in common, by which the producer that gets a reply finds the
-        request; None for other messages.
+        """The text that a request and its reply have in common. By this text the producer that gets a reply finds the
+        request. It is None for other messages.
         """
         return self.attributes.reserved.get(CORRELATION)
 
@@ -168,7 +171,7 @@ class Message(NamedTuple):
     @property
     def expires_at(self) -> datetime | None:
         """The expiry time of the message, by the producer's clock, as an aware datetime in UTC. From this time on, no
-        consumer gets the message. None if the message never expires.
+        consumer gets the message. It is None if the message never expires.
         """
         milliseconds = self.attributes.expires_ms if self.flag & EXPIRES_FLAG else None
         return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
@@ -182,8 +185,9 @@ class Message(NamedTuple):
 
     @property
     def attempts(self) -> int:
-        """For a handler in `Consumer.run`: which attempt to handle the message this is, counted from 1. The number is
-        above 1 only if run() sends failed messages back to the broker. For a dead letter: how many attempts were made.
+        """In a handler of `Consumer.run`, the number of the present attempt to handle the message, counted from 1. The
+        number is above 1 only if run() sends failed messages back to the broker. For a dead letter, it is the number of
+        attempts that were made.
         """
         failure = failure_in(self)
         return 1 if failure is None else failure.attempts
@@ -203,15 +207,15 @@ class Message(NamedTuple):
 
     @property
     def timestamp_ms(self) -> int | None:
-        """The time when the message was stored, in milliseconds since 1970. None if a Java broker stored it, because
-        its ids contain no time.
+        """The time when the message was stored, in milliseconds since 1970. It is None if a Java broker stored the
+        message, because the ids of Java brokers contain no time.
         """
         return store_time_ms(self.id)
 
     @property
     def timestamp(self) -> datetime | None:
-        """The time when the message was stored (`timestamp_ms`), as an aware datetime in UTC; None if a Java broker
-        stored it.
+        """The time when the message was stored (`timestamp_ms`), as an aware datetime in UTC. It is None if a Java
+        broker stored the message.
         """
         milliseconds = store_time_ms(self.id)
         return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -263,7 +267,8 @@ class PlainMessage(Message):
 
 class RetriedMessage(Message):
     """A message that is passed to a handler again after a failure. It has the partition, offset, id, flag and body of
-    the original message, although the consumer has read another record: the copy that was sent back to the broker.
+    the original message, although the consumer has read another record, namely the copy that was sent back to the
+    broker.
 
     copy: the message of the record that the consumer has read. tries: number of times that the handler has failed on
     this copy.
@@ -292,8 +297,8 @@ class RetriedMessage(Message):
 
 def failure_in(message: Message) -> Failure | None:
     """If `message` is one of metaq's own messages about a failed message (a dead letter, or a copy to be tried again),
-    decode the failure that it records. Return None for any other message, and if the record of the failure cannot be
-    decoded.
+    decode the failure that it records. Return None for any other message. Also return None if the record of the failure
+    cannot be decoded.
     """
     if message.partition.topic[:1] != OWN_MARK:
         return None

@@ -22,16 +22,16 @@ class SendResult(NamedTuple):
     """The result of sending a message: the message's id, its partition, and the byte position of its record in the
     partition.
 
-    offset: -1 while the message has no offset, because it is in an uncommitted transaction or in a local store. For a
-    message in a local store, message_id is 0, too.
+    offset: it is -1 while the message has no offset, because the message is in an uncommitted transaction or in a local
+    store. For a message in a local store, message_id is 0, too.
 
     replicas: the number of nodes of a broker set that had the message when it was acknowledged: on disk with
     `ack=disk`, otherwise at least in memory. The number is 1 with `ack=leader` and in a transaction. `replicas` is None
     if the broker does not report the number: the broker is no node of a broker set, or the client uses the text
     protocol.
 
-    due: for a message that was sent with `deliver_at` or `delay`, the time in UTC when the broker delivers the message;
-    None for all other messages. The offset of a delayed message is -1, and the delivered message gets another id.
+    due: for a message that was sent with `deliver_at` or `delay`, the time in UTC when the broker delivers the message.
+    It is None for all other messages. The offset of a delayed message is -1, and the delivered message gets another id.
     `Producer.cancel` accepts this result.
     """
 

@@ -1,5 +1,5 @@
-"""Detect standard modules that gevent or eventlet has replaced. With their replacements for standard modules, the
-client's threads could wait longer than their timeouts, or for ever.
+"""Detect standard modules that gevent or eventlet has replaced. With such replacements, the client's threads could wait
+longer than their timeouts, or for ever.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ __all__ = ["END_SECONDS", "TimeLeft", "Timers"]
 log = get_log(__name__)
 
 END_SECONDS = 1.0
-"""close() of a client takes at most this number of seconds longer than its timeout. It needs the additional time if
-waiting for the delivery of messages has used up the timeout, because it must then still end connections and sessions.
+"""close() of a client takes at most this number of seconds longer than its timeout. close() needs the additional time
+if waiting for the delivery of messages has used up the timeout, because it must still end connections and sessions
+after that.
 """
 
 _Entry = tuple[float, int, Callable[[], None]]
@@ -95,7 +96,7 @@ class Timers:
 
 
 class TimeLeft:
-    """Tells how many of the given `seconds`, which are counted from the creation of the object, are left. A close()
+    """Tells how many of the given `seconds` are left. They are counted from the creation of the object. A close()
     method with several steps, each of which may hang, uses a TimeLeft to limit the time of all steps together. Any
     thread may use it.
     """
@@ -106,11 +107,11 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """Number of seconds that are left; 0 when the time is over."""
+        """Number of seconds that are left, or 0 when the time is over."""
         return max(0.0, self._end - self._clock())
 
     def part(self, share: float) -> float:
-        """Return `share` (0 … 1) of the remaining seconds: the limit for one step, so that some time is left for the
-        steps after it.
+        """Return the part `share` (0 … 1) of the remaining seconds. It is the limit for one step, so that some time is
+        left for the steps after it.
         """
         return share * self.seconds

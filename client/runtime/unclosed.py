@@ -22,14 +22,15 @@ class Closing(ABC):
     """
 
     _unclosed: int | None = None
-    """The id of the process that owns the open client; None before the constructor has finished and after `close`.
+    """The id of the process that owns the open client. It is None before the constructor has finished and after
+    `close`.
     """
 
     def _opened(self) -> None:
         """Record that the constructor has finished, so that `__del__` closes the client if its user does not. If an
-        interrupt comes just when the constructor returns, its caller does not get the client. The record, an attribute
-        of the client itself, exists nevertheless, so the client is closed, with its threads and connections, when it is
-        garbage collected.
+        interrupt comes just when the constructor returns, the constructor's caller does not get the client. But this
+        record is an attribute of the client itself. So when the client is garbage collected, it is closed, with its
+        threads and connections.
         """
         self._unclosed = os.getpid()
 

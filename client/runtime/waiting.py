@@ -18,8 +18,8 @@ OnDone = Callable[[Reply | None, MetaqError | None], None]
 """A callback for the answer to a request. It is called once. It must not block, because it runs on the thread that
 reads the connection, and so other answers would wait.
 
-Only if a signal handler raises an exception, such as KeyboardInterrupt, inside the callback or directly after it, the
-callback is called a second time, on another thread, with BrokerUnavailable.
+There is one exception: if a signal handler raises an exception, such as KeyboardInterrupt, inside the callback or
+directly after it, the callback is called a second time, on another thread, with BrokerUnavailable.
 """
 OnBegun = Callable[[Frame], None]
 """A callback for an answer whose header has arrived and whose body is still on the way. The callback gets the answer

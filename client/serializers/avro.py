@@ -26,8 +26,9 @@ class Avro:
     """
 
     def __init__(self, schema: Any, *older: Any) -> None:
-        """schema: values are written with this schema, and read values are converted to this schema. Pass the schema as
-        a Python object with the structure of Avro's JSON. older: schemas that were used earlier to write values.
+        """schema: the schema with which values are written, and to which values are converted when they are read. Pass
+        the schema as a Python object with the structure of Avro's JSON. older: schemas that were used earlier to write
+        values.
 
         Raises ConfigError if fastavro is not installed, or a schema is wrong.
         """

@@ -49,7 +49,7 @@ class ReadableMessage(Protocol):
     def content_type(self) -> str | None: ...
     @property
     def payload(self) -> bytes:
-        """The message's payload. Raises CorruptRecord if it cannot be decompressed."""
+        """The message's payload. Raises CorruptRecord if the payload cannot be decompressed."""
 
 
 class ValueReader:
@@ -63,8 +63,8 @@ class ValueReader:
         self._first = next(iter(self._by_type.values()))
 
     def value_of(self, message: ReadableMessage) -> Any:
-        """Return the value that the message's payload contains. Raises ValueUnreadable if it cannot be decoded, and
-        CorruptRecord as `message.payload` does.
+        """Return the value that the message's payload contains. Raises ValueUnreadable if the payload cannot be
+        decoded, and CorruptRecord if the payload cannot be decompressed.
         """
         kind = message.content_type
         serializer = self._first if kind is None else self._by_type.get(kind)

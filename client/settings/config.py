@@ -84,8 +84,8 @@ max.poll.interval.ms has the same default.
 
 RECOVER_FIRST_SECONDS = 5.0
 RECOVER_SECONDS = 300.0
-"""A consumer tries the messages in its LocalRecoverStore (messages whose handlers have failed) again this number of
-seconds after its start, and then at this interval. 1.x uses the same number.
+"""Number of seconds after its start at which a consumer first tries the messages in its LocalRecoverStore (messages
+whose handlers have failed) again, and the interval between the further tries. 1.x uses the same number.
 """
 
 MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
@@ -94,7 +94,9 @@ MAX_BATCH_BODY_BYTES = MAX_FRAME_BYTES - 64 * 1024
 """
 
 MAX_LOCAL_MESSAGES = 500_000
-"""Largest number of messages in one queue of a LocalMessageStore (1.x: in its local store, per topic and partition)."""
+"""Largest number of messages in one queue of a LocalMessageStore. (1.x has the same limit for each topic and partition
+in its local store.)
+"""
 
 
 _Config = TypeVar("_Config")

@@ -128,14 +128,14 @@ class ConsumerConfig:
     """
     arrow_fetch_bytes: int = 3 << 20
     """Number of bytes of records that the consumer asks for in one pull if the program calls poll_arrow(). Its default
-    is larger than that of fetch_max_bytes, because poll_arrow() spends more time on each answer as such than on the
-    messages in it. If it is less than max_buffered_bytes, the next pull is sent as soon as the answer to the previous
-    one begins to arrive.
+    is larger than that of fetch_max_bytes, because most of the time that poll_arrow() spends on an answer does not
+    depend on the number of messages in the answer. If arrow_fetch_bytes is less than max_buffered_bytes, the next pull
+    is sent as soon as the answer to the previous pull begins to arrive.
     """
     max_buffered_bytes: int = 4 << 20
     """When the consumer holds this number of bytes of a partition that the program has not taken yet, it does not fetch
-    more from the partition. It can exceed this number by the bytes of one pull, because it sends a pull while it holds
-    less.
+    more from the partition. The consumer can hold up to the bytes of one pull more than this number, because it sends a
+    pull as long as it holds less than this number.
     """
     check_crcs: bool | None = None
     """Whether the consumer checks each message's checksum before delivery (like librdkafka's check.crcs, which is off
@@ -154,8 +154,8 @@ class ConsumerConfig:
     of `damage`. The function is called on the thread that calls poll(), or on a handler thread of run().
     """
     long_poll_ms: int = 15_000
-    """If there is no message to return, a broker waits for one at most this number of milliseconds before it answers a
-    pull (long polling).
+    """If there is no message to return, a broker waits at most this number of milliseconds for a message before it
+    answers a pull (long polling).
     """
     text_idle_step_ms: int = 50
     text_idle_max_ms: int = 500
@@ -249,11 +249,13 @@ class SharedConfig:
     fetch_max_bytes: int = 1 << 20
     """Largest number of bytes of messages that one request leases. A single message may be larger."""
     long_poll_ms: int = 15_000
-    """If there is no message to lease, a broker waits for one at most this number of milliseconds before it answers."""
+    """If there is no message to lease, a broker waits at most this number of milliseconds for a message before it
+    answers.
+    """
     settle_linger_ms: int = 100
-    """The member holds an acknowledgement back for this number of milliseconds, so that it can send further ones in the
-    same request; 0 means that each is sent at once. In a group with ordered_by_key, acknowledgements are always sent at
-    once.
+    """The member holds an acknowledgement back for this number of milliseconds, so that it can send further
+    acknowledgements in the same request; 0 means that each acknowledgement is sent at once. In a group with
+    ordered_by_key, acknowledgements are always sent at once.
     """
     error_min_seconds: float = 0.05
     error_max_seconds: float = 2.0

@@ -29,8 +29,8 @@ def with_moved(config: _Config, caller: str, given: Mapping[str, object], *moved
 
     moved: the names that `given` may contain. An argument with the value None leaves the setting unchanged. This
     function must be called directly by the method that the user's code calls, not by a function below it, because the
-    warning shows the line two calls up, which is then the user's. Raises TypeError for an argument that `caller` never
-    had, as Python does, and ConfigError for a wrong value.
+    warning shows the line two calls up, which must be a line of the user's code. Raises TypeError for an argument that
+    `caller` never had, as Python does, and ConfigError for a wrong value.
     """
     changed: Any = config
     kind = type(config).__name__

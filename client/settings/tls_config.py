@@ -24,7 +24,7 @@ _SECTIONS = ("tls", "zookeeper")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """The TLS settings for the connections to all brokers. A client with these settings uses TLS for every broker; it
+    """The TLS settings for the connections to all brokers. A client with these settings uses TLS for every broker, and
     never falls back to an unencrypted connection.
 
     The broker's certificate must be signed by a CA in the PEM file `ca`, and must contain the host name or address
@@ -111,7 +111,9 @@ def profile_tls() -> TlsConfig | None:
 
 
 def profile_zookeeper_tls() -> TlsConfig | None:
-    """Return the TLS settings for ZooKeeper in the user's profile file, as profile_tls returns those for brokers."""
+    """Return the TLS settings for ZooKeeper in the user's profile file, as profile_tls returns the TLS settings for
+    brokers.
+    """
     return _profiled("zookeeper")
 
 

@@ -67,7 +67,7 @@ _NO_WORD = (
     "no broker for the dead letter, as its log says"
 )
 """The text that a dead letter contains in place of an exception, if the message's last lease ended without a
-settlement, so that no member has reported why the attempt failed.
+settlement. In this case no member has reported why the attempt failed.
 """
 
 _RETRY = Retry()
@@ -236,7 +236,7 @@ class SharedConsumer(Closing):
         return taken
 
     def _next(self, done: SharedMessage | None, *, keep: bool) -> SharedMessage | None:
-        """Acknowledge the message `done` (None: no message), and return the next message for a thread of run(); one
+        """Acknowledge the message `done` (unless it is None), and return the next message for a thread of run(). One
         method does both, so that the core's lock is acquired only once. Return None if no message comes within a
         second.
         """
@@ -260,7 +260,7 @@ class SharedConsumer(Closing):
 
     def ack(self, *messages: SharedMessage) -> None:
         """Acknowledge messages. The call does not wait for the broker, which gets the acknowledgements some
-        milliseconds later; `flush` waits for its answer.
+        milliseconds later. Call `flush` to wait for the broker's answer.
 
         Messages that were acknowledged, released or lost before are ignored. Raises ClientError if this consumer is
         closed, TypeError if an argument did not come from poll().

@@ -64,15 +64,15 @@ answer.
 class _Partition:
     """The state of a member's requests and settlements for one partition; all times are monotonic seconds.
 
-    asked: number of messages that the request in flight asks for; 0 if no request is in flight. is_parked: whether the
-    request in flight waits at the broker for a message. has_more: whether the last answer said that there are more
-    messages; true before the first answer. ask_at: the earliest time for the next request. early_until: the request in
-    flight asks the broker to wait for messages until this time, so an empty answer before it is unexpected. due: unsent
-    settlements. sent: settlements in flight. settle_at: the time at which `due` is sent. retry_at: the earliest time at
-    which `due` may be sent after settlements have failed. acknowledged: the offsets of messages that this member has
-    acknowledged after their leases had ended, each with the token of its lease; if the broker leases such a message to
-    this member again, it is not handled again. withdraw_at: the time at which a closing member next sends a withdrawal
-    of its waiting request.
+    asked: number of messages that the request in flight asks for, or 0 if no request is in flight. is_parked: whether
+    the request in flight waits at the broker for a message. has_more: whether the last answer said that there are more
+    messages; true before the first answer. ask_at: the earliest time for the next request. early_until: the time until
+    which the request in flight asks the broker to wait for messages; an empty answer before this time is unexpected.
+    due: unsent settlements. sent: settlements in flight. settle_at: the time at which `due` is sent. retry_at: the
+    earliest time at which `due` may be sent after settlements have failed. acknowledged: the offsets of messages that
+    this member has acknowledged after their leases had ended, each with the token of its lease; if the broker leases
+    such a message to this member again, it is not handled again. withdraw_at: the time at which a closing member next
+    sends a withdrawal of its waiting request.
     """
 
     partition: TopicPartition
@@ -93,10 +93,10 @@ class _Partition:
 class SharedCore:
     """Makes the decisions of one shared consumer. Only one thread at a time may use an object of this class.
 
-    waiting: the callers that wait for messages, each with the number that it wants; each caller removes itself when it
-    stops waiting. workers: the number of threads that handle messages: during run(), the number of run()'s threads;
-    otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens; the driver sets
-    it. is_due: whether the driver must call `actions` earlier; the driver resets it.
+    waiting: the callers that wait for messages, each with the number of messages that it wants; each caller removes
+    itself when it stops waiting. workers: the number of threads that handle messages: during run(), the number of
+    run()'s threads; otherwise 1. wakes_at: the time at which the driver calls `actions` again even if nothing happens;
+    the driver sets it. is_due: whether the driver must call `actions` earlier; the driver resets it.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class SharedCore:
         reader: ValueReader | None = None,
         now_ms: WallClock = now_ms,
     ) -> None:
-        """on_lost: called with a message that was settled only after its lease had ended, so that another member may
-        have got the message.
+        """on_lost: a function that is called with each message that was settled only after its lease had ended, so that
+        another member may have got the message.
         ordered: whether the next message of a key waits until the key's previous message is acknowledged. where:
         messages that do not match this filter are acknowledged and not delivered. tags: messages without one of these
         tags are also acknowledged and not delivered. reader: decodes a message's `value`.
@@ -121,8 +121,8 @@ class SharedCore:
         self.wakes_at = math.inf
         self.is_due = False
         self.acknowledged = self.lost = self.damaged = 0
-        """Numbers of acknowledged, lost and damaged messages since the start. The acknowledged messages include
-        messages that were filtered out or had expired.
+        """`acknowledged`, `lost` and `damaged` are the numbers of messages that were acknowledged, lost or damaged
+        since the start. The acknowledged messages include messages that were filtered out or had expired.
         """
         self._config = config
         self._on_lost = on_lost
@@ -213,8 +213,8 @@ class SharedCore:
         suspect: int = 0,
     ) -> None:
         """Process the answer to a request for messages (Acquiring). waiting: number of further messages that the broker
-        could have leased; the broker may report a number that is too low. suspect: 0, unless the answer consists of one
-        suspect; for the other values see AcquireReply.
+        could have leased; the broker may report a number that is too low. suspect: it is 0 unless the answer consists
+        of one suspect; AcquireReply describes the other values.
         """
         found = self._partitions[partition]
         found.has_more = waiting > 0
@@ -316,9 +316,9 @@ class SharedCore:
         self._settle(message, _RELEASE, round(delay * 1000), now)
 
     def _drop_copy(self, message: SharedMessage) -> None:
-        """Remove a second copy of the message from the buffer. There is one if the lease of `message` has ended and the
-        broker has leased the message to this member again. `message` then gets the copy's lease, so that settling it
-        settles the new lease.
+        """Remove a second copy of the message from the buffer. A second copy exists if the lease of `message` has ended
+        and the broker has leased the message to this member again. `message` then gets the copy's lease, so that
+        settling it settles the new lease.
         """
         for buffer in self._buffers:
             for number, copy in enumerate(buffer):
@@ -467,9 +467,9 @@ class SharedCore:
         return actions + asks
 
     def _withdrawals(self, now: float) -> list[Acquiring]:
-        """For a closing member, return the withdrawals of its requests that may still wait at brokers; without them,
-        brokers would later lease messages to a member that has ended. Withdrawals are repeated, because a thread may
-        send a request only after another thread has sent the request's withdrawal.
+        """For a closing member, return withdrawals of those of its requests that may still wait at brokers. Without the
+        withdrawals, brokers would later lease messages to a member that has ended. Withdrawals are repeated, because a
+        thread may send a request only after another thread has sent the request's withdrawal.
         """
         asked = [each for each in self._partitions.values() if each.asked and each.withdraw_at <= now]
         for each in asked:
@@ -480,8 +480,8 @@ class SharedCore:
         return self._closing and found.retry_at <= now
 
     def _goes_along(self, found: _Partition, asked: set[TopicPartition], now: float) -> bool:
-        """Return whether the partition's unsent settlements are enough to be sent now, together with a request for more
-        messages, which saves a round trip.
+        """Return whether the partition has enough unsent settlements that they are sent now, together with a request
+        for more messages. Sending them together saves a round trip.
         """
         return found.partition in asked and len(found.due) >= tuning.SETTLE_ALONG and found.retry_at <= now
 
@@ -497,10 +497,10 @@ class SharedCore:
                 self.extend(message, self._config.lease_seconds, now)
 
     def _return_stale(self, now: float) -> None:
-        """Release messages that no caller has taken, shortly before their leases end. If such a lease ended, its
-        message would become a suspect, or the lease would count as an attempt, although no handler got the message. If
-        messages were released and no caller is waiting, the member leases no more messages ahead until a caller takes
-        one.
+        """Release messages that no caller has taken, shortly before their leases end. If such a lease ended without a
+        release, its message would become a suspect, or the lease would count as an attempt, although no handler got the
+        message. If messages were released and no caller is waiting, the member leases no more messages ahead until a
+        caller takes one.
         """
         if now < self._stale_at:
             return
@@ -579,7 +579,9 @@ class SharedCore:
         return self._buffered <= self._low and not self.waiting
 
     def _note_low(self) -> None:
-        """Compute the number of buffered messages at or below which `is_low` is true, as long as no caller waits."""
+        """Compute a limit: while no caller waits, `is_low` is true if the number of buffered messages is at or below
+        this limit.
+        """
         ahead = self._ahead
         if not ahead or self._closing or self._alone is not None or all(each.asked for each in self._turn):
             self._low = -1
@@ -587,7 +589,7 @@ class SharedCore:
             self._low = int(ahead * tuning.REFILL_PART) - self._there + self._buffered
 
     def next_time(self, now: float) -> float:
-        """Return the earliest time at which an action may become due, if nothing else happens before."""
+        """Return the earliest time at which an action may become due if nothing happens before that time."""
         times = [each.settle_at for each in self._partitions.values() if each.due and not each.sent]
         times += [each.ask_at for each in self._turn if not each.asked and each.ask_at > now]
         times += [message.lease_until - self._keep_seconds for message in self._kept.values()]

@@ -2,8 +2,9 @@
 
 Usually the thread that has caused an action executes it: for example, a thread of run() that has taken nearly all
 leased messages sends the request for more, and a thread that has read an answer sends what follows from it. The
-driver's own thread executes actions that become due at a certain time. It also executes the actions that a user's
-thread has caused, if an interrupt (interrupts.py) could hit that thread between the core's decision and the sending.
+driver's own thread executes actions that become due at a certain time. The driver's thread also executes the actions
+that a user's thread has caused, if an interrupt (interrupts.py) could hit the user's thread between the core's decision
+and the sending.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ class SharedDriver:
             self._bell.wait(self._pause())
 
     def _pause(self) -> float | None:
-        """Return the number of seconds that the driver's thread may sleep until an action becomes due; None: until its
-        bell wakes it.
+        """Return the number of seconds that the driver's thread may sleep until an action becomes due. None means that
+        the thread may sleep until its bell wakes it.
         """
         with self.lock:
             core, now = self.core, self._clock()
@@ -208,8 +209,9 @@ class SharedDriver:
             self._send(connection, those)
 
     def _connection(self, action: Acquiring | Settle) -> Connection | None:
-        """Return the connection on which to send the action. If there is no open connection, return None, after
-        starting to connect (the action is then executed later) or reporting the action to the core as failed.
+        """Return the connection on which to send the action. If there is no open connection, return None. In this case
+        either a connection was begun and the action is executed later, or the action was reported to the core as
+        failed.
         """
         partition = action.partition
         endpoint = self._metadata.view(partition.topic).endpoints.get(partition.broker)
@@ -356,9 +358,9 @@ class SharedDriver:
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     def _failed(self, action: Acquiring | Settle, error: MetaqError | None, *, sent: bool = True) -> None:
-        """Report to the core that an action was not executed. error: the reason; None: it only had to wait for a
-        connection, which exists now, so the core can repeat the action at once. sent: whether the broker may have
-        received the request.
+        """Report to the core that an action was not executed. error: the reason. It is None if the action only had to
+        wait for a connection; the connection exists now, so the core can repeat the action at once. sent: whether the
+        broker may have received the request.
         """
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)

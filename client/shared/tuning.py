@@ -6,9 +6,9 @@ from __future__ import annotations
 
 PREFETCH_SECONDS = 0.2
 """A member leases as many messages ahead as its workers handle in this number of seconds. The time is as long as many
-round trips to a broker, but short enough that few messages are kept from other members. Sixty-four members on one
-partition handle a quarter fewer messages per second with 0.1 s than with 0.2 s, because their requests are smaller and
-so more numerous; with 0.3 s they handle only a few more than with 0.2 s.
+round trips to a broker, but short enough that few messages are kept from other members. With 0.1 s instead of 0.2 s,
+sixty-four members on one partition handle a quarter fewer messages per second, because their requests are smaller and
+so more numerous. With 0.3 s they handle only a few more messages per second than with 0.2 s.
 """
 
 REFILL_PART = 0.5
@@ -27,8 +27,8 @@ computes how many messages to lease ahead.
 """
 
 STALE_PART = 0.5
-"""A leased message that no caller has taken is released, so that other members can lease it, when less than this share
-of its lease time is left.
+"""When less than this share of a message's lease time is left and no caller has taken the message, it is released, so
+that other members can lease it.
 """
 
 IN_VAIN_SECONDS = 0.5
@@ -40,7 +40,9 @@ KEEP_PART = 0.5
 """run() extends the lease of a message when at most this share of the lease time is left."""
 
 LATE_ACKNOWLEDGED = 1024
-"""Number of late acknowledged messages per partition that a member remembers, so that it does not handle them again."""
+"""Number of messages per partition that a member remembers because it has acknowledged them after their leases had
+ended. The member does not handle these messages again.
+"""
 
 WITHDRAW_SECONDS = 0.1
 """A closing member withdraws a request again at this interval in seconds, until the request is answered."""
@@ -55,11 +57,11 @@ SETTLE_AT = 256
 
 SETTLE_ALONG = 8
 """If at least this number of settlements of a partition are unsent, they are sent together with a request for more
-messages. If there are fewer, they wait for more: otherwise a member that requests one message at a time would send only
-a few settlements with each of its many requests.
+messages. If fewer settlements are unsent, they wait for further ones. Otherwise a member that requests one message at a
+time would send only a few settlements with each of its many requests.
 """
 
 UNBURIED = 1024
-"""Largest number of failures that run() remembers because no broker has stored their dead letters yet. They take about
-half a megabyte of memory.
+"""Largest number of failures that run() remembers because no broker has stored their dead letters yet. This number of
+failures takes about half a megabyte of memory.
 """

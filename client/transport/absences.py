@@ -12,15 +12,15 @@ __all__ = ["LEADERLESS_SECONDS", "Absences"]
 
 LEADERLESS_SECONDS = 3.0
 """After a leader's end, its broker set normally has a new leader that has registered its topics within this number of
-seconds. It takes longer only if no node may become the leader.
+seconds. It takes longer only while no node may become the leader.
 """
 
 
 class Absences:
-    """Remembers which partitions a client has not dropped although they are not registered, because their broker sets
-    are changing their leaders. If clients dropped them at once, producers would for a moment send messages to other
-    partitions than the ones of their keys, and members of consumer groups would give up partitions that come back a
-    moment later. This class does no I/O. Only one thread at a time may use it.
+    """Remembers the partitions that are not registered, but that a client has not dropped, because their broker sets
+    are changing their leaders. If clients dropped such partitions at once, producers would for a moment send messages
+    to other partitions than the ones of their keys, and members of consumer groups would give up partitions that come
+    back a moment later. This class does no I/O. Only one thread at a time may use it.
     """
 
     def __init__(self) -> None:

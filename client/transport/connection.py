@@ -87,8 +87,8 @@ class Connection:
     takes_sequences: sequence numbers of a producer's sends. takes_delays: delayed messages. takes_halves: half
     messages. knows_compressed: compressed messages, in both protocols. takes_where: pulls filtered by content.
     takes_shared: requests of shared consumers. half_check_seconds: how many seconds after the arrival of a half message
-        the broker first asks for its outcome, unless the message states another time; None if the broker does not
-        report the number.
+        the broker first asks for its outcome, unless the message states another time; it is None if the broker does not
+        report this number.
     expects_bulk: true if large answers are expected. Each answer is then received into a buffer of its own size, which
     costs a second system call for a small answer. The code that pulls messages sets expects_bulk.
     """
@@ -137,7 +137,7 @@ class Connection:
 
     @property
     def failure(self) -> MetaqError | None:
-        """The error with which the connection ended; None while it is open."""
+        """The error with which the connection ended. It is None while the connection is open."""
         return self._wire.failure
 
     def notice_end(self, now: float) -> MetaqError | None:
@@ -173,8 +173,8 @@ class Connection:
         background: bool = True,
         on_begun: OnBegun | None = None,
     ) -> None:
-        """Send one request, as `send` does. build: a function that makes the request's bytes; a LocalProtocolError that
-        it raises is passed on.
+        """Send one request, as `send` does. build: a function that makes the request's bytes; if it raises
+        LocalProtocolError, this method raises the same error.
         """
         request = Exchange(self.new_opaque(), on_done, deadline, background, on_begun)
         self.send((request,), build(request.opaque))

@@ -34,8 +34,8 @@ _LOOK_SECONDS = 0.5
 
 _LEAST_CONNECT_SECONDS = 1.0
 """If an attempt to connect with a time limit of at least this number of seconds times out, the client regards the
-broker as unreachable. After an attempt with a shorter limit it does not, because a later attempt with more time can
-succeed.
+broker as unreachable. If an attempt with a shorter limit times out, the client does not regard the broker as
+unreachable, because a later attempt with more time can succeed.
 """
 
 LAST_ANSWERS_SECONDS = 0.2
@@ -49,10 +49,10 @@ C = TypeVar("C")
 
 class Link(Generic[C]):
     """The state of the connection to one broker address. connection: the last connection that the driver has made, even
-    if it has ended. cause: why the last connection ended or could not be made; "" if there is a connection, or if none
-    was tried yet. retry_at: the time of the next attempt to connect (monotonic seconds). ends_at: the time (monotonic
-    seconds) at which the driver must close the connection because another node leads the broker set now; infinity if it
-    need not.
+    if it has ended. cause: the reason why the last connection ended or could not be made; it is "" if there is a
+    connection, or if the driver has not tried to connect yet. retry_at: the time of the next attempt to connect
+    (monotonic seconds). ends_at: the time (monotonic seconds) at which the driver must close the connection because
+    another node leads the broker set now; it is infinity if the driver need not close the connection.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -109,8 +109,8 @@ class PoolCore(Generic[L]):
         return self.links.get(self._redirects.target(endpoint, self.down, now))
 
     def link(self, endpoint: Endpoint, now: float) -> L:
-        """Return the link that `found` returns; if there is none, create it first. Raises BrokerUnavailable if the pool
-        is closed.
+        """Return the link that `found` returns. If `found` returns None, create a link and return it. Raises
+        BrokerUnavailable if the pool is closed.
         """
         endpoint = self._redirects.target(endpoint, self.down, now)
         if self.closed:
@@ -167,7 +167,7 @@ class PoolCore(Generic[L]):
 
     def follow(self, error: MetaqError, now: float) -> float | None:
         """Process the error of a failed request. If the request failed only because another node leads the broker set,
-        return the number of seconds to wait before it is sent again, otherwise None.
+        return the number of seconds to wait before it is sent again. Otherwise return None.
         """
         if isinstance(error, NotLeader):
             return self._redirects.learn(error, now)
@@ -212,8 +212,8 @@ class PoolCore(Generic[L]):
 
 
 def proves_nothing(seconds: float, left: float) -> bool:
-    """Return whether an attempt to connect that has failed does not show that the broker is unreachable, because its
-    time limit was short and is used up. seconds: the time limit of the attempt in seconds. left: the number of seconds
-    of this limit that remain.
+    """Return whether the failure of an attempt to connect does not show that the broker is unreachable, because the
+    attempt's time limit was short and is used up. seconds: the time limit of the attempt in seconds. left: the number
+    of seconds of this limit that remain.
     """
     return seconds < _LEAST_CONNECT_SECONDS and left <= 0

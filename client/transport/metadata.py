@@ -1,5 +1,5 @@
-"""Tell a producer the partitions of topics, and the addresses of their brokers: of the cluster that is registered in
-ZooKeeper, or of a single broker that is used without ZooKeeper.
+"""Tell a producer the partitions of topics, and the addresses of their brokers. The brokers are those of a cluster that
+is registered in ZooKeeper, or a single broker that is used without ZooKeeper.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .connection import Endpoint
 __all__ = ["UNKNOWN", "DirectMetadata", "LentMetadata", "Metadata", "TopicView", "parse_address", "with_own_partitions"]
 
 UNKNOWN = -1
-"""In place of a partition number, this value means that the broker chooses the partition; in place of a broker id, that
-the client does not know the id.
+"""In place of a partition number, this value means that the broker chooses the partition. In place of a broker id, it
+means that the client does not know the id.
 """
 
 _ADDRESS = re.compile(r"(?:meta://)?(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?/?")
@@ -41,8 +41,8 @@ def with_own_partitions(
     """Return the partitions of `topic` that accept messages, sorted. partitions: the registered partitions.
 
     Every broker accepts messages of metaq's own topics (own_topics.py), but registers such a topic only when its first
-    message arrives. So if `topic` is one of them, the result contains partition 0 of each broker that has not
-    registered it yet.
+    message arrives. So if `topic` is one of metaq's own topics, the result also contains partition 0 of each broker
+    that has not registered the topic yet.
     """
     if not is_own_topic(topic):
         return tuple(partitions)
@@ -58,8 +58,8 @@ class Metadata(Protocol):
 
     def view(self, topic: str) -> TopicView:
         """Return the topic's partitions that accept messages, and the brokers' addresses, as they are known now. The
-        first call for a topic reads it; after that, the object follows its changes, so later calls return at once. Any
-        thread may call this.
+        first call for a topic reads the topic. After that, the object follows the topic's changes, so later calls
+        return at once. Any thread may call this.
 
         Raises CoordinationUnavailable if the topic was never read before and ZooKeeper does not answer.
         """
@@ -116,8 +116,8 @@ class DirectMetadata:
     """Metadata of one broker that is known by its address, as in metaq 1.x's direct mode.
 
     The view of a topic contains the number of partitions that the user has given for it. If no number is given, the
-    view contains one partition with the number UNKNOWN, so that the broker chooses the partition. For one of metaq's
-    own topics it contains partition 0, which every broker has.
+    view contains one partition with the number UNKNOWN, so that the broker chooses the partition. The view of one of
+    metaq's own topics contains partition 0, which every broker has.
     """
 
     def __init__(self, endpoint: Endpoint, broker_id: int, partitions: Mapping[str, int]) -> None:

@@ -130,9 +130,9 @@ class ConnectionPool:
         return self._core.follow(error, self._clock())
 
     def listed(self, masters: Mapping[int, Endpoint], others: Collection[Endpoint] = ()) -> None:
-        """Process the list of the brokers that are registered in ZooKeeper now: stop reconnecting to a broker that
-        cannot be reached if it is not in the list. masters: the master's address for each broker id. others: addresses
-        of other registered processes.
+        """Process the list of the brokers that are registered in ZooKeeper now. If a broker cannot be reached and is
+        not in the list, stop reconnecting to it. masters: the master's address for each broker id. others: addresses of
+        other registered processes.
 
         If another node has become the master of a broker id, requests in flight to the former master end soon with
         LeaderMoved.

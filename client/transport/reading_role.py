@@ -1,8 +1,8 @@
 """Decide which of the threads that share a connection reads from it.
 
 Usually no background thread reads a connection. Instead, **one of the threads that wait for an answer reads the answers
-for all of them**; it is called the leader (of this connection's readers, not of a broker set). When an answer for
-another thread comes, the leader completes that thread's request. When its own answer has come, it gives the reading
+for all of them**; this thread is called the leader (of this connection's readers, not of a broker set). When an answer
+for another thread comes, the leader completes that thread's request. When its own answer has come, it gives the reading
 role to another waiting thread (a follower). So if only one thread sends and waits, it reads its answer itself, and no
 switch between threads is needed. A background thread reads only if requests are in flight for which no thread waits in
 `drive` (futures, long polls), and no other thread reads.
@@ -196,10 +196,10 @@ class ReadingRole:
             self.look_again()
 
     def _wake_heir(self) -> Waiter | None:
-        """Choose the follower that will be the next leader, wake its thread, and return it; None if there is no
-        follower. The caller must then give the role to this follower. The woken thread cannot act before it has the
-        role, because it needs the mutex, which the caller holds. A woken follower that does not get the role waits for
-        its bell again.
+        """Choose the follower that will be the next leader, wake its thread, and return the follower. Return None if
+        there is no follower. The caller must then give the role to this follower. The woken thread cannot act before it
+        has the role, because it needs the mutex, which the caller holds. A woken follower that does not get the role
+        waits for its bell again.
         """
         while self._followers:
             heir = next(iter(self._followers))

@@ -1,7 +1,7 @@
 """Remember which node leads a broker set according to the set's other nodes: a node that is not the leader refuses a
 request, and names the leader in its answer. After a change, a client often learns of the new leader from such an answer
-before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses that, and forgets the
-earlier answers.
+before it sees the leader in ZooKeeper. As soon as ZooKeeper shows a new leader, the client uses this leader, and
+forgets the earlier answers.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["Redirects"]
 
 TRUSTED_SECONDS = 5.0
 """If node A has named node B as the leader, the client sends requests for A to B for this number of seconds, and then
-asks A again. As long as A cannot be reached, the client goes on sending them to B.
+asks A again. As long as A cannot be reached, the client goes on sending these requests to B.
 """
 
 _JUMPS = 3
 """A client follows this number of redirects (answers that name another node) one after the other without a pause.
-Before each further one it pauses: if two nodes name each other as the leader, it would otherwise send requests to them
-as fast as it can.
+Before each further redirect the client pauses. Otherwise, if two nodes named each other as the leader, the client would
+send requests to them as fast as it can.
 """
 
 _MIN_PAUSE = 0.01
@@ -102,14 +102,16 @@ class Redirects:
         return 0.0 if trouble.jumps <= _JUMPS else pause
 
     def leader(self, error: NotLeader) -> Endpoint | None:
-        """Return the address of the leader that the node has named in its answer; None if it has named none."""
+        """Return the address of the leader that the node has named in its answer, or None if the node has named
+        none.
+        """
         return _endpoint(error.url)
 
     def moved(self, former: Collection[Endpoint], leader: Endpoint, now: float) -> None:
         """Record that ZooKeeper shows another leader than before. ZooKeeper's information is newer than the nodes'
-        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. Even the new
-        leader may for a moment name the former leader in an answer, and a client that follows this answer to a former
-        leader that hangs would wait in vain. former: the addresses of former leaders.
+        earlier answers. For TRUSTED_SECONDS from now, answers that name a former leader are ignored, too. The reason:
+        even the new leader may for a moment name the former leader in an answer. If the former leader hangs, a client
+        that follows this answer would wait in vain. former: the addresses of former leaders.
         """
         for endpoint in former:
             self._forget(endpoint)

@@ -3,11 +3,12 @@ connection's ClientStream.
 
 **Interrupts** (interrupts.py). One call of a C function (`extend` of a map) takes received bytes from the socket and
 stores them in `_received`. No signal handler can run in the middle of this call. So no interrupt can come after the
-bytes have left the socket and before they are in `_received`, where it would lose them. If a sending thread is
-interrupted, the connection ends, because it is unknown how many bytes have been sent (`_sending`).
+bytes have left the socket and before they are in `_received`. At this moment an interrupt would lose the bytes. If a
+sending thread is interrupted, the connection ends, because it is unknown how many bytes have been sent (`_sending`).
 
 Connecting imports no module: if an interrupt comes while CPython imports a module, the lock of all imports may stay
-locked for ever, and then every thread that resolves a host name blocks, because Python imports a module for that.
+locked for ever, and then every thread that resolves a host name blocks, because Python imports a module to resolve a
+name.
 """
 
 from __future__ import annotations
@@ -179,10 +180,11 @@ class Wire:
     # --- bytes out --------------------------------------------------------------------------------------------------
 
     def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
-        """Send these bytes, or do nothing if the connection has failed. The calling thread writes for at most TICK
-        seconds. If bytes are left then, a separate writer thread sends them, and after them the bytes of later calls of
-        `send`. It drops the bytes of a later call if the call's deadline has passed before their turn comes. So a
-        caller need not wait in `send` until a slow broker has taken the earlier requests of other callers.
+        """Send the bytes in `buffers`, or do nothing if the connection has failed. The calling thread writes for at
+        most TICK seconds. If bytes are left after this time, a separate writer thread sends them, and after them the
+        bytes of later calls of `send`. The writer thread drops the bytes of a later call if the call's deadline has
+        passed before their turn comes. So a caller need not wait in `send` until a slow broker has taken the earlier
+        requests of other callers.
         """
         broken: OSError | None = None
         with self._lock:

@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 @dataclass(frozen=True, slots=True)
 class BrokerNodes:
     """The addresses of the live processes with one broker id: a master (which accepts messages), slaves (which copy its
-    messages), or both; at least one process.
+    messages), or both. There is at least one process.
     """
 
     master: BrokerAddress | None
@@ -47,8 +47,8 @@ class BrokerNodes:
 
 @dataclass(frozen=True, slots=True)
 class TopicReplica:
-    """A broker process that offers a topic, and its number of partitions. slave_id: the id of a slave, None for the
-    master.
+    """A broker process that offers a topic, and its number of partitions. slave_id: the id of a slave, or None if the
+    process is the master.
     """
 
     broker_id: int
@@ -192,7 +192,8 @@ class ClusterView:
 
     def topic_partitions(self, topic: str, publish: bool = True) -> list[tuple[int, int]]:
         """Return the topic's partitions as (broker id, partition), in numeric order. publish: if true, return the
-        partitions that accept messages, which only masters have; if false, the partitions that consumers can read.
+        partitions that accept messages, which only masters have. If false, return the partitions that consumers can
+        read.
         """
         (found,) = self.topic_partitions_many([topic], publish)
         return found
@@ -262,9 +263,9 @@ class ClusterView:
         return java_sorted(self._nodes.children(self._paths.offsets(group, topic)))
 
     def partitions_of_groups(self, wanted: Callable[[str], bool]) -> dict[tuple[str, str], list[str]]:
-        """Return, for each partition of the wanted topics, the names of the groups that have begun to read it:
-        ZooKeeper has a committed offset of the group for the partition, or an entry which says that a member has begun
-        to process a message of the partition (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`).
+        """Return, for each partition of the wanted topics, the names of the groups that have begun to read it. For such
+        a group ZooKeeper has a committed offset of the partition, or an entry which says that a member has begun to
+        process a message of the partition (offsets/begun_marks.py). The key is (topic, `<broker>-<partition>`).
         wanted: returns whether a topic is wanted.
 
         The method takes three round trips altogether.

@@ -202,7 +202,8 @@ class BrokerRegistration:
                     self._register_topics(self._session_id, [added])
 
     def update(self, config_checksum: int, topics: Iterable[TopicRegistration] = ()) -> None:
-        """Publish in ZooKeeper the checksum of a reloaded server.ini, which slaves check, and then the changed topics.
+        """Publish the checksum of a reloaded server.ini in ZooKeeper, where slaves read it, and then publish the
+        changed topics.
 
         Raises CoordinationUnavailable, SessionLost; after one of these errors a background thread publishes the
         checksum and the topics.

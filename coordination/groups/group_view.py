@@ -44,7 +44,7 @@ def settle_seconds(members: int) -> float:
     change.
     members: number of members of the group. For small groups the result is 0. In a large group the wait saves requests,
     because usually many consumers join or leave at about the same time, and after the wait all these changes are
-    processed together. To process a change takes a number of requests that is proportional to the number of members.
+    processed together. Processing a change takes a number of requests that is proportional to the number of members.
     """
     return 0.0 if members < _SMALL_GROUP else min(members * _SETTLE_SHARE, _LONGEST_SETTLE)
 
@@ -53,11 +53,11 @@ def settle_seconds(members: int) -> float:
 class GroupZones:
     """The zones of members and brokers for a group whose members assign partitions by zones.
 
-    members: the zone of each member that assigns by zones, by consumer id. Members of all topics are included. agreed:
-    the zone of each broker, by broker id, that all members of the group use to assign partitions, even if the broker
-    has registered another zone since. version: the version of the znode that contains the agreed zones, for
-    compare-and-set; -1 if there is no such znode. brokers: the zone that each broker has registered now, by broker id;
-    brokers without a zone are missing.
+    members: the zone of each member that assigns by zones, by consumer id. Members that have none of this member's
+    topics are included, too. agreed: the zone of each broker, by broker id, that all members of the group use to assign
+    partitions, even if the broker has registered another zone since. version: the version of the znode that contains
+    the agreed zones, for compare-and-set; -1 if there is no such znode. brokers: the zone that each broker has
+    registered now, by broker id; brokers without a zone are missing.
     """
 
     members: Mapping[str, str]

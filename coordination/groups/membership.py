@@ -178,8 +178,8 @@ class GroupMembership:
 
     @property
     def connection(self) -> int | None:
-        """The number of the current connection to ZooKeeper; None while there is no connection. The ZkSession object
-        counts all connections that it has made.
+        """The number of the current connection to ZooKeeper, or None while there is no connection. The ZkSession object
+        numbers its connections from 1 on.
         """
         return self._session.connections if self._session.connected else None
 
@@ -264,7 +264,8 @@ class GroupMembership:
 
     def _create_own_nodes(self, session_id: int) -> ConfigError | None:
         """Create all znodes of the consumer in one transaction, so that no member sees the consumer without its zone or
-        its filter. Such a member would assume that the consumer has another assignment strategy or no filter.
+        its filter. A member that saw the consumer without them would assume that the consumer has another assignment
+        strategy or no filter.
         """
         nodes = self._own_nodes()
         missing = list(nodes)
@@ -407,7 +408,7 @@ class GroupMembership:
         self._state.drop(given_up)
 
     def owner(self, topic: str, partition: str) -> str | None:
-        """Return the consumer id of the owner of the partition `<broker>-<partition>`; None if nobody owns it."""
+        """Return the consumer id of the owner of the partition `<broker>-<partition>`, or None if nobody owns it."""
         path = self._paths.owner(self.group, topic, partition)
         node = self._nodes.get(path)
         return parse_consumer_id(path, node.data) if node else None

@@ -26,8 +26,9 @@ __all__ = ["LocalOffsetStore", "Offset", "OffsetStore", "OwnerCheckedStore", "Zo
 
 _FILE = "~/.meta_offsets"
 _LISTED_FROM = 64
-"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, because this
-takes less time. It then reads or updates only these; a write creates the others.
+"""If one call reads or writes more than this number of offset znodes, it first lists which of them exist, unless it is
+known that all of the znodes to write exist. The call then reads or updates only the existing znodes, which takes less
+time than trying all of them; a write creates the missing ones.
 """
 
 TopicPartitionName = tuple[str, str]
@@ -40,7 +41,7 @@ class OffsetStore(Protocol):
     """
 
     def load(self, group: str, topic: str, partition: str) -> Offset | None:
-        """Return the group's committed offset of the partition `<broker>-<partition>`; None if the group never
+        """Return the group's committed offset of the partition `<broker>-<partition>`, or None if the group never
         committed one.
         """
         return self.load_many(group, [(topic, partition)])[0]

@@ -134,7 +134,7 @@ def format_move(move: Move) -> bytes:
 
 
 def parse_move(path: str, topic: str, name: str, data: bytes | None) -> Move | None:
-    """Parse the payload of the move's znode `name` below the topic `topic`, and return the move; None if the payload is
+    """Parse the payload of the move's znode `name` below the topic `topic`. Return the move, or None if the payload is
     empty. Unknown fields are ignored.
     """
     text = payload_text(path, data)

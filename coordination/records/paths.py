@@ -207,7 +207,7 @@ def child_of(path: str, name: str) -> str:
 
 
 def parent_of(path: str) -> str:
-    """Return the path of the parent of `path`; "" if the parent is the root of the tree."""
+    """Return the path of the parent of `path`, or "" if the parent is the root of the tree."""
     return path.rpartition("/")[0]
 
 

@@ -180,7 +180,9 @@ def parse_broker_id(path: str, name: str) -> int:
 
 
 def parse_slave_name(name: str) -> int | None:
-    """Return the slave id `n` if the name of a broker's child znode is `slave<n>`; None for other names."""
+    """Return the slave id `n` if the name of a broker's child znode is `slave<n>`, or None if the name has another
+    form.
+    """
     found = _SLAVE.match(name)
     return int(found[1]) if found else None
 
@@ -216,8 +218,9 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
     """Return the number of partitions in the payload of a znode below topics-pub/ or topics-sub/. Return None if the
     payload is empty or is the JSON value null.
 
-    Java clients skip some payloads (unknown key, no number). For these payloads this function raises CoordinationError,
-    so that our clients skip them, too: all members of a group, Java clients and ours, must see the same partitions.
+    Java clients skip payloads that have an unknown key or no number of partitions. For these payloads this function
+    raises CoordinationError, so that our clients skip them, too: all members of a group, Java clients and ours, must
+    see the same partitions.
     """
     text = payload_text(path, data)
     if text is None:
@@ -240,8 +243,8 @@ def parse_partition_count(path: str, data: bytes | None) -> int | None:
 
 
 def parse_replica_name(path: str, name: str) -> tuple[int, int | None]:
-    """Parse the name of a child of a topic's znode, for example `0-m` or `0-s1`. Return the broker id, and the slave id
-    or None for the master.
+    """Parse the name of a child of a topic's znode, for example `0-m` or `0-s1`. Return two values: the broker id, and
+    the slave id, which is None for the master.
     """
     found = _REPLICA.match(name)
     if not found:
@@ -275,8 +278,8 @@ def format_consumer_zone(zone: str) -> bytes:
 
 
 def parse_consumer_zone(path: str, data: bytes | None) -> str | None:
-    """Return the zone of a consumer that assigns by zones; None if it has another strategy. Unknown fields are
-    ignored.
+    """Return the zone of a consumer that assigns by zones, or None if the consumer has another strategy. Unknown fields
+    are ignored.
     """
     text = payload_text(path, data)
     if text is None:

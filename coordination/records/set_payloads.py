@@ -35,9 +35,9 @@ class SetState:
     identifier (because the directory is new or a copy), the node is not in sync. preferred: name of the node that
     should lead whenever it is in sync, "" for none. members: names of the nodes that the set should have, sorted. The
     members are all nodes that have ever been in sync, except nodes that an operator has removed.
-    chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`; 0 for never.
-    With this choice the operator gives up all data that was written up to this epoch and that the chosen node lacks,
-    even if other nodes have this data.
+    chosen: the highest epoch that was known when an operator last chose a leader by `elect --unclean`, or 0 if no
+    operator has done so. With this choice the operator gives up all data that was written up to this epoch and that the
+    chosen node lacks, even if other nodes have this data.
 
     If a state has no in-sync nodes, ZooKeeper was set back to an older state, and a node that had a newer state in
     memory has revoked the older state (see `revoked`). After a revocation no node may be elected until an operator has

@@ -51,8 +51,8 @@ class CertificateFiles:
         return context
 
     def server_context(self, client_certificates: str) -> ssl.SSLContext:
-        """Return the TLS context for connections from clients. client_certificates: whether clients must show a
-        certificate, which is "none", "optional" or "required". Raises ConfigError if a file cannot be used.
+        """Return the TLS context for connections from clients. client_certificates: "none", "optional" or "required";
+        it says whether clients must show a certificate. Raises ConfigError if a file cannot be used.
         """
         import ssl
 

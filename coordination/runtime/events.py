@@ -55,8 +55,8 @@ class EventThread:
                 self._changed.notify()
 
     def post_once(self, call: Callable[[], object]) -> None:
-        """Post a call as post() does, unless an equal call is in the queue already. So many events in quick succession
-        lead to one call.
+        """Post a call as post() does, unless an equal call is in the queue already. In this way, many events in quick
+        succession lead to only one call.
         """
         with self._changed:
             if not self._closed and call not in self._once:

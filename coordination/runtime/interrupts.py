@@ -151,7 +151,7 @@ class BackgroundThread:
 
     @property
     def ident(self) -> int | None:
-        """The thread's identifier as threading.get_ident() returns it; None before the thread has begun."""
+        """The thread's identifier as threading.get_ident() returns it, or None before the thread has begun."""
         return self._thread.ident
 
     def join(self, timeout: float) -> bool:

@@ -38,9 +38,9 @@ class LocalZooKeeper(ABC):
     class at the same time.
 
     data_dir: the server's directory, created if it is missing. port: the server's port. If port is 0, the object
-    chooses a free port at the first start, and uses the same port at later starts. tick_time_ms,
-    max_session_timeout_ms: both in milliseconds. Whatever session timeout a client requests, the server grants at least
-    2 ticks and at most max_session_timeout_ms.
+    chooses a free port at the first start, and uses the same port at later starts. tick_time_ms: length of a tick,
+    ZooKeeper's unit of time, in milliseconds. max_session_timeout_ms: in milliseconds. Whatever session timeout a
+    client requests, the server grants at least 2 ticks and at most max_session_timeout_ms.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LocalZooKeeper(ABC):
 
     def _take_directory(self) -> None:
         """Lock the server's directory, because two servers with the same directory would destroy each other's
-        transaction log. Raises ConfigError if the directory cannot be written, DirectoryInUse if another server has
+        transaction log. Raises ConfigError if the directory cannot be written, and DirectoryInUse if another server has
         locked it.
         """
         try:
@@ -144,7 +144,7 @@ class ZooKeeperProcess(LocalZooKeeper):
 
     @property
     def pid(self) -> int | None:
-        """The pid of the server process; None before it is started."""
+        """The pid of the server process, or None before the process is started."""
         return self._process.pid if self._process else None
 
     def start(self, timeout: float = 30.0) -> None:

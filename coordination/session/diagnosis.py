@@ -58,7 +58,7 @@ class ServerFinding:
 
 def examine(hosts: str, seconds: float, tls: ZkTls | None = None) -> list[ServerFinding]:
     """Return the state of each server in `host:port,host:port…`. The function asks all servers at the same time, so it
-    takes about `seconds` at most. tls: encrypts the connections; None: connections without TLS.
+    takes about `seconds` at most. tls: encrypts the connections; None means connections without TLS.
     """
     servers, _ = collect_hosts(hosts)
     found: dict[int, ServerFinding] = {}
@@ -102,7 +102,7 @@ def _examine_server(host: str, port: int, seconds: float, tls: ZkTls | None) -> 
 
 
 def _ask(host: str, port: int, request: bytes, seconds: float, tls: ZkTls | None) -> bytes:
-    """Send a request, and return the first bytes of the answer; b"" if the server closes the connection. Raises
+    """Send a request. Return the first bytes of the answer, or b"" if the server closes the connection. Raises
     TimeoutError if no answer comes within `seconds`, and OSError if the connection fails.
     """
     connected = socket.create_connection((host, port), timeout=seconds)

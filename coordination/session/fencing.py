@@ -64,7 +64,7 @@ class FencedTransaction:
 
     @property
     def refusal(self) -> Refusal | None:
-        """The reason why the transaction was replaced by a transaction that changes nothing; None if it was sent
+        """The reason why the transaction was replaced by a transaction that changes nothing, or None if it was sent
         unchanged. The value is valid when the AsyncResult of send() has its result.
         """
         return self._request.refusal

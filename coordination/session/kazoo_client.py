@@ -70,7 +70,7 @@ class Client(KazooClient):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         """clock: a function that returns seconds. The client uses the clock to measure how long a session has been
-        without a connection. tls: encrypts the connections; None: connections without TLS.
+        without a connection. tls: encrypts the connections; None means connections without TLS.
         """
         self.granted_timeout: float | None = None
         self.set_back_from: int | None = None
@@ -207,8 +207,8 @@ class _OneWorkerHandler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readable: Sequence[Any], *others: Any) -> Any:
         """Wait as kazoo's `select` does. But if a TLS connection has decrypted bytes that were not read yet, return at
-        once, because no further bytes may arrive on its socket. kazoo does not look for such bytes before it waits for
-        the next answer.
+        once, because it is possible that no further bytes arrive on its socket. kazoo does not look for such bytes
+        before it waits for the next answer.
         """
         pending = [] if self._tls is None else [each for each in readable if _is_pending(each)]
         if not pending:

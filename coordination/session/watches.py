@@ -40,8 +40,8 @@ class NodeWatcher(Generic[T]):
     `on_change` is also called after each reconnection, because kazoo drops all watches when the connection is lost.
     Several changes in quick succession may lead to a single call, but the last value is always reported. For a missing
     znode the value `absent` is reported; when somebody creates the znode, this is reported as a change. If `on_change`
-    raises CoordinationError, the znode is read and `on_change` is called again after 2 s. Any thread may call the
-    methods of this class. Only the event thread uses the private attributes.
+    raises CoordinationError, the znode is read again after 2 s, and `on_change` is called again. Any thread may call
+    the methods of this class. Only the event thread uses the private attributes.
 
     stat: the znode's metadata (ZooKeeper's Stat) at the time of the last reported value; None if the znode did not
     exist then.
@@ -215,7 +215,7 @@ class ChildrenWatcher(NodeWatcher[list[str]]):
 
     settle: a function that gets the number of children and returns a pause in seconds. A change is reported when the
     children have not changed again during the pause. If the children change again and again without such a pause
-    between the changes, they are read once in the length of the pause, and every tenth read is reported.
+    between the changes, they are read once per pause length, and the result of every tenth read is reported.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class ChildrenWatchers:
 
     def stat(self, path: str) -> ZnodeStat | None:
         """Return the metadata (ZooKeeper's Stat) that the watched znode `path` had when its children were last
-        reported; None if the znode did not exist then.
+        reported, or None if the znode did not exist then.
         """
         return self._watchers[path].stat
 

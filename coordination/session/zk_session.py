@@ -116,8 +116,8 @@ class ZkSession:
     connect: the connect string, `host:port[,host:port…][/chroot]`. root: the root path of metaq's znodes, below the
     chroot (called zk.zkRoot in metaq 1.x). session_timeout: the requested session timeout in seconds. A server with
     default limits grants at least 2 and at most 20 of its ticks. tls: the certificate files for connections with TLS;
-    None: connections without TLS. clock: the clock that measures suspended_seconds. Raises ConfigError for an invalid
-    connect string, and for certificate files that cannot be used.
+    None means connections without TLS. clock: the clock that measures suspended_seconds. Raises ConfigError for an
+    invalid connect string, and for certificate files that cannot be used.
     """
 
     def __init__(
@@ -190,8 +190,9 @@ class ZkSession:
         second if it is certain that no server can open a session. This is certain if, for each server, the host name is
         unknown, or nothing listens at the port, or something else than ZooKeeper listens there. If wait_for_servers is
         true, start() continues to wait even then, because the servers may still be starting; it writes the obstacles to
-        the log. Raises CoordinationUnavailable, which describes each server, and ConfigError for a missing chroot.
-        After such an error the session is closed. A ZkSession can be started only once.
+        the log. If no session can be opened, start() raises CoordinationUnavailable, which describes each server. For a
+        missing chroot that it must not create it raises ConfigError. After such an error the session is closed. A
+        ZkSession can be started only once.
         """
         try:
             self._starting.do(self._start, timeout, wait_for_servers, create_chroot)

@@ -52,7 +52,9 @@ class ZkTls:
 
     @staticmethod
     def refusal(error: OSError) -> str:
-        """Return why a TLS connection cannot be made, and what to do; "" if the error has another cause than TLS."""
+        """Return a text that says why a TLS connection cannot be made and what to do. Return "" if the error has
+        another cause than TLS.
+        """
         import ssl
 
         if isinstance(error, ssl.SSLCertVerificationError):

@@ -151,10 +151,10 @@ class Znodes:
         return [None if answer is None else Znode(answer[0], answer[1].ephemeralOwner) for answer in answers]
 
     def get_with_stats(self, paths: Sequence[str]) -> list[tuple[bytes | None, ZnodeStat] | None]:
-        """Return data and stat of each znode, in order; None for a znode that does not exist.
+        """Return data and stat of each znode, in order. The entry of a znode that does not exist is None.
 
-        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write changes one of them after
-        another one was read. Older servers read the paths one after the other, in order.
+        ZooKeeper servers from 3.6 on read up to 500 znodes at the same moment, so no write is executed between the
+        reads of two of them. Older servers read the paths one after the other, in order.
         """
         return self._read(paths, self._zk.get_async, self._zk.get_many_async)
 
@@ -165,7 +165,7 @@ class Znodes:
         self._repeat([partial(self._zk.sync_async, path)], NoNodeError)
 
     def get_versioned(self, path: str) -> tuple[bytes | None, int] | None:
-        """Return the znode's data and the version of the data; None if the znode does not exist."""
+        """Return the znode's data and the version of the data, or None if the znode does not exist."""
         (answer,) = self._repeat([partial(self._zk.get_async, path)], NoNodeError)
         return None if answer is None else (answer[0], answer[1].version)
 
@@ -179,7 +179,7 @@ class Znodes:
         return [answer or [] for answer in answers]
 
     def children_and_stat(self, path: str) -> tuple[list[str], ZnodeStat | None]:
-        """Return the names of the children, and the stat of the znode itself; ([], None) if the znode does not
+        """Return the names of the children, and the stat of the znode itself, or ([], None) if the znode does not
         exist.
         """
         (answer,) = self._repeat([partial(self._zk.get_children_async, path, include_data=True)], NoNodeError)

@@ -67,8 +67,8 @@ class Outbox:
 
     def pack(self) -> None:
         """Join the log entries that the running write has made so far, if there are at least 512 of them. A long write
-        calls this method repeatedly, because to join all its entries only at its end would delay other connections too
-        long.
+        calls this method repeatedly, because joining all entries of the write only at its end would delay other
+        connections too long.
         """
         if len(self.entries) >= _ENTRIES_IN_PART:
             self._parts.append(b"".join(self.entries))
@@ -86,7 +86,7 @@ class Outbox:
         self.entries.clear()
 
     def take_log(self) -> LogBatch | None:
-        """Return the entries of all writes since the last call; None if there was no write."""
+        """Return the entries of all writes since the last call, or None if there was no write."""
         zxid, position = self._committed
         if position == self._taken:
             return None

@@ -310,7 +310,9 @@ class StandaloneServer:
 
     @property
     def busy(self) -> bool:
-        """Whether a job has begun and not ended. During this time the log entries do not contain all of its effects."""
+        """Whether a job has begun and not ended. During this time the log entries do not contain all effects of the
+        job.
+        """
         return self._job is not None
 
     def _go_on(self, job: Iterator[int]) -> int:
@@ -459,8 +461,8 @@ class StandaloneServer:
         return session
 
     def _reattached(self, id_: int, password: bytes | None, timeout_ms: int) -> OpenSession | None:
-        """Return the session with this id if it has not ended and the password matches; otherwise None. If the session
-        still has its former connection, close the former connection.
+        """Return the session with this id if it has not ended and the password matches; otherwise return None. If the
+        session still has its former connection, close the former connection.
         """
         session = self.sessions.by_id.get(id_)
         if session is None or session.closing or password != password_of(id_):
@@ -531,7 +533,9 @@ class StandaloneServer:
 
 
 def _proved(connection: PeerConnection, scheme: str | None, credentials: bytes | None) -> Identity | None:
-    """Return the identity that a connection proves by these credentials; None if the credentials prove no identity."""
+    """Return the identity that a connection proves by these credentials, or None if the credentials prove no
+    identity.
+    """
     if scheme == "digest" and credentials is not None:
         return ("digest", digest(credentials))
     return ("ip", connection.host) if scheme == "ip" else None

@@ -141,8 +141,8 @@ def produce(
     keys: int | None,
     linger_ms: int,
 ) -> int:
-    """Send messages to all partitions of --topic. Each time is measured from the send call to the acknowledgement, of
-    one message or, with --mode batch, of a whole batch of messages.
+    """Send messages to all partitions of --topic. Each measured time is the time from a send call to the
+    acknowledgement of its message, or, with --mode batch, to the acknowledgement of its whole batch of messages.
 
     The broker's settings decide whether a message is on the disk before it is acknowledged: set them by metaq up
     --flush, or by unflushThreshold in server.ini.

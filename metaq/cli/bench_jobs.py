@@ -65,9 +65,9 @@ LATE_SECONDS = 10.0
 
 
 def send_single(producer: Producer, topic: str, payload: bytes, run: Run, places: Sequence[Destination] = ()) -> Job:
-    """Return a job, which is a function for a thread of the run, that sends single messages and waits for each
-    acknowledgement. Message 1 goes to the first destination in `places`, message 2 to the second, and so on, round
-    robin; without `places` the producer chooses the partitions.
+    """Return a job that sends single messages and waits for each acknowledgement. A job is a function that a thread of
+    the run calls. Message 1 goes to the first destination in `places`, message 2 to the second, and so on, round robin;
+    without `places` the producer chooses the partitions.
     """
 
     def job(tally: Tally) -> None:
@@ -269,7 +269,7 @@ class ArrowReader:
 class Backlog:
     """A job that reads a backlog of messages with several readers, one reader after another. `readers` yields each
     reader with its end offset, where the reader stops. If the end offset is None, the reader stops when no message has
-    arrived for IDLE_SECONDS, or no first message for JOIN_SECONDS.
+    arrived for IDLE_SECONDS, or when the first message has not arrived within JOIN_SECONDS.
 
     The time is measured from the arrival of the first message, which is polled alone, to the arrival of the last
     message. So it does not include the time for connecting and for joining a group.

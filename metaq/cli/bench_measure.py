@@ -55,8 +55,8 @@ class Durations:
         self._largest = max(self._largest, other._largest)
 
     def percentiles_ms(self) -> dict[str, float]:
-        """Return `p50`, `p90`, `p99`, `p99.9` and `max` of the durations in milliseconds; empty if there are no
-        durations.
+        """Return `p50`, `p90`, `p99`, `p99.9` and `max` of the durations in milliseconds. The result is empty if there
+        are no durations.
         """
         self._sort()
         seen = self._counts.cumsum()
@@ -95,8 +95,8 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """When a run ends: after `count` messages or after `seconds` seconds, whichever comes first; None = no such
-    limit.
+    """When a run ends: after `count` messages or after `seconds` seconds, whichever comes first. None means that there
+    is no such limit.
     """
 
     count: int | None = None
@@ -121,7 +121,7 @@ class Run:
 
     def take(self, messages: int = 1) -> int:
         """Reserve up to `messages` messages of the run for the calling thread, and return how many it must send or read
-        now; 0 when the run is over. Every call of a run's `take` must pass the same value of `messages`.
+        now. The result is 0 when the run is over. Every call of a run's `take` must pass the same value of `messages`.
         """
         if self.over:
             return 0

@@ -89,7 +89,7 @@ def list_brokers(zk: str, as_json: bool) -> None:
 
 
 def _version(address: BrokerAddress) -> str | None:
-    """Return the version that the broker process at this address reports; None if it does not answer."""
+    """Return the version that the broker process at this address reports, or None if the process does not answer."""
     try:
         connection = open_connection(Endpoint(address.host, address.port), ConnectionConfig())
     except MetaqError:

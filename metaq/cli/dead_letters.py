@@ -133,7 +133,7 @@ def list_letters(zk: str, group: str, as_json: bool, chosen: dict[str, Any]) -> 
 def show_letter(zk: str, group: str, as_json: bool, name: str) -> None:
     """Show one dead letter with all known details.
 
-    Exit code 1 if there is no dead letter with this NAME, or if it was redriven or dropped.
+    The exit code is 1 if there is no dead letter with this NAME, or if it was redriven or dropped.
 
     \b
     Example
@@ -168,10 +168,11 @@ def redrive_letters(
     to: RedriveTo,
     names: tuple[str, ...],
 ) -> None:
-    """Send dead letters again, unchanged, and mark them as done: the named ones, or all that the options choose.
+    """Send dead letters again, unchanged, and mark them as done.
 
-    Key, tag and properties are kept; attempts are counted from zero again. If the command is interrupted, run it again.
-    At most one dead letter is then sent twice: the one that was being sent at the interruption.
+    The command sends the named dead letters, or all dead letters that the options choose. Key, tag and properties are
+    kept; attempts are counted from zero again. If the command is interrupted, run it again. At most one dead letter is
+    then sent twice: the one that was being sent at the interruption.
 
     \b
     Example
@@ -203,7 +204,8 @@ def redrive_letters(
 @yes_option
 @click.argument("names", type=NAME, nargs=-1, metavar="[NAME]...")
 def drop_letters(zk: str, group: str, chosen: dict[str, Any], dry_run: bool, yes: bool, names: tuple[str, ...]) -> None:
-    """Mark dead letters as done without sending them again: the named ones, or all that the options choose.
+    """Mark dead letters as done without sending them again. The command marks the named dead letters, or all dead
+    letters that the options choose.
 
     \b
     Example

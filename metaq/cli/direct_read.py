@@ -42,8 +42,8 @@ this number of seconds.
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """Which messages of `topic` to read. start: where to begin. only: the partitions to read, by default all. follow:
-    whether to wait for new messages at the end. where: a filter by content; only messages that match it are read; None
-    for all messages.
+    whether to wait for new messages at the end. where: a filter by content; only messages that match it are read. None
+    means that all messages are read.
     """
 
     topic: str
@@ -56,7 +56,8 @@ class Wanted:
 @dataclass(slots=True)
 class _Cursor:
     """The reading position in one partition. offset: the byte offset of the next message to read; None until the broker
-    has answered. end: the reader stops at this offset; None: the reader never stops, but waits for new messages.
+    has answered. end: the offset at which the reader stops; None means that the reader never stops, but waits for new
+    messages.
     """
 
     partition: TopicPartition

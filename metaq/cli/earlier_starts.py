@@ -49,8 +49,8 @@ def broker_directory(broker_id: int, replica: int) -> str:
 @dataclass(frozen=True, slots=True)
 class EarlierStarts:
     """What earlier starts have left in the data directory. stored: the result of `stored_topics`. topics, settings: the
-    topics and settings of the last start. brokers: the largest number of brokers that was ever started; 0: none.
-    replicas: the largest number of nodes of a broker set; 0: there was no broker set.
+    topics and settings of the last start. brokers: the largest number of brokers that was ever started, or 0 if none
+    was started. replicas: the largest number of nodes of a broker set, or 0 if there was no broker set.
     """
 
     stored: dict[int, dict[str, int]]
@@ -84,7 +84,7 @@ class EarlierStarts:
 
 
 def _place(directory: Path) -> tuple[int, int] | None:
-    """Return the broker id and the replica number in the name of a broker process's directory; None if it is another
+    """Return the broker id and the replica number in the name of a broker process's directory, or None if it is another
     kind of directory.
     """
     found = _DIRECTORY.fullmatch(directory.name)

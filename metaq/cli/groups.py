@@ -83,7 +83,7 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
     The lag is shown in bytes and in messages. It is also shown as a time: the seconds since the oldest message after
     the committed offset was stored. If the group has not committed an offset yet, all stored messages count as lag.
-    Values that a Java broker does not report are shown as unknown. Exit code 1 if a broker does not answer.
+    Values that a Java broker does not report are shown as unknown. The exit code is 1 if a broker does not answer.
 
     The topic %RETRY%GROUP has the failed messages that are ready for another attempt. The command shows only the number
     of failed messages that still wait for their next attempt, and the number of dead letters.
@@ -130,9 +130,9 @@ def describe_group(zk: str, as_json: bool, group: str) -> None:
 
 
 def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int | None:
-    """Return the number of failed messages of a group that still wait for another attempt; None if a broker does not
-    report it. The result is 0 if `topics`, the topics that the group reads, do not contain the group's topic of failed
-    messages.
+    """Return the number of failed messages of a group that still wait for another attempt, or None if a broker does not
+    report this number. The result is 0 if `topics`, the topics that the group reads, do not contain the group's topic
+    of failed messages.
     """
     topic = RETRY_PREFIX + group
     if topic not in topics:
@@ -151,7 +151,7 @@ def _waiting_retries(cluster: Cluster, group: str, topics: Sequence[str]) -> int
 
 
 def _dead_letters(cluster: Cluster, group: str) -> int | None:
-    """Return the number of dead letters of a group; None if a broker that has some does not answer."""
+    """Return the number of dead letters of a group, or None if a broker that has some of them does not answer."""
     try:
         return count_dead_letters(cluster, group)
     except CoordinationError:
@@ -205,7 +205,8 @@ class _Zones(NamedTuple):
 
     def as_json(self, row: GroupPartition) -> dict[str, object]:
         """Return the JSON fields about zones for a partition. zone: the zone of the partition's broker. across_zones:
-        whether the partition's owner is in another zone; None if one of the two zones is unknown.
+        whether the partition's owner is in another zone than the broker; None means that one of the two zones is
+        unknown.
         """
         broker, owner = self._of(row)
         return {"zone": broker, "across_zones": None if broker is None or owner is None else broker != owner}

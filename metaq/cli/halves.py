@@ -59,9 +59,9 @@ def count_halves(zk: str, broker: int | None, as_json: bool) -> None:
     come, so that no producer is asked yet.
 
     ASKED: half messages whose check time has come, so that producers of the group are asked for their outcomes. PARKED:
-    producers were asked as often as allowed, so an operator must decide. ASKERS: producers that are connected and can
-    be asked; if the number is 0, the broker can ask nobody. If a broker does not answer, the exit code is 1, and only
-    the messages of the other brokers are counted.
+    half messages about which producers were asked as often as allowed, so that an operator must decide. ASKERS:
+    producers that are connected and can be asked; if the number is 0, the broker can ask nobody. If a broker does not
+    answer, the exit code is 1, and only the messages of the other brokers are counted.
 
     \b
     Example
@@ -168,7 +168,8 @@ def _row(broker: int, half: WaitingHalf) -> tuple[object, ...]:
 @click.option("--raw", is_flag=True, help="Write its payload to stdout, and nothing else.")
 @click.argument("half_id", type=click.IntRange(1), metavar="ID")
 def show_half(zk: str, broker: int | None, as_json: bool, raw: bool, half_id: int) -> None:
-    """Show one half message with all known details. TAKEN (when the broker got it), FIRST and NEXT (check) are in UTC.
+    """Show one half message with all known details. The times are in UTC: TAKEN (when the broker got the message),
+    FIRST (of the first check) and NEXT (of the next check).
 
     The exit code is 1 if no half message with this ID waits for its outcome, for example because its transaction is
     decided already.

@@ -73,8 +73,8 @@ class PlannedNode:
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
     """Describes the cluster that a LocalCluster starts. ports: one port for each broker process. The first ports are
-    for the broker ids 0, 1, …; In a cluster of broker sets, the ports for the second node of each set follow, in the
-    same order of ids; then the ports for the third nodes, and so on. topics: the topics with their numbers of
+    for the broker ids 0, 1, and so on. In a cluster of broker sets, the ports for the second node of each set follow,
+    in the same order of ids, then the ports for the third nodes, and so on. topics: the topics with their numbers of
     partitions on each broker id.
     """
 
@@ -85,13 +85,13 @@ class ClusterPlan:
     durable: bool = True
     session_timeout_ms: int = 30_000
     disk_reserve: int | None = None
-    """The value of the brokers' option --disk-reserve in bytes; None: the broker's default."""
+    """The value of the brokers' option --disk-reserve in bytes; None means the broker's default."""
     replicas: int = 1
-    """Number of nodes of each broker id; 1: no broker set."""
+    """Number of nodes of each broker id; 1 means that there are no broker sets."""
     settings: Sequence[TopicSetting] = ()
     """Additional settings for the sections of `topics` in server.ini."""
     apache_jars: Path | None = None
-    """Directory with the jars of Apache's ZooKeeper; None: use metaq's standalone server."""
+    """Directory with the jars of Apache's ZooKeeper; None means that metaq's standalone server is used."""
 
     @property
     def brokers(self) -> int:

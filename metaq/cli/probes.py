@@ -620,8 +620,8 @@ def _number(figures: dict[str, object], name: str) -> int | None:
 
 
 def _available_memory_percent() -> int | None:
-    """Return the percentage of memory that is available on this machine; None if the system does not report it (not
-    Linux).
+    """Return the percentage of memory that is available on this machine, or None if the system does not report it (only
+    Linux does).
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

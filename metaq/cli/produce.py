@@ -40,8 +40,8 @@ READ_BYTES = 1 << 20
 
 
 def parse_property(text: str) -> tuple[str, PropertyValue]:
-    """Parse a property of the form `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError, also for a value that no
-    message can have; the error text says what is wrong.
+    """Parse a property of the form `NAME=VALUE` or `NAME:TYPE=VALUE`. Raises ValueError for a text of another form, and
+    for a value that no message can have; the error text says what is wrong.
     """
     name, sign, written = text.partition("=")
     if not sign:

@@ -88,7 +88,7 @@ def locked_directory(option: str, directory: Path) -> Iterator[Path]:
 
 def wait_until(condition: Callable[[], bool], deadline: float, interval: float = 0.02) -> bool:
     """Call `condition` every `interval` seconds until it returns true or time.monotonic() reaches `deadline`. Return
-    whether it has returned true.
+    whether `condition` has returned true.
     """
     while not condition():
         if time.monotonic() >= deadline:

@@ -79,8 +79,8 @@ class SetLook(NamedTuple):
 
     @property
     def leader(self) -> str:
-        """The name of the node that leads the set, if clients can find this node. "" if no node leads, or if the
-        leading node reports that it has stopped.
+        """The name of the node that leads the set, if clients can find this node. The value is "" if no node leads, or
+        if the leading node reports that it has stopped.
 
         ZooKeeper still names a stopped leader as the leader as long as no other node is in sync, because another leader
         would lack some of its data.
@@ -102,7 +102,7 @@ class SetLook(NamedTuple):
 
     @property
     def leader_says(self) -> Mapping[str, Any]:
-        """The leader's report on the set; empty if no node leads, or if the leader does not answer."""
+        """The leader's report on the set. The report is empty if no node leads, or if the leader does not answer."""
         return self.says(self.leader)
 
     @property
@@ -126,7 +126,7 @@ class SetLook(NamedTuple):
         return sorted(named.union(self.view.nodes))
 
     def says(self, name: str) -> Mapping[str, Any]:
-        """Return a node's own report; an empty mapping if the node was not asked or has not answered."""
+        """Return a node's own report, or an empty mapping if the node was not asked or has not answered."""
         answer = self.told.get(name, {})
         return {} if isinstance(answer, MetaqError) else answer
 
@@ -150,7 +150,9 @@ class SetLook(NamedTuple):
         return f"was {role}" if role == "leader" and name != self.leader else role
 
     def error(self, name: str) -> str:
-        """Return the error of a node from its own report, or else from the leader's report; "" if there is no error."""
+        """Return the error of a node from its own report, or else from the leader's report. Return "" if there is no
+        error.
+        """
         answer = self.told.get(name)
         if isinstance(answer, MetaqError):
             return "" if name == self.leader else f"does not answer: {answer}"
@@ -159,8 +161,8 @@ class SetLook(NamedTuple):
     @property
     def differences(self) -> list[str]:
         """Sentences about differences between the nodes' configurations; clients would notice these differences if
-        another node became the leader. Empty if no difference is known. Nodes that do not answer, or whose version does
-        not report the configuration, are left out of the comparison.
+        another node became the leader. The list is empty if no difference is known. Nodes that do not answer, or whose
+        version does not report the configuration, are left out of the comparison.
         """
         told = {name: found for name in self.names if (found := self.says(name).get("configuration"))}
         return _differences(told)
@@ -237,7 +239,7 @@ def _differences(told: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def told_differences(differences: Sequence[str]) -> str:
-    """Return one sentence for an operator that names the differences."""
+    """Return one sentence that names the differences; it is meant for an operator."""
     more = f"; and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
     return (
         f"its nodes have different server.ini files, so what clients are served depends on which node leads: "

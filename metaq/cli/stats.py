@@ -37,8 +37,8 @@ _ITEMS = (
 _TEXT_ITEMS = ("config", "help", "replication", "shared")
 _OF_A_TOPIC = "resultCode "
 """If the broker takes the requested item as the name of a topic, even of a topic that it does not know, the second line
-of its answer begins with this text. The command needs this for an item that is not in _ITEMS: such an item may be a
-topic, or a statistic that only this broker's version has. The answer for a statistic has no line with this beginning.
+of its answer begins with this text. The command needs this text for an item that is not in _ITEMS: such an item may be
+a topic, or a statistic that only this broker's version has. The answer for a statistic has no line with this beginning.
 """
 _IDENTIFIERS = ("pid", "broker_id", "port", "config_checksum", "part")
 _Row = dict[str, object]

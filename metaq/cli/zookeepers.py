@@ -37,7 +37,7 @@ zookeeper_server_option = click.option(
 
 def local_zookeeper(data_dir: Path, port: int, host: str, apache_jars: Path | None) -> ZooKeeperProcess:
     """Return a ZooKeeper server that is not started yet. apache_jars: the directory with the jars of Apache's
-    ZooKeeper; None: use metaq's standalone server.
+    ZooKeeper; None means metaq's standalone server.
     """
     if apache_jars is None:
         from metaq.coordination.standalone_process import StandaloneZooKeeper

@@ -317,7 +317,7 @@ class Answers:
         caller.out += body
 
     def _frame(self, caller: Connected, frame: Frame) -> _Reply | None:
-        """Return the answer to a request of the framed protocol; None if the request must wait and is answered
+        """Return the answer to a request of the framed protocol, or None if the request must wait and is answered
         later.
         """
         match RequestCode(frame.code):
@@ -468,7 +468,7 @@ class Answers:
         return answered
 
     def _patience(self) -> float | None:
-        """Return the number of seconds until `_answer_parked` must be called; None if nothing waits for a time."""
+        """Return the number of seconds until `_answer_parked` must be called, or None if nothing waits for a time."""
         patience = [parked.deadline - time.monotonic() for parked in self._parked]
         patience += [parked.deadline - time.monotonic() for parked in self._parked_checks]
         asked = self.halves.patience([parked.request for parked in self._parked_checks])

@@ -39,18 +39,21 @@ class FakeBroker(Answers):
     """A broker for tests, which runs in a thread of this process. The broker runs from the beginning to the end of a
     `with` block: `with FakeBroker(…) as broker`. A test can change every attribute below while the broker runs.
 
-    speaks_frames: False = it answers like a Java broker, which knows only the text protocol. takes_many: False = it
-    does not know SEND_MANY, like the first versions. takes_delays: False = it does not know delayed messages.
-    takes_halves: False = it does not know half messages. takes_where: False = it cannot filter by content, like earlier
-    versions. knows_compressed: False = it does not know compressed messages, like earlier versions, and so it stores
-    them as any other message, for every topic. accept_compressed: topics with acceptCompressed=true in server.ini;
-    other topics accept no compressed messages, and 1.x clients get no messages of the listed topics.
-    silent: True = it reads requests and never answers, like a hung broker. refuse: a function that is called with each
-    request; if it returns a number, the request is refused with this status (text protocol) or response code (frame).
+    speaks_frames: False means that it answers like a Java broker, which knows only the text protocol. takes_many: False
+    means that it does not know SEND_MANY, like the first versions. takes_delays: False means that it does not know
+    delayed messages.
+    takes_halves: False means that it does not know half messages. takes_where: False means that it cannot filter by
+    content, like earlier versions. knows_compressed: False means that it does not know compressed messages, like
+    earlier versions, and so stores them as any other message, for every topic. accept_compressed: topics with
+    acceptCompressed=true in server.ini; other topics accept no compressed messages, and 1.x clients get no messages of
+    the listed topics.
+    silent: True means that it reads requests and never answers, like a hung broker. refuse: a function that is called
+    with each request; if it returns a number, the request is refused with this status (text protocol) or response code
+    (frame).
     leader: if it is not None, the broker behaves like a follower in a broker set, and refuses every frame except
-    HEARTBEAT and SET_STATUS. The value is the leader's URL; "" if no leader is known. role: the role that the broker
+    HEARTBEAT and SET_STATUS. The value is the leader's URL, or "" if no leader is known. role: the role that the broker
     reports in SET_STATUS, by default `leader` or `follower`. replicas: the number of nodes that the broker reports to a
-    sender as having its message; 0: it reports no number.
+    sender as having its message; 0 means that it reports no number.
     max_transfer_bytes: maximum size of the broker's answer to a `get`, like maxTransferSize. sends, pulls, connections:
     how many sends, pulls and connections the broker has received so far. transactions: the open transactions.
     delays.waiting: delayed messages that wait for their delivery time, which is compared with the given clock.
@@ -262,7 +265,7 @@ class FakeCluster:
         self._brokers = {broker.broker_id: broker for broker in brokers}
         self._listeners: list[Callable[[str], None]] = []
         self.sets: set[int] = set()
-        """The broker ids of which this cluster reports to clients that they are broker sets, not single brokers."""
+        """The broker ids that this cluster reports to clients as ids of broker sets, not of single brokers."""
 
     def register(self, broker: FakeBroker) -> None:
         """Add a broker to the registered brokers. Call this method again after the broker was started again."""

@@ -75,7 +75,7 @@ class FakeDelays:
 
     @property
     def patience(self) -> float | None:
-        """Return the seconds until the next message is due; None if no message waits."""
+        """Return the seconds until the next message is due, or None if no message waits."""
         if not self.waiting:
             return None
         return max(0.0, min(each.due for each in self.waiting) / 1000 - self._clock()) + 0.001

@@ -129,8 +129,8 @@ class FakeHalves:
         self.askers = {name: asks for name, asks in self.askers.items() if asks is not caller}
 
     def patience(self, requests: Collection[CheckHalvesRequest]) -> float | None:
-        """Return the seconds until one of these requests can be answered with a half message; None if no waiting half
-        message can be given to one of these requests.
+        """Return the seconds until one of these requests can be answered with a half message, or None if no waiting
+        half message can be given to one of these requests.
         """
         due = min((each.ready_at(asks, self.askers) for each in self.waiting for asks in requests), default=math.inf)
         return max(0.0, due / 1000 - self._clock()) + 0.001 if due < math.inf else None

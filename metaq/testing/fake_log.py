@@ -104,7 +104,7 @@ class MemoryLog:
         return [end - start for start, end in known if start >= offset and end <= offset + max_bytes]
 
     def damage_at(self, offset: int) -> int | None:
-        """Return the offset of the next record if the record at `offset` is damaged; None if it is intact."""
+        """Return the offset of the next record if the record at `offset` is damaged, or None if it is intact."""
         if offset not in self.starts:
             return None
         (size, *_) = self.sizes(offset, len(self.data))

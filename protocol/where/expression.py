@@ -13,7 +13,7 @@ from .values import FALSE, TRUE, NullableValue, Truth, negated
 __all__ = ["And", "Condition", "Constant", "Expression", "Not", "Or", "PropertyLookup", "truth"]
 
 PropertyLookup = Callable[[str], NullableValue]
-"""A function that returns the value of a message's property by its name; None if the message does not have the
+"""A function that returns the value of a message's property by its name, or None if the message does not have the
 property.
 """
 

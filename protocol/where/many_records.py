@@ -73,9 +73,9 @@ _Truths = npt.NDArray[np.uint8]
 def matching(where: Where, data: Buffer, starts: _Ints, sizes: _Ints, *, most_steps: int | None = None) -> _Bools:
     """Return for each record whether the filter matches it. A record is data[start : start + size], header included.
 
-    starts: ascending. The checksum and the length in a record's header are not checked. most_steps: a bound for the
-    cost of LIKE. If the LIKE predicates could need more search steps than this for a record (`Where.searched`), the
-    result for the record is True without evaluation. None: no bound.
+    starts: in ascending order. The checksum and the length in a record's header are not checked. most_steps: a bound
+    for the cost of LIKE. If the LIKE predicates could need more search steps than this for a record (`Where.searched`),
+    the result for the record is True without evaluation. None means that there is no bound.
     """
     found = np.full(len(starts), where.holds_for_none)
     begins, lengths, flags = _attributes(data, starts, sizes)
@@ -145,7 +145,8 @@ class _Column(NamedTuple):
     """The values of one property as bytes, for the rows of a _Block that have the property. starts, ends: each value is
     flat[start : end] of the _Block.
 
-    rows: the number of each value's row. typed: for each value, whether it is written as another type than text.
+    rows: for each value, the number of the row that contains it. typed: for each value, whether it is written as
+        another type than text.
     """
 
     asked: PropertyName
@@ -197,8 +198,8 @@ class _Block:
         self._bytes: bytes | None = None
 
     def truths(self, expression: Expression, where: Where, needed: _Bools | None = None) -> _Truths:
-        """Return the truth value of the expression for each row. needed: the rows whose result matters (None: all
-        rows); the results of other rows are arbitrary.
+        """Return the truth value of the expression for each row. needed: the rows whose result matters; None means all
+        rows. The results of other rows are arbitrary.
         """
         if isinstance(expression, Condition):
             return self._condition(expression, where, needed)

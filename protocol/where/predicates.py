@@ -35,8 +35,8 @@ class Predicate(Protocol):
     """A predicate on one property. Predicates are immutable, so any thread may use them."""
 
     def test(self, value: NullableValue) -> Truth:
-        """Return the predicate's result for a message. value: the value of the property in the message; None: the
-        message does not have the property.
+        """Return the predicate's result for a message. value: the value of the property in the message; None means that
+        the message does not have the property.
         """
 
 

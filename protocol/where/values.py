@@ -21,7 +21,7 @@ UNKNOWN: Final = 1
 TRUE: Final = 2
 
 NullableValue = PropertyValue | None
-"""A property's value; None: the message does not have the property."""
+"""A property's value; None means that the message does not have the property."""
 
 _is_whole = re.compile(r"[+-]?[0-9]+").fullmatch
 _is_decimal = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?").fullmatch
@@ -40,8 +40,8 @@ def negated(truth: Truth) -> Truth:
 
 
 def as_number(value: NullableValue) -> int | float | None:
-    """Return the value as a number; None if it is not a number. A text counts as a number if it is a decimal number of
-    at most MAX_WHERE_NUMBER characters, without blanks, and small enough for a float. Producers of Kafka and of Java
+    """Return the value as a number, or None if it is not a number. A text counts as a number if it is a decimal number
+    of at most MAX_WHERE_NUMBER characters, without blanks, and small enough for a float. Producers of Kafka and of Java
     1.x write numbers as such texts.
     """
     if isinstance(value, str):
@@ -56,8 +56,8 @@ def as_number(value: NullableValue) -> int | float | None:
 
 
 def as_bool(value: NullableValue) -> bool | None:
-    """Return the value as a bool; None if it is not a truth value. The texts true and false count as truth values, in
-    upper or lower case.
+    """Return the value as a bool, or None if it is not a truth value. The texts true and false count as truth values,
+    in upper or lower case.
     """
     if isinstance(value, bool):
         return value

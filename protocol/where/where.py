@@ -40,7 +40,7 @@ class PropertyName:
         """
 
     def raw_value(self, attribute: bytes, flag: int) -> bytes | None:
-        """Return the property's value as it is written in the attribute of a record with this flag; None if the
+        """Return the property's value as it is written in the attribute of a record with this flag, or None if the
         property is missing. If the property list has the property several times, the last value counts, as in
         `decode_attribute`.
         """
@@ -80,8 +80,8 @@ class Where:
         self.names = tuple(self._names.values())
         """The properties that the filter tests, each once."""
         self.conditions = len(conditions)
-        """The number of conditions in the filter. The more conditions, the higher is the cost of testing a message. 0:
-        the filter matches all messages, or none.
+        """The number of conditions in the filter. The more conditions, the higher is the cost of testing a message. If
+        there are 0 conditions, the filter matches all messages or no message.
         """
         self.searched = sum(each.predicate.searched for each in conditions if isinstance(each.predicate, Like))
         """An upper bound of the cost of the filter's LIKE predicates: the sum of their numbers `searched`
@@ -107,8 +107,8 @@ class Where:
         return self.holds_for_attribute(attribute_of(body, flag) if flag & ATTRIBUTE_FLAG else None, flag)
 
     def holds_for_attribute(self, attribute: bytes | None, flag: int) -> bool:
-        """Like `holds_for`, but take the record's attribute instead of its body. The attribute is None if the record
-        has none, or if the attribute's stated length does not fit into the body.
+        """Return the same as `holds_for`, but get the record's attribute instead of its body. The attribute is None if
+        the record has none, or if the attribute's stated length does not fit into the body.
         """
         if attribute is None or len(attribute) > MAX_WHERE_ATTRIBUTE:
             return self.holds_for_none

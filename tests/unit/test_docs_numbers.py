@@ -193,7 +193,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "the {transactions.MAX_LISTED} transactions that have most bytes",
         "number of rows of the table, 1 … {MAX_PARTS};",
         "If there are more than {MAX_SEQUENCES} entries, the broker forgets",
-        "partition. If the limit of {MAX_SEQUENCES} has made the broker",
+        "partition. If the limit of {MAX_SEQUENCES} entries has made the",
         "itself have spent up to {REPEAT_LATE_SECONDS:minutes} in transit, so the",
         "most data in the answer (at most {MAX_PULL_BYTES:bytes}, or",
         "the decompressed content, at most {MAX_PAYLOAD_BYTES:bytes}. The checksum covers the",

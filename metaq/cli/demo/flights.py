@@ -49,7 +49,9 @@ def carrier_names() -> dict[str, str]:
 
 
 def json_messages(table: pd.DataFrame, batch: int) -> Iterator[list[bytes]]:
-    """Yield each flight as one JSON object with its row number as `sequence`, in lists of at most `batch`."""
+    """Yield lists of at most `batch` JSON objects. There is one object for each flight, and its field `sequence`
+    contains the flight's row number.
+    """
     numbered = table.assign(sequence=range(len(table)))
     for first in range(0, len(numbered), batch):
         lines = numbered.iloc[first : first + batch].to_json(orient="records", lines=True)

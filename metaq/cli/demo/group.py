@@ -166,7 +166,9 @@ class ConsumerGroup:
         return sum(map(len, owned.values())) == self._partitions
 
     def owned(self) -> dict[str, list[str]]:
-        """Return partition names by member name, according to the current owner nodes in ZooKeeper."""
+        """Return the names of the partitions that each member owns now according to the owner znodes in ZooKeeper, by
+        member name.
+        """
         names = defaultdict(list)
         for partition, consumer in self._cluster.owners(self._settings.group, self._settings.topic).items():
             names[self._member_name(consumer)].append(partition)

@@ -38,16 +38,16 @@ class DemoFigures:
     receive_rate: float
     lag: Mapping[str, int | None]
     """For each partition, the number of messages after the group's committed offset at the time when all consumers had
-    left the group; None if it is unknown.
+    left the group. The value is None if the number is unknown.
     """
     by_spark: BySpark | None
-    """The result of the Spark job; None if the step with Spark was left out."""
+    """The result of the Spark job, or None if the step with Spark was left out."""
     by_pandas: Mapping[str, CarrierDelay]
     seconds: float
 
     @property
     def failures(self) -> list[str]:
-        """One sentence for each check of the demo that failed; empty if the demo succeeded."""
+        """One sentence for each check of the demo that failed. The list is empty if the demo succeeded."""
         found = []
         if not self.delivery.ok:
             found.append(f"delivery: {self.delivery}")

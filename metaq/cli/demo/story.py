@@ -48,8 +48,8 @@ LAG_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The parameters of the demo. flights: the number of flights to send; None = all. join_at: when this fraction of
-    all messages is received, a member joins. kill_at: when this fraction of all messages is received, a member is
+    """The parameters of the demo. flights: the number of flights to send; None means all. join_at: when this fraction
+    of all messages is received, a member joins. kill_at: when this fraction of all messages is received, a member is
     killed.
     """
 
