@@ -286,7 +286,8 @@ class Consumer(Poller):
         delayed messages. It is also raised if the LocalRecoverStore is needed but the user has no home directory.
         Raises InvalidName with a Retry if the group's name is too long for the names of its own topics. Also raises
         LocalStoreError, ClientError, exceptions of on_assigned and on_revoked, and exceptions of a handler that do not
-        derive from Exception (SystemExit …); with a Retry also CoordinationUnavailable.
+        derive from Exception (SystemExit …); with a Retry also CoordinationUnavailable. Raises AccessRefused if a
+        broker refuses to hand out the messages of a partition or to log the user in.
         """
         check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)

@@ -48,7 +48,9 @@ class Poller(Closing):
 
         The messages that earlier calls returned now count as consumed. Raises CorruptRecord if the bytes [position,
         end) of a partition are damaged. Each call raises it again until you seek to the end of the damage, unless
-        ConsumerConfig.damage is "skip". Also raises ClientError (closed, or called on two threads at once), and
+        ConsumerConfig.damage is "skip". Raises AccessRefused if there are no messages and a broker has refused to hand
+        out those of a partition or to log the user in; the consumer asks again after a pause, and poll raises the error
+        again as long as the broker refuses. Also raises ClientError (closed, or called on two threads at once), and
         exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
@@ -95,6 +97,9 @@ class Poller(Closing):
                 self._fetcher.serve()
                 if taken:
                     return taken
+                if (refusal := core.take_refusal()) is not None:
+                    core.under_way = False
+                    raise refusal
                 now = time.monotonic()
                 deadline = deadline or now + timeout
                 if now >= deadline or self._closed:
