@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from metaq.client.settings.config import ProducerConfig as ProducerConfig
     from metaq.client.settings.consumer_config import ConsumerConfig as ConsumerConfig
     from metaq.client.settings.consumer_config import SharedConfig as SharedConfig
+    from metaq.client.settings.tls_config import TlsConfig as TlsConfig
+    from metaq.client.settings.user_config import UserConfig as UserConfig
     from metaq.client.shared import SharedConsumer as SharedConsumer
     from metaq.client.shared import SharedMessage as SharedMessage
     from metaq.coordination.offsets.offset_store import LocalOffsetStore as LocalOffsetStore
@@ -85,6 +87,7 @@ _NAMES = {
     "client.records.results": ("Lag", "SendResult", "TopicPartition"),
     "client.settings.config": ("ConnectionConfig", "ProducerConfig"),
     "client.settings.tls_config": ("TlsConfig",),
+    "client.settings.user_config": ("UserConfig",),
     "client.settings.consumer_config": ("ConsumerConfig", "SharedConfig"),
     "client.shared": ("SharedConsumer", "SharedMessage"),
     "coordination.offsets.offset_store": ("LocalOffsetStore", "OffsetStore"),

@@ -287,7 +287,8 @@ class Consumer(Poller):
         directory. With a Retry, raises InvalidName if the group's name is too long, because the names of the group's
         own topics contain it. Also raises LocalStoreError, ClientError, exceptions of on_assigned and on_revoked, and
         exceptions of a handler that do not derive from Exception (SystemExit …); with a Retry also
-        CoordinationUnavailable.
+        CoordinationUnavailable. Raises AccessRefused if a broker refuses to hand out the messages of a partition or to
+        log the user in.
         """
         check_call_back("handler", handler)
         self._run(lambda messages: handler(messages[0]), 1, max_retries, on_reject, retry, threads)

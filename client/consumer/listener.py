@@ -128,7 +128,8 @@ class Listener:
     def loop(self) -> None:
         """Consume messages until stop() is called.
 
-        Raises exceptions of on_assigned, on_revoked and `choose`. Also raises exceptions of a handler that do not
+        Raises exceptions of on_assigned, on_revoked and `choose`, and AccessRefused if a broker refuses to hand out the
+        messages of a partition or to log the user in. Also raises exceptions of a handler that do not
         derive from Exception (SystemExit …).
         """
         core = self._core
@@ -148,6 +149,8 @@ class Listener:
                     work = self._work_of(arrived)  # first: give_back() finds the cursor by its work
                     core.hand_over(arrived)
                     self._arrived(work)
+                if (refusal := core.take_refusal()) is not None:
+                    raise refusal
                 self._poll_watch.wait(partial(self._fetcher.wait, STOP_LOOK_SECONDS))
         finally:
             self._end()

@@ -42,7 +42,7 @@ from random import random
 from typing import TYPE_CHECKING
 
 from metaq.coordination.runtime.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, CorruptRecord, MetaqError, NotOwner
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, CorruptRecord, MetaqError, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.own_topics import RETRY_PREFIX
 from metaq.protocol.statuses import ResponseCode, Status
@@ -124,6 +124,7 @@ class ConsumerCore:
         self._wanting: deque[PartitionCursor] = deque()
         self._ready: dict[PartitionCursor, None] = {}
         self._ready_lock = threading.Lock()
+        self._refused: dict[PartitionCursor, AccessRefused] = {}  # refusals of which the user does not know yet
         self._telling = threading.Lock()  # held while deciding whether the user hears of a partition
         self._touched: dict[PartitionCursor, None] = {}  # cursors whose messages the user has, or was about to get
 
@@ -212,6 +213,7 @@ class ConsumerCore:
         self.owned = {each: cursor for each, cursor in self.owned.items() if lost.get(each) is not cursor}
         for cursor in lost.values():
             cursor.lose()
+            self._refused.pop(cursor, None)
 
     def cursor(self, partition: TopicPartition) -> PartitionCursor:
         """Return the cursor of an owned partition. Raises NotOwner, TypeError."""
@@ -352,10 +354,26 @@ class ConsumerCore:
         trouble = cursor.failed(request, now, str(error))
         if trouble is None:
             return None
+        if isinstance(error, AccessRefused):
+            self._refused[cursor] = error
         pause, is_new = trouble
         if is_new:
             log.warning("fetching %s failed, next try in %.2f s: %s", cursor, pause, error)
         return pause
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a broker has refused a request since the last call of `take_refusal`."""
+        return bool(self._refused)
+
+    def take_refusal(self) -> AccessRefused | None:
+        """Return the error with which a broker has refused a request since the last call, because this client may not
+        read a partition or could not log in; None if there is none. The thread that takes messages calls this if there
+        are none, and raises the error to the user. The request is sent again after a pause, because an operator may
+        grant it; if it is refused again, `take_refusal` returns that error, too.
+        """
+        refused, self._refused = self._refused, {}
+        return next((error for cursor, error in list(refused.items()) if cursor.active), None)
 
     def unanswered(
         self, request: Request, error: MetaqError, now: float, endpoint: Endpoint | None = None
@@ -394,6 +412,8 @@ class ConsumerCore:
             )
 
     def _recovered(self, request: Request, now: float, pause: float) -> float:
+        if self._refused:
+            self._refused.pop(request.cursor, None)
         if request.cursor.answered(request, now, pause):
             log.info("fetching %s works again", request.cursor)
         return pause

@@ -302,7 +302,7 @@ class Fetcher:
         failed.
         """
         cursor = request.cursor
-        if cursor.has_next:
+        if cursor.has_next or self._core.is_refused:
             self.wake()
         if pause:
             self._timers.call_later(pause, partial(self.ask, cursor))

@@ -49,8 +49,10 @@ class Poller(Closing):
         The messages that earlier calls returned now count as consumed. Raises CorruptRecord if bytes of a partition are
         damaged; the error's `position` and `end` are the offsets where the damage begins and ends. Each call raises
         this error again until you seek to the end of the damage. If ConsumerConfig.damage is "skip", poll() skips the
-        damage instead. Also raises ClientError (closed, or called on two threads at once), and exceptions of `accept`,
-        on_assigned, on_revoked and on_damaged.
+        damage instead. Raises AccessRefused if there are no messages and a broker has refused to hand out messages of a
+        partition or to log the user in. The consumer then asks again after a pause, and poll() raises the error again
+        as long as the broker refuses. Also raises ClientError (closed, or called on two threads at once), and
+        exceptions of `accept`, on_assigned, on_revoked and on_damaged.
         """
         seconds = _checked(max_messages, timeout)
         messages = self._poll(partial(self._core.take, max_messages), seconds) or []
@@ -96,6 +98,9 @@ class Poller(Closing):
                 self._fetcher.serve()
                 if taken:
                     return taken
+                if (refusal := core.take_refusal()) is not None:
+                    core.under_way = False
+                    raise refusal
                 now = time.monotonic()
                 deadline = deadline or now + timeout
                 if now >= deadline or self._closed:

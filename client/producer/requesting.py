@@ -251,6 +251,8 @@ class Requester:
                     look = now + tuning.LOOK_SECONDS
                     self._expire(now)
                 if not replies:
+                    if (refusal := core.take_refusal()) is not None:
+                        self._fail_all(refusal)
                     fetcher.wait(max(0.0, look - now) if self._pending else tuning.IDLE_SECONDS)
             except Exception:  # a bug, or a log handler's error: answer the other requests nevertheless
                 log.exception("taking replies failed")

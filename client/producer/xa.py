@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.errors import (
+    AccessRefused,
     BrokerUnavailable,
     ConfigError,
     MetaqError,
@@ -268,6 +269,8 @@ class XaResource:
         while True:
             try:
                 return self._reachable_broker()
+            except AccessRefused as error:
+                raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
             except (NoPartition, BrokerUnavailable) as error:
                 pause = backoff.next()
                 if not all(map(calls.has_sent_to, self._topics)) or calls.clock() + pause >= give_up:
@@ -483,7 +486,8 @@ def _as_xa_errors(*, decides: bool) -> Iterator[None]:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error
     except RequestTimedOut as error:
         raise XaError(XaCode.XAER_RMFAIL if decides else XaCode.XA_RBTIMEOUT, str(error)) from error
-    except (BrokerUnavailable, NoPartition, NotLeader) as error:
+    except (AccessRefused, BrokerUnavailable, NoPartition, NotLeader) as error:
+        # a refused verb was not executed; XAER_RMERR would say that the transaction was rolled back
         raise XaError(XaCode.XAER_RMFAIL, str(error)) from error
     except MetaqError as error:
         raise XaError(XaCode.XAER_RMERR, str(error)) from error

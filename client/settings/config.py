@@ -24,6 +24,7 @@ from metaq.protocol.own_topics import REPLY_TOPIC
 
 from ..runtime.durations import as_setting, is_number
 from .tls_config import TlsConfig, profile_tls, profile_zookeeper_tls
+from .user_config import UserConfig, profile_user
 
 __all__ = [
     "BROWSE_BYTES",
@@ -201,7 +202,9 @@ class ConnectionConfig:
     """Settings of one TCP connection to one broker."""
 
     connect_timeout_seconds: float = 3.0
-    """Time limit in seconds for the TCP handshake together with the answer to the first request, `version`."""
+    """Time limit in seconds for opening the connection: the TCP handshake, the TLS handshake, the answer to the first
+    request `version`, and the login, as far as the client uses TLS and logs in.
+    """
     request_timeout_seconds: float = 10.0
     """Time limit in seconds for the answer to one request. If no answer has come by then, the request fails; a producer
     can send the messages again until their deadlines.
@@ -235,6 +238,11 @@ class ConnectionConfig:
     """TLS settings for ZooKeeper; None: no TLS. The default comes from the section `[zookeeper]` of the user's
     [profile](security.md#profiles); without a profile the default is None.
     """
+    user: UserConfig | None = field(default_factory=profile_user)
+    """The user as whom the client logs in at each broker, with the password; None: the client does not log in. A login
+    needs `tls`. The default comes from the section `[user]` of the user's [profile](security.md#profiles); without a
+    profile the default is None.
+    """
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -242,6 +250,11 @@ class ConnectionConfig:
             value = getattr(self, name)
             if value is not None and not isinstance(value, TlsConfig):
                 raise ConfigError(name, repr(value), "make it a TlsConfig(ca=…), or None for no TLS")
+        if self.user is not None and not isinstance(self.user, UserConfig):
+            given = type(self.user).__name__  # the value may contain a password
+            raise ConfigError("user", given, "make it a UserConfig(name=…, password=…), or None for no login")
+        if self.user is not None and self.tls is None:
+            raise ConfigError("user", self.user.name, "a login needs TLS: set tls, too, or set user=None")
         if self.protocol not in ("auto", "text"):
             raise ConfigError("protocol", repr(self.protocol), "choose 'auto' or 'text'")
 

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-from configparser import ConfigParser, Error
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.protocol.errors import ConfigError
 
+from .profile import ProfileSection, read_section, users_section
+
 if TYPE_CHECKING:
     import ssl
 
-__all__ = ["PROFILE", "TlsConfig", "profile_tls", "profile_zookeeper_tls"]
-
-PROFILE = "METAQ_PROFILE"
-"""The name of the environment variable that holds the path of the profile file."""
+__all__ = ["TlsConfig", "profile_tls", "profile_zookeeper_tls"]
 
 _KEYS = ("ca", "certificate", "key")
-_SECTIONS = ("tls", "zookeeper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class TlsConfig:
             certificate = client.pem
             key = client.key
         """
-        if (found := cls._of_section(path, "tls")) is None:
+        if (found := _tls_of(read_section(path, "tls"))) is None:
             raise ConfigError("profile", os.fspath(path), "it has no section [tls]")
         return found
 
@@ -64,31 +61,7 @@ class TlsConfig:
         """Return the TLS settings for ZooKeeper in a profile file: the section [zookeeper], with the same keys as
         [tls]. Return None if the file does not have this section. Raises ConfigError if the file cannot be used.
         """
-        return cls._of_section(path, "zookeeper")
-
-    @classmethod
-    def _of_section(cls, path: str | os.PathLike[str], section: str) -> TlsConfig | None:
-        path = os.fspath(path)
-        parser = ConfigParser(interpolation=None)
-        try:
-            with open(path, encoding="utf-8") as file:
-                parser.read_file(file)
-        except OSError as error:
-            raise ConfigError("profile", path, f"the profile cannot be read: {error.strerror}") from error
-        except (Error, UnicodeDecodeError) as error:
-            raise ConfigError("profile", path, f"it is no profile: {error}") from error
-        if not parser.sections():
-            raise ConfigError("profile", path, "it is no profile: it has no section [tls] or [zookeeper]")
-        if unknown := set(parser.sections()) - set(_SECTIONS):
-            raise ConfigError("profile", path, f"it has a section [{min(unknown)}]: use [tls] and [zookeeper]")
-        if not parser.has_section(section):
-            return None
-        values = dict(parser[section])
-        if others := values.keys() - set(_KEYS):
-            remedy = f"is not a key of [{section}]: use {', '.join(_KEYS)}"
-            raise ConfigError(f"{path}: {min(others)}", values[min(others)], remedy)
-        folder = os.path.dirname(os.path.abspath(path))
-        return cls(**{name: os.path.join(folder, value) for name, value in values.items() if value})
+        return _tls_of(read_section(path, "zookeeper"))
 
     def files(self, option: str = "tls") -> CertificateFiles:
         """Return the paths of the PEM files. option: the name of the option in error messages."""
@@ -102,33 +75,21 @@ class TlsConfig:
 
 
 def profile_tls() -> TlsConfig | None:
-    """Return the TLS settings for brokers in the user's profile file. The environment variable METAQ_PROFILE names this
-    file. If the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`), if
-    that file exists. Return None if there is no profile or no section [tls], and if METAQ_PROFILE is empty. Raises
+    """Return the TLS settings for brokers in the user's profile file (profile.py); None if there are none. Raises
     ConfigError if the file cannot be used.
     """
-    return _profiled("tls")
+    return _tls_of(users_section("tls"))
 
 
 def profile_zookeeper_tls() -> TlsConfig | None:
     """Return the TLS settings for ZooKeeper in the user's profile file, as profile_tls returns the TLS settings for
     brokers.
     """
-    return _profiled("zookeeper")
+    return _tls_of(users_section("zookeeper"))
 
 
-def _profiled(section: str) -> TlsConfig | None:
-    path = os.environ.get(PROFILE)
-    if path is None:
-        path = _users_profile()
-        if not os.path.exists(path):
-            return None
-    return TlsConfig._of_section(path, section) if path else None
-
-
-def _users_profile() -> str:
-    """Return the path of the profile file that is used if METAQ_PROFILE is not set (XDG Base Directory
-    Specification).
-    """
-    folder = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return os.path.join(folder, "metaq", "profile.ini")
+def _tls_of(section: ProfileSection | None) -> TlsConfig | None:
+    """Return the TLS settings in a section of a profile; None if there is no section."""
+    if section is None:
+        return None
+    return TlsConfig(**{name: section.beside(value) for name, value in section.values.items()})

@@ -194,8 +194,8 @@ class SharedConsumer(Closing):
         message, or with [] after `timeout` seconds.
 
         The caller must call `ack` or `release` for each message before its lease ends; `extend` makes the lease longer.
-        Raises RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed, and
-        SharedRefused.
+        Raises RequestRefused if the broker cannot lease messages, ClientError if this consumer is closed,
+        SharedRefused, and AccessRefused if a broker refuses to lease messages or to log the user in.
         """
         check_number("max_messages", max_messages, most=INT32_MAX)
         seconds = check_wait("timeout", timeout)

@@ -20,7 +20,14 @@ from isal.isal_zlib import crc32
 from metaq.coordination.runtime.interrupts import BackgroundThread, Bell, Bells
 from metaq.coordination.runtime.logs import get_log
 from metaq.protocol.client_stream import Reply
-from metaq.protocol.errors import BrokerUnavailable, MetaqError, RequestRefused, RequestTimedOut, SharedRefused
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    MetaqError,
+    RequestRefused,
+    RequestTimedOut,
+    SharedRefused,
+)
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.limits import SHARED_MARK
 from metaq.protocol.own_topics import is_own_topic
@@ -365,7 +372,7 @@ class SharedDriver:
         partition = action.partition
         pause = 0.0 if error is None else self._pool.follow(error)
         if pause is None:
-            if isinstance(error, SharedRefused):
+            if isinstance(error, SharedRefused | AccessRefused):
                 self._give_up(error)
             elif not isinstance(error, BrokerUnavailable | RequestTimedOut):
                 log.warning("shared group %s: %s %s: %s", self._terms.group, partition.topic, partition, error)

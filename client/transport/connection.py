@@ -414,14 +414,15 @@ def open_connection(
     timeout: float | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Connection:
-    """Connect to the broker, and agree with it on the protocol, within `timeout` seconds but at most the configured
-    connect timeout.
+    """Connect to the broker, agree with it on the protocol, and log in if there is a `config.user`, within `timeout`
+    seconds but at most the configured connect timeout.
 
-    Raises BrokerUnavailable, and ConfigError if the files of `config.tls` cannot be used.
+    Raises BrokerUnavailable. Raises AccessRefused if the login is refused. Raises ConfigError if the files of
+    `config.tls` or the password of `config.user` cannot be used.
     """
     limit = config.connect_timeout_seconds
     seconds = limit if timeout is None else max(0.001, min(limit, timeout))
-    sock, version = connect(endpoint, seconds, clock, config.tls)
+    sock, version = connect(endpoint, seconds, clock, config.tls, config.user)
     return Connection(
         sock, endpoint, ClientStream(str(endpoint), version, text=config.protocol == "text"), config, clock
     )

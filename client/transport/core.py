@@ -21,7 +21,7 @@ from enum import Enum, auto
 from typing import Any, Generic, TypeVar
 
 from metaq.coordination.runtime.backoff import Backoff
-from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, NotLeader
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, ClientError, LeaderMoved, MetaqError, NotLeader
 
 from ..settings.config import ConnectionConfig
 from .redirects import Redirects
@@ -50,9 +50,10 @@ C = TypeVar("C")
 class Link(Generic[C]):
     """The state of the connection to one broker address. connection: the last connection that the driver has made, even
     if it has ended. cause: the reason why the last connection ended or could not be made; it is "" if there is a
-    connection, or if the driver has not tried to connect yet. retry_at: the time of the next attempt to connect
-    (monotonic seconds). ends_at: the time (monotonic seconds) at which the driver must close the connection because
-    another node leads the broker set now; it is infinity if the driver need not close the connection.
+    connection, or if the driver has not tried to connect yet. is_refused: whether the last attempt failed because the
+    broker refused the client's login. retry_at: the time of the next attempt to connect (monotonic seconds). ends_at:
+    the time (monotonic seconds) at which the driver must close the connection because another node leads the broker set
+    now; it is infinity if the driver need not close the connection.
     """
 
     def __init__(self, endpoint: Endpoint, backoff: Backoff) -> None:
@@ -60,6 +61,7 @@ class Link(Generic[C]):
         self.backoff = backoff
         self.connection: C | None = None
         self.cause = ""
+        self.is_refused = False
         self.retry_at = 0.0
         self.ends_at = math.inf
 
@@ -140,23 +142,27 @@ class PoolCore(Generic[L]):
         """
         if not self._is_wanted(link):
             return False
-        link.connection, link.cause = connection, ""
+        link.connection, link.cause, link.is_refused = connection, "", False
         link.backoff.reset()
         self.down -= {link.endpoint}
         return True
 
-    def failed(self, link: L, cause: str, now: float, connection: object = None) -> bool:
+    def failed(self, link: L, error: MetaqError | None, now: float, connection: object = None) -> bool:
         """Record that this connection of the link has ended. If `connection` is None, record that no connection could
-        be made. Return True if no earlier call has recorded this; then the driver must try to connect again at the
-        link's `retry_at`. Return False if the end of this connection was recorded by an earlier call, or if the link
-        was removed.
+        be made. error: the reason. Return True if no earlier call has recorded this; then the driver must try to
+        connect again at the link's `retry_at`. Return False if the end of this connection was recorded by an earlier
+        call, or if the link was removed.
+
+        If the broker has refused the login, the next attempt comes only after reconnect_max_seconds, because only an
+        operator can change the answer.
         """
         if not self._is_wanted(link):
             return False
         if connection is not None and (link.cause or connection is not link.connection):
             return False  # already known, or there is a newer connection
-        link.cause = cause
-        link.retry_at = now + link.backoff.next()
+        link.cause = str(error)
+        link.is_refused = isinstance(error, AccessRefused)
+        link.retry_at = now + (self._config.reconnect_max_seconds if link.is_refused else link.backoff.next())
         self.down |= {link.endpoint}
         return True
 
@@ -201,6 +207,12 @@ class PoolCore(Generic[L]):
         """Return the time when the driver must check all links again, even if nothing happens before."""
         times = [link.retry_at if link.cause else link.ends_at for link in list(self.links.values())]
         return min([now + _LOOK_SECONDS, *times])
+
+    def why_down(self, link: L) -> ClientError:
+        """Return the error for a caller that needs this link while there is no connection."""
+        if link.is_refused:
+            return AccessRefused(link.cause)
+        return BrokerUnavailable(f"{link.cause} (trying again in the background)")
 
     def due(self, link: L, now: float) -> Due:
         """Return what the driver must do with a link now."""

@@ -16,12 +16,20 @@ from metaq.coordination.runtime.backoff import Backoff
 from metaq.coordination.runtime.forks import ForkGuard
 from metaq.coordination.runtime.interrupts import BackgroundThread, Bell
 from metaq.coordination.runtime.logs import get_log
-from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, MetaqError, RequestTimedOut
+from metaq.protocol.errors import (
+    AccessRefused,
+    BrokerUnavailable,
+    ClientError,
+    LeaderMoved,
+    MetaqError,
+    RequestTimedOut,
+)
 
 from ..runtime.patched import refuse_patched
 from ..settings.config import ConnectionConfig
 from .connection import Connection, Endpoint, open_connection
 from .core import Due, Link, PoolCore, proves_nothing
+from .wire import load_modules
 
 __all__ = ["ConnectionPool"]
 
@@ -64,6 +72,7 @@ class ConnectionPool:
         uses for waiting.
         """
         refuse_patched()
+        load_modules(config)
         self._config = config
         self._clock = clock
         self._open = open
@@ -84,7 +93,7 @@ class ConnectionPool:
         `timeout` seconds.
 
         Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed. Raises
-        ClientError in a forked process.
+        AccessRefused if the broker has refused the login in the last attempt. Raises ClientError in a forked process.
         """
         link = self._core.found(endpoint, self._clock())
         connection = None if link is None else link.connection
@@ -110,7 +119,7 @@ class ConnectionPool:
         """Return the same connection as the method `connection`, but never block. Return None if there is no connection
         yet, so that `connection` would have to open one.
 
-        Raises BrokerUnavailable as `connection` does.
+        Raises BrokerUnavailable and AccessRefused as `connection` does.
         """
         link = self._core.found(endpoint, self._clock())
         return None if link is None else self._there(link)
@@ -173,7 +182,7 @@ class ConnectionPool:
 
     def _there(self, link: _Link) -> Connection | None:
         """Return the link's open connection, or None if the pool has never tried to connect to this broker. Raises
-        BrokerUnavailable if the broker is down.
+        BrokerUnavailable or AccessRefused if the last attempt has failed or the connection has ended.
         """
         connection = link.connection
         if connection is not None and not connection.closed:
@@ -187,9 +196,10 @@ class ConnectionPool:
         try:
             connection = self._open(link.endpoint, self._config, timeout)
         except MetaqError as error:
-            if proves_nothing(timeout, deadline - self._clock()):
+            is_refusal = isinstance(error, AccessRefused)
+            if not is_refusal and proves_nothing(timeout, deadline - self._clock()):
                 raise RequestTimedOut(f"no connection to {link.endpoint} in time: {error}") from error
-            self._mark_down(link, str(error))
+            self._mark_down(link, error)
             raise
         connection.on_closed = partial(self._broken, link)
         with self._mutex:
@@ -199,13 +209,13 @@ class ConnectionPool:
             raise BrokerUnavailable(f"no connection to {link.endpoint}: it is not wanted any more")
         return connection
 
-    def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error to raise for a broker whose connection has ended. If the pool has not noticed the
-        connection's end yet, this method also records it.
+    def _is_down(self, link: _Link) -> ClientError:
+        """Return the error to raise for a broker whose connection has ended, or that could not be connected to. If the
+        pool has not noticed the connection's end yet, this method also records it.
         """
         connection = link.connection
-        if connection is None or not connection.closed:
-            return BrokerUnavailable(f"{link.cause} (trying again in the background)")
+        if connection is None or not connection.closed or link.is_refused:
+            return self._core.why_down(link)
         self._broken(link, connection)
         return BrokerUnavailable(f"{connection.failure} (trying again in the background)")
 
@@ -213,13 +223,13 @@ class ConnectionPool:
         """Record that a connection of this link has ended, and let the housekeeping thread connect again. Any thread
         may call this, any number of times.
         """
-        self._mark_down(link, str(connection.failure), connection)
+        self._mark_down(link, connection.failure, connection)
 
-    def _mark_down(self, link: _Link, cause: str, connection: Connection | None = None) -> None:
+    def _mark_down(self, link: _Link, error: MetaqError | None, connection: Connection | None = None) -> None:
         with self._mutex:
-            is_news = self._core.failed(link, cause, self._clock(), connection)
+            is_news = self._core.failed(link, error, self._clock(), connection)
         if is_news:
-            log.info("%s; next try in %.2f s", cause, link.retry_at - self._clock())
+            log.info("%s; next try in %.2f s", error, link.retry_at - self._clock())
             self._wake.ring()
 
     # --- housekeeping thread ----------------------------------------------------------------------------------------

@@ -32,11 +32,12 @@ from metaq.protocol.record import Buffer
 from ..runtime.waiting import Exchange
 from ..settings.config import ConnectionConfig
 from ..settings.tls_config import TlsConfig
+from ..settings.user_config import UserConfig
 
 if TYPE_CHECKING:
     from .tls_socket import TlsSocket
 
-__all__ = ["TICK", "Endpoint", "Wire", "connect"]
+__all__ = ["TICK", "Endpoint", "Wire", "connect", "load_modules"]
 
 log = get_log(__name__)
 
@@ -301,11 +302,28 @@ def _no_connection(endpoint: Endpoint, seconds: float, error: OSError) -> str:
     return f"no connection to {endpoint}: {error}"
 
 
+def load_modules(config: ConnectionConfig) -> None:
+    """Import the modules that only connections with TLS or with a login need, because they import ssl or scramp. A
+    client calls this when it is created, so that connecting imports no module later.
+    """
+    if config.tls is not None:
+        from . import tls_socket  # noqa: F401
+    if config.user is not None:
+        from . import login  # noqa: F401
+
+
 def connect(
-    endpoint: Endpoint, seconds: float, clock: Callable[[], float], tls: TlsConfig | None = None
+    endpoint: Endpoint,
+    seconds: float,
+    clock: Callable[[], float],
+    tls: TlsConfig | None = None,
+    user: UserConfig | None = None,
 ) -> tuple[socket.socket | TlsSocket, str]:
-    """Connect to the broker within `seconds`. Return the socket and the text of the broker's version. Raises
-    BrokerUnavailable, and ConfigError if the files of `tls` cannot be used.
+    """Connect to the broker within `seconds`. Return the socket and the text of the broker's version. user: logs in as
+    this user, which needs `tls`; None: no login.
+
+    Raises BrokerUnavailable. Raises AccessRefused if the login is refused or the broker is not the one that knows the
+    user. Raises ConfigError if the files of `tls` or the user's password cannot be used.
     """
     deadline = clock() + seconds
     context = None if tls is None else tls.context()
@@ -320,7 +338,7 @@ def connect(
         opening, version = Opening(), None
         asked: socket.socket | TlsSocket = sock
         if context is not None:
-            from .tls_socket import TlsSocket  # imports ssl: only clients with TLS need it
+            from .tls_socket import TlsSocket  # see load_modules
 
             sock.settimeout(max(0.001, deadline - clock()))
             asked = TlsSocket(sock, context, endpoint.host, str(endpoint))
@@ -328,6 +346,15 @@ def connect(
         while version is None:
             sock.settimeout(max(0.001, deadline - clock()))
             version = opening.receive(asked.recv(4096))
+        if user is not None:
+            assert context is not None, "ConnectionConfig refuses a user without TLS"
+            from .login import Login  # see load_modules
+
+            login = Login(user, str(endpoint), version)
+            asked.sendall(login.request)
+            while not login.done:
+                sock.settimeout(max(0.001, deadline - clock()))
+                asked.sendall(login.receive(asked.recv(4096)))
         # Let the kernel limit blocking to one tick. Then a receive needs one system call; a Python timeout needs two.
         sock.settimeout(None)
         tick = _TIMEVAL.pack(0, int(TICK * 1e6))

@@ -18,7 +18,7 @@ from metaq.client.questions.cluster import Cluster
 from metaq.client.questions.sources import Survey
 from metaq.client.records.results import TopicPartition
 from metaq.client.settings.config import ConnectionConfig
-from metaq.client.settings.tls_config import PROFILE
+from metaq.client.settings.profile import PROFILE
 from metaq.client.transport.connection import Connection, Endpoint, open_connection
 from metaq.client.transport.zookeeper import zk_session
 from metaq.coordination.brokers.cluster_view import BrokerAddress, BrokerNodes

@@ -52,7 +52,7 @@ LAYERS = (
     Layer(
         "metaq.client",
         ours=("metaq.protocol", "metaq.coordination", "metaq.version"),
-        theirs=("fastavro", "google", "isal", "msgpack", "numpy", "pyarrow", "simplejson"),
+        theirs=("fastavro", "google", "isal", "msgpack", "numpy", "pyarrow", "scramp", "simplejson"),
     ),
     Layer(
         "metaq.spark_connector",

@@ -16,7 +16,9 @@ from metaq.client.fetching.notices import Notice
 from metaq.client.runtime.timers import Timers
 from metaq.client.settings.consumer_config import ConsumerConfig
 from metaq.client.transport.pool import ConnectionPool
-from metaq.protocol.errors import CorruptRecord
+from metaq.protocol.errors import AccessRefused, CorruptRecord
+from metaq.protocol.frames import Frame
+from metaq.protocol.statuses import ResponseCode
 from tests.raising import raising
 from tests.waiting import DEADLINE, eventually
 
@@ -170,6 +172,16 @@ def test_each_message_is_processed_in_order_and_then_counts_as_consumed(broker):
         assert handler.processed == [b"%d" % number for number in range(1200)]
         broker.append("t", 0, b"later")
         eventually(lambda: is_consumed(running))
+
+
+def test_a_refusal_of_a_broker_ends_the_run(broker):
+    handler = Handler()
+    broker.refuse = lambda request: ResponseCode.ACCESS_REFUSED if isinstance(request, Frame) else None
+    with Running(broker, handler) as running:
+        running.thread.join(DEADLINE)
+        assert not running.thread.is_alive()
+    assert isinstance(running.error, AccessRefused)
+    assert handler.seen == []
 
 
 def test_a_handler_that_outlives_its_run_keeps_no_member_idle(broker, held):

@@ -15,7 +15,7 @@ from metaq.client.fetching.fetcher import Fetcher
 from metaq.client.runtime.waiting import Waiter
 from metaq.client.transport.connection import Endpoint
 from metaq.coordination.runtime.interrupts import Bell
-from metaq.protocol.errors import BrokerUnavailable, NotLeader, NotOwner
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, NotLeader, NotOwner
 from metaq.protocol.frames import Frame
 from metaq.protocol.statuses import ResponseCode
 from tests.unit.client.chunks import chunk_of, payloads, record
@@ -101,6 +101,44 @@ def test_a_claim_of_today_is_not_lost_with_one_of_yesterday(core, cursor):
     (today,) = claim(core, 0)
     core.lose([cursor])
     assert core.owned == {today.partition: today}
+
+
+def refuse(core: ConsumerCore, cursor: PartitionCursor, text: str = "no grant", now: float = 0.0) -> AccessRefused:
+    error, request = AccessRefused(text), cursor.next_request(now)
+    assert request is not None
+    assert core.failed(request, error, now)
+    return error
+
+
+def test_a_refusal_is_told_once_each_time(core):
+    first, second = claim(core, 0, 1)
+    error = refuse(core, first)
+    refuse(core, second)
+    assert core.is_refused
+    assert core.take_refusal() is error
+    assert (core.is_refused, core.take_refusal()) == (False, None)
+    again = refuse(core, first, now=1000.0)
+    assert core.take_refusal() is again
+
+
+def test_a_refusal_that_is_over_is_not_told(core):
+    granted, lost = claim(core, 0, 1)
+    refuse(core, granted)
+    refuse(core, lost)
+    request = granted.next_request(1000.0)
+    assert request is not None
+    fields = {"nextOffset": "0", "minOffset": "0", "maxOffset": "0", "behind": "0"}
+    frame = Frame(ResponseCode.PULL_NOT_FOUND, 1, 1, "", fields, memoryview(b""))
+    core.answered(request, frame, Endpoint("here", 1), 1000.0)
+    core.lose([lost])
+    assert (core.is_refused, core.take_refusal()) == (False, None)
+
+
+def test_other_failures_are_not_told(core, cursor):
+    request = cursor.next_request(0.0)
+    assert request is not None
+    assert core.failed(request, BrokerUnavailable("gone"), 0.0)
+    assert not core.is_refused
 
 
 def test_a_thread_that_reads_is_told(fetcher):

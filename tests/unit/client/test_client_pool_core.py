@@ -5,7 +5,7 @@ import pytest
 from metaq.client.settings.config import ConnectionConfig
 from metaq.client.transport.connection import Endpoint
 from metaq.client.transport.core import LAST_ANSWERS_SECONDS, Due, Link, PoolCore, proves_nothing
-from metaq.protocol.errors import BrokerUnavailable, LeaderMoved, NotLeader, RequestTimedOut
+from metaq.protocol.errors import AccessRefused, BrokerUnavailable, LeaderMoved, NotLeader, RequestTimedOut
 
 A, B, C = (Endpoint("127.0.0.1", port) for port in (1, 2, 3))
 CONFIG = ConnectionConfig(reconnect_min_seconds=1.0, reconnect_max_seconds=4.0)
@@ -31,7 +31,7 @@ def pool() -> Pool:
 def test_a_broker_is_tried_again_after_pauses_that_grow_until_it_is_reached(pool):
     link, now, pauses = pool.link(A, 0.0), 0.0, []
     for _ in range(4):
-        assert pool.failed(link, "nobody there", now)
+        assert pool.failed(link, BrokerUnavailable("nobody there"), now)
         assert (pool.down, link.cause) == ({A}, "nobody there")
         pauses.append(link.retry_at - now)
         now = link.retry_at
@@ -40,14 +40,30 @@ def test_a_broker_is_tried_again_after_pauses_that_grow_until_it_is_reached(pool
     assert pauses == [1.0, 2.0, 4.0, 4.0]
     assert pool.connected(link, "new")
     assert (pool.down, link.cause, pool.due(link, now)) == (frozenset(), "", Due.BEAT)
-    pool.failed(link, "ended", now, "new")
+    pool.failed(link, BrokerUnavailable("ended"), now, "new")
     assert link.retry_at == now + 1.0
+
+
+def test_a_broker_that_refuses_the_login_is_tried_seldom_and_its_refusal_is_told(pool):
+    link = pool.link(A, 0.0)
+    for now in (0.0, 4.0):
+        assert pool.failed(link, AccessRefused("no such user"), now)
+        assert (pool.down, link.retry_at) == ({A}, now + 4.0)
+        told = pool.why_down(link)
+        assert (type(told), str(told)) == (AccessRefused, "no such user")
+    pool.failed(link, BrokerUnavailable("gone"), 8.0)
+    assert link.retry_at == 9.0
+    assert isinstance(pool.why_down(link), BrokerUnavailable)
+    pool.failed(link, AccessRefused("no such user"), 9.0)
+    pool.connected(link, "new")
+    pool.failed(link, BrokerUnavailable("ended"), 10.0, "new")
+    assert isinstance(pool.why_down(link), BrokerUnavailable)
 
 
 def test_the_end_of_a_connection_is_news_once_and_that_of_an_earlier_one_is_none(pool):
     link = pool.connects(A)
-    assert not pool.failed(link, "ended", 0.0, "an earlier one")
-    assert [pool.failed(link, "ended", 0.0, link.connection) for _ in range(2)] == [True, False]
+    assert not pool.failed(link, BrokerUnavailable("ended"), 0.0, "an earlier one")
+    assert [pool.failed(link, BrokerUnavailable("ended"), 0.0, link.connection) for _ in range(2)] == [True, False]
 
 
 def test_idle_links_are_looked_at_twice_in_a_second(pool):
@@ -58,7 +74,7 @@ def test_idle_links_are_looked_at_twice_in_a_second(pool):
 
 def test_what_is_not_wanted_any_more_is_neither_connected_nor_down(pool):
     dropped, left = pool.link(A, 0.0), pool.link(B, 0.0)
-    pool.failed(dropped, "nobody there", 0.0)
+    pool.failed(dropped, BrokerUnavailable("nobody there"), 0.0)
     pool.drop(dropped)
     newer = pool.link(A, 0.0)
     assert newer is not dropped
@@ -67,7 +83,7 @@ def test_what_is_not_wanted_any_more_is_neither_connected_nor_down(pool):
     assert pool.close() == [left, newer]
     for link in (dropped, left, newer):
         assert not pool.connected(link, "late")
-        assert not pool.failed(link, "late", 0.0)
+        assert not pool.failed(link, BrokerUnavailable("late"), 0.0)
     assert pool.down == frozenset()
     with pytest.raises(BrokerUnavailable, match="this client is closed"):
         pool.link(A, 0.0)
@@ -84,7 +100,7 @@ def test_a_try_that_had_no_time_says_nothing_of_the_broker(seconds, left, nothin
 def test_only_brokers_that_are_down_and_that_nobody_lists_are_given_up(pool):
     down, master, slave, up = (pool.link(each, 0.0) for each in (A, B, C, Endpoint("127.0.0.1", 4)))
     for link in (down, master, slave):
-        pool.failed(link, "nobody there", 0.0)
+        pool.failed(link, BrokerUnavailable("nobody there"), 0.0)
     pool.connected(up, "up")
     assert pool.listed({0: B}, [C], 0.0) == ([down], False)
     assert pool.down == {B, C}

@@ -14,7 +14,8 @@ from metaq.broker.network.tls import Certificates, may_be_plain
 from metaq.cli import authority
 from metaq.cli.authority import make_authority, make_broker, make_client
 from metaq.client.settings.config import ConnectionConfig
-from metaq.client.settings.tls_config import PROFILE, TlsConfig, profile_tls
+from metaq.client.settings.profile import PROFILE
+from metaq.client.settings.tls_config import TlsConfig, profile_tls
 from metaq.protocol.errors import ConfigError
 
 
@@ -143,10 +144,10 @@ def test_a_profile_in_the_users_directory_counts_without_the_variable(pki, tmp_p
     ("text", "said"),
     [
         (None, "the profile cannot be read: No such file"),
-        ("", "it is no profile: it has no section .tls. or .zookeeper."),
-        ("[other]\n", "it has a section .other.: use .tls. and .zookeeper."),
-        ("ca=x\n", "it is no profile: File contains no section headers"),
-        ("[tls]\npassword=x\n", "password=x: is not a key of .tls.: use ca, certificate, key"),
+        ("", "it is no profile: it has no section .tls., .zookeeper. or .user."),
+        ("[other]\n", "it has a section .other.: use .tls., .zookeeper. and .user."),
+        ("ca=x\n", "it is no profile: line 1 stands before the first section"),
+        ("[tls]\npassword=x\n", "password=…: is not a key of .tls.: use ca, certificate, key"),
         ("[tls]\ncertificate=x\n", "tls.key=: name a PEM file: a certificate and its key go together"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 
 from metaq.broker.configuration.security_ini import read_security
 from metaq.client.settings.config import ConnectionConfig
-from metaq.client.settings.tls_config import PROFILE, TlsConfig
+from metaq.client.settings.profile import PROFILE
+from metaq.client.settings.tls_config import TlsConfig
 from metaq.coordination.runtime.certificates import CertificateFiles
 from metaq.coordination.session.kazoo_client import Client
 from metaq.coordination.session.zk_tls import ZkTls
@@ -100,7 +101,7 @@ def test_a_profile_says_which_connections_use_tls(tmp_path, monkeypatch, text, t
 
 def test_a_section_with_a_wrong_name_is_not_taken_for_no_tls(tmp_path):
     (tmp_path / "p.ini").write_text("[tls]\nca = a.pem\n[zookeper]\nca = a.pem\n")
-    with pytest.raises(ConfigError, match=r"it has a section \[zookeper\]: use \[tls\] and \[zookeeper\]"):
+    with pytest.raises(ConfigError, match=r"it has a section \[zookeper\]: use \[tls\], \[zookeeper\] and \[user\]"):
         TlsConfig.from_profile(tmp_path / "p.ini")
 
 
