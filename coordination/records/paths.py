@@ -177,6 +177,17 @@ class Paths:
     def spark_write(self, query_id: str) -> str:
         return _join(self.spark_writes(), query_id)
 
+    # --- users and grants -------------------------------------------------------------------------------------------
+
+    def security(self) -> str:
+        return _join(self.root, "security")
+
+    def users(self) -> str:
+        return _join(self.security(), "users")
+
+    def user(self, user: str) -> str:
+        return _join(self.users(), user)
+
 
 def replica_name(broker_id: int, slave_id: int | None = None) -> str:
     """Return the name of a broker's znode below a topic: `0-m` for the master of broker 0, `0-s1` for its slave 1."""

@@ -33,8 +33,9 @@ _ITEMS = (
     "delayed",
     "halves",
     "shared",
+    "access",
 )
-_TEXT_ITEMS = ("config", "help", "replication", "shared")
+_TEXT_ITEMS = ("config", "help", "replication", "shared", "access")
 _OF_A_TOPIC = "resultCode "
 """If the requested item is taken as the name of a topic, even of a topic that the broker does not know, the second line
 of the broker's answer begins with this text. An item that is not in _ITEMS may instead be a statistic that only this
@@ -51,7 +52,7 @@ _Row = dict[str, object]
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     """Show the figures of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
-    halves, shared, config, help, reset or a topic.
+    halves, shared, access, config, help, reset or a topic.
 
     If ITEM is not given, the command shows the figures of the broker process itself. reset sets the realtime figures to
     zero.

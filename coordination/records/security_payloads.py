@@ -1,0 +1,217 @@
+"""Format and parse the payloads of the znodes that hold the mode, the users and the grants of a cluster. The functions
+are pure.
+
+A payload that cannot be understood wholly is damaged, and parsing it raises CoordinationError. Unknown keys of the JSON
+objects are the exception: later versions of metaq may write them, so they are ignored, and kept when the payload is
+written again. The error texts never contain a payload, because it holds the verifiers of a password.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from metaq.protocol.access import MAX_GRANTS, Access, Grant, Mode, User, check_user
+from metaq.protocol.errors import CoordinationError, InvalidName
+from metaq.protocol.limits import INT64_MAX
+from metaq.protocol.login import MECHANISMS
+
+__all__ = [
+    "MAX_ITERATIONS",
+    "MAX_MODE_BYTES",
+    "MAX_USER_BYTES",
+    "MIN_ITERATIONS",
+    "StoredMode",
+    "StoredUser",
+    "Verifier",
+    "format_mode",
+    "format_user",
+    "format_verifier",
+    "parse_mode",
+    "parse_user",
+    "parse_verifier",
+]
+
+MAX_USER_BYTES = 256 * 1024
+"""Largest payload of a user's znode. MAX_GRANTS grants with the longest usual names of topics need half of it."""
+
+MAX_MODE_BYTES = 4096
+"""Largest payload of the znode that holds the mode."""
+
+MIN_ITERATIONS = 4096
+"""Smallest iteration count of a verifier (RFC 7677)."""
+
+MAX_ITERATIONS = 1_000_000
+"""Largest iteration count of a verifier. A client computes that many iterations at each login, so it refuses more."""
+
+_KEY_BYTES = {"SCRAM-SHA-512": 64, "SCRAM-SHA-256": 32}
+_SALT_BYTES = range(8, 65)
+
+
+class Verifier(NamedTuple):
+    """The data with which a broker verifies a password by one SCRAM mechanism (RFC 5802). The password cannot be read
+    from it, but it can be guessed if it is weak.
+    """
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+    def __repr__(self) -> str:
+        return f"Verifier(iterations={self.iterations})"
+
+
+class StoredMode(NamedTuple):
+    """The content of the znode `security`. unknown: keys of later versions, with their values."""
+
+    mode: Mode
+    unknown: Mapping[str, Any] = MappingProxyType({})
+
+
+class StoredUser(NamedTuple):
+    """The content of a user's znode. unknown: keys of later versions, with their values. unknown_verifiers: the
+    verifiers of the password for mechanisms of later versions.
+    """
+
+    user: User
+    unknown: Mapping[str, Any] = MappingProxyType({})
+    unknown_verifiers: Mapping[str, Any] = MappingProxyType({})
+
+    def __repr__(self) -> str:
+        return f"StoredUser({self.user.name!r})"
+
+
+# --- the mode ---------------------------------------------------------------------------------------------------------
+
+
+def format_mode(stored: StoredMode) -> bytes:
+    """Return a JSON object with the key `mode`."""
+    return _json({**stored.unknown, "mode": str(stored.mode)})
+
+
+def parse_mode(path: str, data: bytes | None) -> StoredMode:
+    """Parse a payload that format_mode() has made. An empty payload is damaged, too: nobody writes one."""
+    fields = _object(path, data, MAX_MODE_BYTES)
+    try:
+        mode = Mode(fields.pop("mode"))
+    except (KeyError, ValueError):
+        raise _damaged(path, f"its mode is none of {', '.join(Mode)}") from None
+    return StoredMode(mode, fields)
+
+
+# --- users ------------------------------------------------------------------------------------------------------------
+
+
+def format_user(stored: StoredUser) -> bytes:
+    """Return a JSON object with the keys `grants`, `scram` (for a user with a password) and `expires` (for a user who
+    expires). The name of the znode is the user's name.
+    """
+    user = stored.user
+    fields: dict[str, Any] = {**stored.unknown, "grants": list(map(str, user.access.grants))}
+    if verifiers := {**stored.unknown_verifiers, **user.verifiers}:
+        fields["scram"] = verifiers
+    if user.expires_ms is not None:
+        fields["expires"] = user.expires_ms
+    return _json(fields)
+
+
+def parse_user(path: str, name: str, data: bytes | None) -> StoredUser:
+    """Parse the payload of the znode of the user `name`.
+
+    A single grant that cannot be understood makes the whole payload damaged, because it may be a
+    prohibition.
+    """
+    try:
+        check_user(name)
+    except InvalidName as error:
+        raise _damaged(path, str(error)) from None
+    fields = _object(path, data, MAX_USER_BYTES)
+    grants = _grants(path, fields.pop("grants", None))
+    scram = fields.pop("scram", {})
+    verifiers = _verifiers(path, scram)
+    expires = fields.pop("expires", None)
+    if expires is not None and not (type(expires) is int and 0 <= expires <= INT64_MAX):
+        raise _damaged(path, "its expires is no number of milliseconds since 1970")
+    user = User(name, Access(grants), expires, MappingProxyType(verifiers))
+    return StoredUser(user, fields, {key: value for key, value in scram.items() if key not in MECHANISMS})
+
+
+def _grants(path: str, texts: object) -> list[Grant]:
+    if type(texts) is not list or not all(type(each) is str for each in texts):
+        raise _damaged(path, "its grants are no list of texts")
+    if len(texts) > MAX_GRANTS:
+        raise _damaged(path, f"it has more than {MAX_GRANTS} grants")
+    try:
+        return list(map(Grant.parse, texts))
+    except InvalidName as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _verifiers(path: str, found: object) -> dict[str, str]:
+    if type(found) is not dict:
+        raise _damaged(path, "its scram is no object")
+    known: dict[str, str] = {name: found[name] for name in MECHANISMS if name in found}
+    for mechanism, text in known.items():
+        try:
+            parse_verifier(mechanism, text)
+        except ValueError:
+            raise _damaged(path, f"its verifier for {mechanism} cannot be used") from None
+    return known
+
+
+def format_verifier(verifier: Verifier) -> str:
+    """Return `ITERATIONS:SALT:STOREDKEY:SERVERKEY`; the last three parts are encoded in base64."""
+    iterations, *parts = verifier
+    return ":".join((str(iterations), *(base64.b64encode(part).decode() for part in parts)))
+
+
+def parse_verifier(mechanism: str, text: str) -> Verifier:
+    """Parse a text that format_verifier() has made for one of MECHANISMS. Raises ValueError, whose text does not
+    contain the verifier.
+    """
+    try:
+        count, *parts = text.split(":")
+        salt, stored_key, server_key = (base64.b64decode(part, validate=True) for part in parts)
+        sound = count.isascii() and count.isdecimal() and len(count) <= len(str(MAX_ITERATIONS))
+        sound = sound and MIN_ITERATIONS <= int(count) <= MAX_ITERATIONS and len(salt) in _SALT_BYTES
+        if sound and len(stored_key) == len(server_key) == _KEY_BYTES[mechanism]:
+            return Verifier(int(count), salt, stored_key, server_key)
+    except (ValueError, AttributeError, binascii.Error):
+        pass  # reported below, without the text
+    raise ValueError(f"this is no verifier for {mechanism}")
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+
+def _object(path: str, data: bytes | None, most_bytes: int) -> dict[str, Any]:
+    """Parse a payload as a JSON object, in which no key occurs twice."""
+    if data is None or len(data) > most_bytes:
+        raise _damaged(path, "it is empty" if data is None else f"it has more than {most_bytes:,} bytes")
+    try:
+        fields = json.loads(data.decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError):  # UnicodeDecodeError is a ValueError
+        raise _damaged(path, "it holds no JSON in UTF-8, or a key occurs twice") from None
+    if type(fields) is not dict:
+        raise _damaged(path, "it holds no JSON object")
+    return fields
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError
+    return found
+
+
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _damaged(path: str, why: str) -> CoordinationError:
+    return CoordinationError(f"ZooKeeper node {path} is damaged, {why}: correct or delete the node")
