@@ -308,8 +308,8 @@ def obstacles(answers: BrokerAnswers, users: Mapping[str, User], now_ms: float) 
     found = []
     if not logged_in_admins(answers.reports.values(), users, now_ms):
         found.append(
-            "no user with the grant admin has logged in over TLS since the brokers' start, so perhaps nobody could: "
-            "run a command such as `metaq brokers describe 0` with the profile of one"
+            "no user with the grant admin has logged in over TLS since the brokers' start, so perhaps nobody can: "
+            "name the profile of one in METAQ_PROFILE"
         )
     found += [f"{name} does not answer: {why}" for name, why in answers.silent.items()]
     found += [f"{name} knows no users: update it" for name in answers.before_users]
@@ -335,8 +335,8 @@ def mode_of_brokers(answers: BrokerAnswers, *, force: bool) -> Mode:
     if unknown:
         told = "; ".join(f"{name}: {why}" for name, why in unknown.items())
         raise ClientError(
-            f"ZooKeeper has no mode yet, and perhaps these brokers enforce what they have read before: {told}: start "
-            "them, or choose the mode yourself by `metaq security open` or `metaq security enforce --force`"
+            f"ZooKeeper has no mode yet, and perhaps these brokers enforce what they have read before: {told}: make "
+            "them answer, or choose the mode yourself by `metaq security open` or `metaq security enforce --force`"
         )
     known = [name for name, each in answers.reports.items() if each.users] + list(answers.refused)
     if known and not force:

@@ -20,7 +20,7 @@ from .output import echo, print_json, say, show
 from .user_input import GRANT, USER
 from .users import force_option
 
-__all__ = ["Decision", "acl", "decide", "parse_need"]
+__all__ = ["AccessDecision", "acl", "decide", "parse_need"]
 
 _OPERATIONS = ("send", "consume", "see", "transact", "admin")
 
@@ -117,7 +117,7 @@ def _user(found: User | None, name: str, known: Sequence[str]) -> User:
     return found
 
 
-class Decision(NamedTuple):
+class AccessDecision(NamedTuple):
     """Whether a user may do something. grant: the grant that decides; None if the reason is another one."""
 
     allowed: bool
@@ -136,14 +136,14 @@ def parse_need(operation: str, resource: str) -> Need:
     return need
 
 
-def decide(user: User, need: Need, now_ms: float) -> Decision:
+def decide(user: User, need: Need, now_ms: float) -> AccessDecision:
     """Return whether a user may do what needs `need`, in a cluster that enforces grants."""
     if user.expires_ms is not None and user.expires_ms <= now_ms:
-        return Decision(False, None, f"the user {user.name} has expired")
+        return AccessDecision(False, None, f"the user {user.name} has expired")
     found = covering_grant(user, need)
     if found is None:
-        return Decision(False, None, f"no grant permits it: metaq acl grant {user.name} {need}")
-    return Decision(not found.deny, found, str(found))
+        return AccessDecision(False, None, f"no grant permits it: metaq acl grant {user.name} {need}")
+    return AccessDecision(not found.deny, found, str(found))
 
 
 @acl.command("test")

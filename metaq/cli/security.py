@@ -200,7 +200,7 @@ def status(zk: str, as_json: bool) -> None:
 
     from .access_reports import ask_all
     from .cluster_access import open_session
-    from .output import show
+    from .output import counted, show
 
     with open_session(zk) as session:
         state = SecurityAdmin(session).read()
@@ -220,7 +220,9 @@ def status(zk: str, as_json: bool) -> None:
     ]
     value = {"mode": mode, "users": len(state.users), "admins": admins, "brokers": rows}
     if not as_json:
-        echo(f"mode {mode}, {len(state.users):,} users, admins who do not expire: {', '.join(admins) or 'none'}")
+        echo(
+            f"mode {mode}, {counted(len(state.users), 'user')}, admins who do not expire: {', '.join(admins) or 'none'}"
+        )
     columns = ("BROKER", "MODE", "USERS", "REFUSED", "FORGOTTEN", "ADMINS LOGGED IN")
     cells = [[", ".join(each) if isinstance(each, list) else each for each in row.values()] for row in rows]
     show(as_json, value, columns, cells)

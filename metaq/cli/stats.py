@@ -86,7 +86,9 @@ def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) 
     """
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
-        near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")
+        near = did_you_mean(
+            topic, [*known, *(each for each in others if each != topic)], "`metaq stats topics` shows those that it has"
+        )
         raise NoPartition(f"{connection.endpoint} has no topic {topic!r}: {near}")
 
 

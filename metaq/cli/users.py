@@ -147,10 +147,16 @@ def list_users(zk: str, as_json: bool) -> None:
     now_ms = time.time() * 1000
     rows = [_row(user, now_ms) for user in state.users.values()]
     cells = [
-        (row["user"], ", ".join(row["grants"]), row["login"], moment(row["expires_ms"]), row["expired"] and "expired")
+        (
+            row["user"],
+            ", ".join(row["grants"]),
+            row["login"],
+            moment(row["expires_ms"]),
+            "expired" if row["expired"] else None,
+        )
         for row in rows
     ]
-    show(as_json, rows, ("USER", "GRANTS", "LOGIN", "EXPIRES", ""), cells)
+    show(as_json, rows, ("USER", "GRANTS", "LOGIN", "EXPIRES", "STATE"), cells)
     if state.damaged:
         raise ClientError("; ".join(state.damaged.values()))
 

@@ -172,14 +172,14 @@ def test_a_damaged_mode_is_mended_by_a_new_one(operator: Operator, session: ZkSe
 
 
 @pytest.fixture
-def here(chroot: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BrokerAnswers]]:
+def here(chroot: str, monkeypatch: pytest.MonkeyPatch) -> list[BrokerAnswers]:
     """Commands in this process get the last of these answers from the brokers."""
     answers = [BrokerAnswers({}, {})]
     for module in (acl, users_command):
         monkeypatch.setattr(module, "ask_all", lambda _session: answers[-1])
     monkeypatch.setattr("metaq.cli.access_reports.ask_all", lambda _session: answers[-1])
     monkeypatch.setenv("METAQ_ZK", chroot)
-    yield answers
+    return answers
 
 
 def seen(*refused: RefusedNeed, admins: tuple[str, ...] = ("root",), users: int = 2) -> AccessReport:

@@ -233,7 +233,7 @@ def test_users_that_only_brokers_still_know_are_not_given_up_without_force():
 
 
 def test_a_broker_that_does_not_answer_is_not_taken_for_an_open_one():
-    with pytest.raises(ClientError, match="broker 1: is away: start them"):
+    with pytest.raises(ClientError, match="broker 1: is away: make them answer"):
         mode_of_brokers(BrokerAnswers({}, {"broker 1": "is away"}), force=True)
 
 

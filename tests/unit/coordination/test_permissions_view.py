@@ -3,7 +3,7 @@
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -120,9 +120,9 @@ def filled(tree: Tree) -> Tree:
 
 
 @pytest.fixture
-def told(tree: Tree) -> Iterator[list[Permissions | None]]:
+def told() -> list[Permissions | None]:
     """What a view tells that `view_of` starts."""
-    yield []
+    return []
 
 
 def view_of(tree: Tree, told: list[Permissions | None]) -> PermissionsView:

@@ -114,8 +114,10 @@ def test_a_mode_is_read_as_it_was_written(mode):
 
 @pytest.mark.parametrize(
     "data",
-    [None, b"", b"open", b"{}", b'{"mode":"OPEN"}', b'{"mode":null}', b'{"mode":["open"]}']
-    + [b'{"mode":"enforce","mode":"open"}', b'{"mode":"open"}' + b" " * MAX_MODE_BYTES],
+    [
+        *(None, b"", b"open", b"{}", b'{"mode":"OPEN"}', b'{"mode":null}', b'{"mode":["open"]}'),
+        *(b'{"mode":"enforce","mode":"open"}', b'{"mode":"open"}' + b" " * MAX_MODE_BYTES),
+    ],
 )
 def test_a_mode_that_cannot_be_understood_is_damaged(data):
     with pytest.raises(CoordinationError, match="damaged"):
@@ -138,7 +140,7 @@ def test_a_mode_that_cannot_be_understood_is_damaged(data):
 )
 def test_a_verifier_outside_of_its_bounds_is_refused(change: Callable[[list[str]], list[str]]):
     assert format_verifier(parse_verifier("SCRAM-SHA-512", VERIFIER)) == VERIFIER
-    with pytest.raises(ValueError, match="no verifier for SCRAM-SHA-512$"):
+    with pytest.raises(ValueError, match=r"no verifier for SCRAM-SHA-512$"):
         parse_verifier("SCRAM-SHA-512", ":".join(change(VERIFIER.split(":"))))
     with pytest.raises(ValueError, match="no verifier"):
         parse_verifier("SCRAM-SHA-256", VERIFIER)
