@@ -1,5 +1,6 @@
 """Format and parse the payloads of znodes. set_payloads.py handles the payloads of broker sets, move_payloads.py the
-payloads of moves, and this module all other payloads. No other file formats or parses payloads. The functions are pure.
+payloads of moves, security_payloads.py the payloads of users and their grants, and this module all other payloads. No
+other file formats or parses payloads. The functions are pure.
 
 zookeeper.md §2 describes the formats. Payloads are UTF-8. Null, empty and blank payloads all mean that the znode has no
 content, and are parsed to None. The reason is that 1.x creates intermediate znodes with null, and other tools create

@@ -41,6 +41,7 @@ __all__ = [
     "FencedWrite",
     "Znode",
     "Znodes",
+    "check_version",
     "create_ephemeral",
     "create_persistent",
     "delete",
@@ -119,6 +120,13 @@ def delete(path: str, version: int = ANY_VERSION) -> FencedWrite:
     executed, the write fails with BadVersionError.
     """
     return FencedWrite(path, lambda operations: operations.delete(path, version))
+
+
+def check_version(path: str, version: int) -> FencedWrite:
+    """Return a write that changes nothing. If the znode does not exist, or its data has another version, the write
+    fails with NoNodeError or BadVersionError, and so does the transaction that contains it.
+    """
+    return FencedWrite(path, lambda operations: operations.check(path, version))
 
 
 class Znodes:

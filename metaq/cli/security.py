@@ -1,14 +1,19 @@
 """The command `metaq security`: create a certificate authority in a directory, and certificates for brokers and
-clients.
+clients; say whether the brokers of a cluster enforce the grants of users.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from .options import dry_run_option, json_option, zk_option
 from .output import echo
+
+if TYPE_CHECKING:
+    from metaq.protocol.access import Mode
 
 __all__ = ["security"]
 
@@ -17,13 +22,16 @@ _DIRECTORY = click.argument("directory", type=click.Path(file_okay=False, path_t
 
 @click.group()
 def security() -> None:
-    """Make a certificate authority for TLS, and certificates for brokers and clients.
+    """Make a certificate authority for TLS, and certificates for brokers and clients; say whether brokers enforce the
+    grants of users.
 
     \b
     Example
       metaq security init pki
       metaq security broker pki kafka1 --host mq1.example --host 10.0.0.5
       metaq security client pki app
+      metaq security observe
+      metaq security enforce
     """
 
 
@@ -82,3 +90,144 @@ def client(directory: Path, name: str) -> None:
 
     profile = make_client(directory.resolve(), name)
     echo(f"made {profile}; copy its folder to the client's machine, then: export METAQ_PROFILE={profile}")
+
+
+# --- the mode of a cluster --------------------------------------------------------------------------------------------
+
+
+@security.command("open")
+@zk_option
+@json_option
+@dry_run_option
+def open_cluster_to_all(zk: str, as_json: bool, dry_run: bool) -> None:
+    """Let everybody do everything, as before there were users. Users and grants stay in ZooKeeper.
+
+    \b
+    Example
+      metaq security open
+    """
+    from metaq.protocol.access import Mode
+
+    _set_mode(zk, as_json, dry_run, Mode.OPEN, force=True)
+
+
+@security.command()
+@zk_option
+@json_option
+@dry_run_option
+def observe(zk: str, as_json: bool, dry_run: bool) -> None:
+    """Let everybody do everything, but let the brokers count what they would refuse. `metaq acl suggest` shows it.
+
+    \b
+    Example
+      metaq security observe
+    """
+    from metaq.protocol.access import Mode
+
+    _set_mode(zk, as_json, dry_run, Mode.OBSERVE, force=True)
+
+
+@security.command()
+@zk_option
+@json_option
+@dry_run_option
+@click.option("--force", is_flag=True, help="Enforce grants whoever is cut off.")
+def enforce(zk: str, as_json: bool, dry_run: bool, force: bool) -> None:
+    """Let the brokers refuse what no grant permits.
+
+    The command refuses this as long as no admin has logged in over TLS since the brokers' start, as long as a broker
+    does not answer, and as long as clients of the last 10 minutes would be refused; it names them. --force skips these
+    checks, and the check that there is an admin who does not expire.
+
+    \b
+    Example
+      metaq security observe
+      metaq acl suggest
+      metaq security enforce
+    """
+    import time
+
+    from metaq.coordination.security.security_admin import SecurityAdmin
+    from metaq.protocol.access import Mode
+    from metaq.protocol.errors import ClientError
+
+    from .access_reports import ask_all, obstacles
+    from .cluster_access import open_session
+
+    if not force:
+        with open_session(zk) as session:
+            state = SecurityAdmin(session).read()
+            answers = ask_all(session)
+        found = obstacles(answers, state.users, time.time() * 1000)
+        if found:
+            raise ClientError(
+                f"the mode stays {state.mode or Mode.OPEN}: {'; '.join(found)}; --force enforces all the same"
+            )
+        if state.mode in (None, Mode.OPEN):
+            echo(
+                "metaq: the brokers have not observed clients before, so they could name none that is cut off", err=True
+            )
+    _set_mode(zk, as_json, dry_run, Mode.ENFORCE, force=force)
+
+
+def _set_mode(zk: str, as_json: bool, dry_run: bool, mode: Mode, *, force: bool) -> None:
+    from metaq.coordination.security.security_admin import SecurityAdmin
+
+    from .cluster_access import open_session
+    from .output import say
+
+    with open_session(zk) as session:
+        SecurityAdmin(session, dry_run=dry_run).set_mode(mode, force=force)
+    told = f"the mode would be {mode}" if dry_run else f"the mode is {mode}: the brokers obey it within a second"
+    say(as_json, {"mode": mode, "dry_run": dry_run}, told)
+
+
+@security.command()
+@zk_option
+@json_option
+def status(zk: str, as_json: bool) -> None:
+    """Show the mode, and for each broker which mode it obeys, how many users it knows, how many requests it has refused
+    (or, in the mode observe, would have refused), and which admins have logged in over TLS. Exit code 1 if a broker
+    does not answer, or if entries in ZooKeeper are damaged.
+
+    \b
+    Example
+      metaq security status
+    """
+    from metaq.coordination.security.security_admin import SecurityAdmin, is_lasting_admin
+    from metaq.protocol.access import Mode
+    from metaq.protocol.errors import BrokerUnavailable
+
+    from .access_reports import ask_all
+    from .cluster_access import open_session
+    from .output import counted, show
+
+    with open_session(zk) as session:
+        state = SecurityAdmin(session).read()
+        answers = ask_all(session)
+    mode = state.mode or Mode.OPEN
+    admins = [user.name for user in state.users.values() if is_lasting_admin(user)]
+    rows = [
+        {
+            "broker": name,
+            "mode": str(each.mode),
+            "users": each.users,
+            "refused": sum(refused.times for refused in each.refused),
+            "forgotten": each.forgotten,
+            "admins": list(each.admins),
+        }
+        for name, each in answers.reports.items()
+    ]
+    value = {"mode": mode, "users": len(state.users), "admins": admins, "brokers": rows}
+    if not as_json:
+        echo(
+            f"mode {mode}, {counted(len(state.users), 'user')}, admins who do not expire: {', '.join(admins) or 'none'}"
+        )
+    columns = ("BROKER", "MODE", "USERS", "REFUSED", "FORGOTTEN", "ADMINS LOGGED IN")
+    cells = [[", ".join(each) if isinstance(each, list) else each for each in row.values()] for row in rows]
+    show(as_json, value, columns, cells)
+    missing = [f"{name}: {why}" for name, why in answers.silent.items()]
+    missing += [f"{name} knows no users: update it" for name in answers.before_users]
+    missing += state.damaged.values()
+    if missing:
+        raise BrokerUnavailable("; ".join(missing))

@@ -33,8 +33,9 @@ _ITEMS = (
     "delayed",
     "halves",
     "shared",
+    "access",
 )
-_TEXT_ITEMS = ("config", "help", "replication", "shared")
+_TEXT_ITEMS = ("config", "help", "replication", "shared", "access")
 _OF_A_TOPIC = "resultCode "
 """If the broker takes the requested item as the name of a topic, even of a topic that it does not know, the second line
 of its answer begins with this text. The command needs this text for an item that is not in _ITEMS: such an item may be
@@ -51,7 +52,7 @@ _Row = dict[str, object]
 @click.argument("item", default="")
 def stats(target: Target, as_json: bool, raw: bool, item: str) -> None:
     """Show statistics of a broker. ITEM: topics, offsets, realtime, journal, disk, certificate, replication, delayed,
-    halves, shared, config, help, reset or a topic.
+    halves, shared, access, config, help, reset or a topic.
 
     If ITEM is not given, the command shows the statistics of the broker process itself. reset sets the realtime figures
     to zero.
@@ -85,7 +86,9 @@ def check_topic(connection: Connection, topic: str, others: Sequence[str] = ()) 
     """
     known = [str(row["topic"]) for row in stats_rows(read_stats(connection, "topics"))]
     if topic not in known:
-        near = did_you_mean(topic, [*known, *others], "`metaq stats topics` shows those that it has")
+        near = did_you_mean(
+            topic, [*known, *(each for each in others if each != topic)], "`metaq stats topics` shows those that it has"
+        )
         raise NoPartition(f"{connection.endpoint} has no topic {topic!r}: {near}")
 
 

@@ -16,6 +16,7 @@ from metaq.coordination.offsets.begun_marks import BegunMarks
 from metaq.coordination.offsets.offset_store import ZooKeeperOffsetStore
 from metaq.coordination.records.move_payloads import Move
 from metaq.coordination.records.payloads import Begun, ConsumerFilter, format_topics, parse_offset, parse_topics
+from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.session.znodes import create_ephemeral
 from metaq.coordination.sets.broker_set import BrokerSet, SetNode, SetState
@@ -35,9 +36,12 @@ PATTERNS = {
     "<G>": "[^/]+",
     "<C>": "[^/]+",
     "<Q>": "[^/]+",
+    "<U>": "[^/]+",
 }
 
-OURS_ALONE = re.compile("/meta/(?:spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters|begun))(?:/|$)")
+OURS_ALONE = re.compile(
+    "/meta/(?:security|spark|brokers/(?:sets|moves|zones)|consumers/.+/(?:zones|filters|begun))(?:/|$)"
+)
 """Of paths that no Java program knows: not in a cluster that was recorded from it."""
 
 GENERATED = re.compile(r"_[\d.]+-\d+-\d+-\d+")
@@ -138,6 +142,10 @@ def make_zones(first: ZkSession, second: ZkSession) -> None:
     GroupMembership(second, "g1", "c1", ["orders"], lambda: None, zone="east").join()
 
 
+def make_a_user(first: ZkSession, _second: ZkSession) -> None:
+    SecurityAdmin(first).add_user("app", None, [])
+
+
 @pytest.mark.parametrize(
     ("make", "word", "count"),
     [
@@ -146,6 +154,7 @@ def make_zones(first: ZkSession, second: ZkSession) -> None:
         (make_filters, "/filters", 2),
         (make_begun_messages, "/begun", 3),
         (make_zones, "/zones", 4),
+        (make_a_user, "/security", 3),
     ],
 )
 def test_each_node_that_no_java_program_writes_is_documented_with_its_kind(

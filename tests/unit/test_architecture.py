@@ -40,8 +40,8 @@ LAYERS = (
     Layer("metaq.broker.store", ours=("metaq.protocol",), theirs=("isal", "numpy")),
     Layer(
         "metaq.coordination",
-        ours=("metaq.protocol.errors", "metaq.protocol.limits", "metaq.protocol.topic_partition"),
-        theirs=("kazoo", "pyspark", "simplejson"),
+        ours=(*(f"metaq.protocol.{name}" for name in ("access", "errors", "limits", "login", "topic_partition")),),
+        theirs=("kazoo", "pyspark", "scramp", "simplejson"),
     ),
     Layer("metaq.coordination.standalone"),
     Layer(
@@ -89,6 +89,7 @@ FLOORS = {
         "groups",
         "offsets",
         "sets",
+        "security",
         "moves",
         "embedded",
         "standalone_process",

@@ -27,6 +27,7 @@ PLACEHOLDERS = {
     "consumer_id": "<C>",
     "partition": "<b>-<p>",
     "query_id": "<Q>",
+    "user": "<U>",
 }
 
 

@@ -1,0 +1,114 @@
+"""Take passwords from files and from the terminal, and write the profile of a user. A password never comes from an
+argument, because other users of the machine can see the arguments of a program.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from metaq.coordination.runtime.certificates import check_secret
+from metaq.protocol.access import Grant, check_user
+from metaq.protocol.errors import ConfigError
+
+from .options import Parsed
+
+__all__ = [
+    "DURATION",
+    "GRANT",
+    "USER",
+    "check_new_file",
+    "expiry_of",
+    "profile_text",
+    "prompted_password",
+    "read_password",
+    "write_profile",
+]
+
+_UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+_DURATION = re.compile(r"([1-9][0-9]{0,5})([mhdw])")
+_STDIN = "-"
+
+_PROFILE = """\
+; export METAQ_PROFILE=this file; docs/security.md describes the keys
+[user]
+name = {name}
+{password}
+
+; A password is sent only over TLS. ca.pem has the CA that signed the brokers' certificates (`metaq security init`).
+[tls]
+ca = ca.pem
+; brokers that require certificates of clients need these two, too (`metaq security client`):
+; certificate = client.pem
+; key = client.key
+"""
+
+
+def _seconds(text: str) -> int:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and m, h, d or w, like 12h or 30d")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+DURATION = Parsed("DURATION", _seconds)
+GRANT = Parsed("GRANT", Grant.parse)
+USER = Parsed("USER", check_user)
+
+
+def expiry_of(seconds: int | None) -> int | None:
+    """Return the time that is `seconds` away, in milliseconds of the Unix epoch; None for None."""
+    return None if seconds is None else int((time.time() + seconds) * 1000)
+
+
+def read_password(path: str) -> str:
+    """Return the password in a file, without the line's end. path: `-` for stdin. Raises ConfigError if the file cannot
+    be read, or if others may read it.
+    """
+    if path == _STDIN:
+        data = b"" if sys.stdin is None else sys.stdin.buffer.read()
+    else:
+        check_secret("--password-file", path)
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError("--password-file", path, f"it cannot be read: {error.strerror}") from error
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError("--password-file", path, "it is no UTF-8 text") from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def prompted_password(name: str) -> str:
+    """Ask for a new password twice, on the terminal, without showing it."""
+    answer: str = click.prompt(f"Password of {name}", hide_input=True, confirmation_prompt="Again", err=True)
+    return answer
+
+
+def profile_text(name: str, password: str | None = None, password_file: str = "") -> str:
+    """Return the text of a profile of the user `name`, with the password, or with the path of the file that has it."""
+    line = f"passwordFile = {os.path.abspath(password_file)}" if password is None else f"password = {password}"
+    return _PROFILE.format(name=name, password=line)
+
+
+def check_new_file(path: Path) -> None:
+    """Raise ConfigError if there is a file with this path."""
+    if os.path.lexists(path):
+        remedy = "it is there already, and nothing is overwritten: choose another name, or remove it"
+        raise ConfigError("--profile", path, remedy)
+
+
+def write_profile(path: Path, text: str) -> None:
+    """Write a new file that only its owner may read. Raises ConfigError if it exists or cannot be written."""
+    check_new_file(path)
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError("--profile", path, f"it cannot be written: {error.strerror}") from error
