@@ -61,6 +61,7 @@ from metaq.protocol.limits import (
     MAX_TX_BATCH_RECORDS,
     MAX_WHERE_CONDITIONS,
 )
+from metaq.protocol.login import MAX_LOGIN_CHARACTERS, AuthenticateRequest
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.record import DELAYED_FLAG, checksum, encode_attributes, encode_body, encode_record
@@ -506,6 +507,17 @@ def _follow() -> Requests:
         yield name, _frame(RequestCode.FOLLOW, {}, body)
 
 
+def _authenticate() -> Requests:
+    for name, message in {
+        "one": "n,,n=app,r=nonce",
+        "the longest name": f"n,,n={'a' * (MAX_LOGIN_CHARACTERS - 20)},r=nonce",
+        "the longest nonce": f"n,,n=app,r={'x' * (MAX_LOGIN_CHARACTERS - 20)}",
+    }.items():
+        frame = _frame(RequestCode.AUTHENTICATE, AuthenticateRequest(message).to_ext())
+        yield name, frame
+        yield f"{name}, a read full", _reads(frame)
+
+
 FRAMES: Mapping[int, Callable[[], Requests]] = {
     RequestCode.SEND: _send,
     RequestCode.SEND_BATCH: _send_batch,
@@ -519,6 +531,7 @@ FRAMES: Mapping[int, Callable[[], Requests]] = {
     RequestCode.VIEW_MESSAGE_BY_ID: _view,
     RequestCode.QUERY_MESSAGE: _search,
     RequestCode.HEARTBEAT: _small(RequestCode.HEARTBEAT),
+    RequestCode.AUTHENTICATE: _authenticate,
     RequestCode.STATS: _stats,
     RequestCode.TRANSACTION: _transaction,
     RequestCode.TRANSACTION_OUTCOME: _small(RequestCode.TRANSACTION_OUTCOME, TransactionOutcomeRequest("TX:s:1", 1)),
@@ -888,7 +901,7 @@ class Worst:
         """Handle an HTTP request of the gateway or the dashboard; return the seconds of each of its steps."""
         broker = self.harness.broker
         root: Any = (
-            Gateway(self.harness.gate, broker)
+            Gateway(self.harness.gate, broker, broker.logins)
             if gateway
             else Dashboard(broker, self.harness.gate, lambda: None, RecentLog()).resource()
         )

@@ -31,10 +31,10 @@ __all__ = [
     "MAX_GRANTS",
     "OPEN",
     "Access",
-    "Grant",
-    "Mode",
+    "AccessGrant",
+    "AccessMode",
+    "AccessOperation",
     "Need",
-    "Operation",
     "Permissions",
     "Principal",
     "User",
@@ -50,7 +50,7 @@ _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALL = "*"
 
 
-class Operation(StrEnum):
+class AccessOperation(StrEnum):
     """What a request does, as far as permissions are concerned. The values are the first words of grants."""
 
     SEND = "send"
@@ -68,8 +68,17 @@ class Operation(StrEnum):
     """What everybody may do, also without a user: log in, keep a connection open, ask which protocol is spoken."""
 
 
-_WITH_TOPIC = (Operation.SEND, Operation.CONSUME, Operation.SEE)
-_WITHOUT = (Operation.TRANSACT, Operation.ADMIN)
+_WITH_TOPIC = (AccessOperation.SEND, AccessOperation.CONSUME, AccessOperation.SEE)
+_WITHOUT = (AccessOperation.TRANSACT, AccessOperation.ADMIN)
+
+
+_OF_REPLIES = {
+    AccessOperation.SEND: (AccessOperation.CONSUME, AccessOperation.SEE),
+    AccessOperation.CONSUME: (AccessOperation.SEND, AccessOperation.SEE),
+}
+"""What a grant for another topic permits with the topic of replies: whoever may send requests may read replies, and
+whoever may consume requests may send replies.
+"""
 
 
 class Need(NamedTuple):
@@ -79,23 +88,23 @@ class Need(NamedTuple):
     the request names no group.
     """
 
-    operation: Operation
+    operation: AccessOperation
     topic: str | None = None
     group: str = ""
 
     def __str__(self) -> str:
         """The smallest grant that permits what needs this, as users write it."""
         operation, topic, group = self
-        if operation is Operation.COOPERATE:
-            return str(Operation.ADMIN)
-        if operation not in _WITH_TOPIC or (topic is None and operation is not Operation.SEE):
+        if operation is AccessOperation.COOPERATE:
+            return str(AccessOperation.ADMIN)
+        if operation not in _WITH_TOPIC or (topic is None and operation is not AccessOperation.SEE):
             return str(operation)
         if topic is None:
-            return f"{Operation.CONSUME}:{_ALL}@{group}" if group else f"{operation}:{_ALL}"
+            return f"{AccessOperation.CONSUME}:{_ALL}@{group}" if group else f"{operation}:{_ALL}"
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
-                return f"{Operation.CONSUME}:TOPIC@{topic.removeprefix(prefix)}"
-        return f"{operation}:{topic}" + (f"@{group}" if group else "")
+                return f"{AccessOperation.CONSUME}:TOPIC@{topic.removeprefix(prefix)}"
+        return f"{operation}:{topic or _ALL}" + (f"@{group}" if group else "")
 
 
 class Principal(NamedTuple):
@@ -127,10 +136,10 @@ def check_user(name: str) -> str:
     return name
 
 
-class Grant(NamedTuple):
+class AccessGrant(NamedTuple):
     """One permission, or with `deny` one prohibition."""
 
-    operation: Operation
+    operation: AccessOperation
     topic: str = ""
     """The name of a topic, or with `*` at its end the beginning of names; "" if the grant names no topic."""
     group: str | None = None
@@ -138,7 +147,7 @@ class Grant(NamedTuple):
     deny: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> Grant:
+    def parse(cls, text: str) -> AccessGrant:
         """Return the grant that a text describes. Raises InvalidName; its text says what to write instead."""
         words = text.split()
         deny = words[:1] == ["deny"]
@@ -147,7 +156,7 @@ class Grant(NamedTuple):
         word, colon, rest = words[-1].partition(":")
         if word not in (*_WITH_TOPIC, *_WITHOUT):
             raise _wrong(text, f"begin it with one of: {', '.join((*_WITH_TOPIC, *_WITHOUT))}")
-        operation = Operation(word)
+        operation = AccessOperation(word)
         if operation in _WITHOUT:
             if colon:
                 raise _wrong(text, f"{operation} names no topic: write only {operation}")
@@ -155,7 +164,7 @@ class Grant(NamedTuple):
         topic, at, group = rest.partition("@")
         if not topic:
             raise _wrong(text, f"name the topic: {operation}:TOPIC, or {operation}:* for all topics")
-        if at and operation is not Operation.CONSUME:
+        if at and operation is not AccessOperation.CONSUME:
             raise _wrong(text, "only consume names a group")
         _check_pattern(topic, check_topic)
         if at:
@@ -172,18 +181,17 @@ class Grant(NamedTuple):
 
     def _permits(self, need: Need) -> bool:
         operation, topic, group = need
-        if self.operation is Operation.ADMIN:
-            return operation is not Operation.REPLICATE
+        if self.operation is AccessOperation.ADMIN:
+            return operation is not AccessOperation.REPLICATE
         if topic is None and group:
-            return self._names_group(group) or (self.operation is Operation.SEE and self.topic == _ALL)
+            return self._names_group(group) or (self.operation is AccessOperation.SEE and self.topic == _ALL)
         if topic is None:
             return self.operation is operation and self.topic in ("", _ALL)
         if self._keeps(topic):
             return True
         if not _matches(self.topic, topic):
-            # whoever asks reads the replies, and whoever answers sends them
-            return topic == REPLY_TOPIC and self.operation in (Operation.SEND, Operation.CONSUME)
-        if operation is Operation.SEE:
+            return topic == REPLY_TOPIC and operation in _OF_REPLIES.get(self.operation, ())
+        if operation is AccessOperation.SEE:
             return self.operation in _WITH_TOPIC
         return self.operation is operation and (not group or self._names_group(group))
 
@@ -224,7 +232,7 @@ class Access:
     forbidden. Used by one thread at a time.
     """
 
-    def __init__(self, grants: Iterable[Grant]) -> None:
+    def __init__(self, grants: Iterable[AccessGrant]) -> None:
         self.grants = tuple(grants)
         self._known: dict[Need, bool] = {}  # decisions; the benchmark of `make bench` for grants needs it
 
@@ -249,10 +257,15 @@ class User(NamedTuple):
     """When the user stops to exist, milliseconds of the Unix epoch; None: never."""
     verifiers: Mapping[str, str] = MappingProxyType({})
     """For each SCRAM mechanism the text with which a broker verifies the password; empty for a user who has no
-    password, because his certificate names him."""
+    password, because his certificate names him.
+    """
+
+    def __repr__(self) -> str:
+        """The user without the verifiers, so that no log contains them."""
+        return f"User({self.name!r})"
 
 
-class Mode(StrEnum):
+class AccessMode(StrEnum):
     """What a cluster does with the grants of its users."""
 
     OPEN = "open"
@@ -266,30 +279,30 @@ class Mode(StrEnum):
 class Permissions(NamedTuple):
     """All that a cluster knows about permissions at one time."""
 
-    mode: Mode = Mode.OPEN
+    mode: AccessMode = AccessMode.OPEN
     users: Mapping[str, User] = MappingProxyType({})
 
     def refusal(self, principal: Principal, need: Need, now_ms: float) -> str | None:
         """Return why a principal may not do what needs `need`; None if it may. now_ms: the time in milliseconds of the
         Unix epoch. `mode` does not matter here.
         """
-        if need.operation is Operation.NOTHING:
+        if need.operation is AccessOperation.NOTHING:
             return None
         if principal.kind == "broker":
-            if need.operation is Operation.ADMIN:
+            if need.operation is AccessOperation.ADMIN:
                 return f"{principal} is no operator: log in as a user with the grant admin"
             return None
-        if need.operation is Operation.REPLICATE:
+        if need.operation is AccessOperation.REPLICATE:
             return f"only a broker may send this request, with a broker's certificate, and {principal} is none"
         if principal.kind == "anonymous":
-            grant = "" if need.operation is Operation.KNOWN else f" with the grant {need}"
+            grant = "" if need.operation is AccessOperation.KNOWN else f" with the grant {need}"
             return f"log in as a user{grant}: nobody has logged in on this connection"
         user = self.users.get(principal.name)
         if user is None:
             return f"the user {principal.name} does not exist, or not any more"
         if user.expires_ms is not None and now_ms >= user.expires_ms:
             return f"the user {principal.name} has expired: metaq users add makes a new one"
-        if need.operation is not Operation.KNOWN and not user.access.permits(need):
+        if need.operation is not AccessOperation.KNOWN and not user.access.permits(need):
             return f"user {principal.name} lacks the grant: metaq acl grant {principal.name} {need}"
         return None
 

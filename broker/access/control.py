@@ -26,7 +26,7 @@ from metaq.coordination.records.security_payloads import (
     parse_mode,
     parse_user,
 )
-from metaq.protocol.access import OPEN, Mode, Need, Operation, Permissions, Principal
+from metaq.protocol.access import OPEN, AccessMode, AccessOperation, Need, Permissions, Principal
 from metaq.protocol.errors import AccessRefused, BrokerStarting, MetaqError, StoreError
 
 from ..runtime.few_lines import FewLines
@@ -88,24 +88,24 @@ class AccessControl:
     # --- what is known ------------------------------------------------------------------------------------------------
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> AccessMode:
         """How requests are checked now. While nothing is known, they are refused."""
-        return Mode.ENFORCE if self.permissions is None else self.permissions.mode
+        return AccessMode.ENFORCE if self.permissions is None else self.permissions.mode
 
     @property
     def is_open(self) -> bool:
         """Whether no request needs to be checked."""
-        return self.mode is Mode.OPEN
+        return self.mode is AccessMode.OPEN
 
     @property
     def by_grants(self) -> bool:
         """Whether grants decide who is an operator. If not, the address decides (`--admin-from`)."""
-        return self.mode is Mode.ENFORCE
+        return self.mode is AccessMode.ENFORCE
 
     def see(self, read: Permissions | None) -> None:
         """Process what was read in ZooKeeper. read: None if ZooKeeper has no znode with permissions."""
         known = self.permissions
-        if read is None and known is not None and known.mode is not Mode.OPEN:
+        if read is None and known is not None and known.mode is not AccessMode.OPEN:
             if self._gone_since is None:
                 self._gone_since = self._now_ms()
                 self._save()
@@ -180,7 +180,7 @@ class AccessControl:
         """Raise AccessRefused if the sender of a request may not do what needs `need`. In mode OBSERVE only count it.
         Raises BrokerStarting if the broker has not read any permissions yet.
         """
-        if need.operation is Operation.NOTHING:
+        if need.operation is AccessOperation.NOTHING:
             return
         permissions = self.permissions
         if permissions is None:
@@ -194,7 +194,7 @@ class AccessControl:
         if why is None:
             return
         self._note(_Refused(peer.principal, peer.host, need), now)
-        if permissions.mode is Mode.ENFORCE:
+        if permissions.mode is AccessMode.ENFORCE:
             self._lines.info(f"{peer.principal} at {peer.host} is refused {need}: {why}")
             raise AccessRefused(why)
 

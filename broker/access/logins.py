@@ -7,7 +7,6 @@ An unknown user is answered like a user with a wrong password, so that nobody ca
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -17,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from metaq.coordination.records.security_payloads import Verifier, parse_verifier
 from metaq.coordination.security.passwords import ITERATIONS
-from metaq.protocol.access import Need, Operation, Principal, User, is_user
+from metaq.protocol.access import AccessOperation, Need, Principal, User, is_user
 from metaq.protocol.errors import AccessRefused
 from metaq.protocol.login import MECHANISMS, AuthenticateReply, AuthenticateRequest
 
@@ -34,7 +33,7 @@ FAILURE_SECONDS = 60.0
 _MAX_ADDRESSES = 10_000
 _MAX_VERIFIED = 1_000
 _SALT_BYTES = 32
-_ADMIN = Need(Operation.ADMIN)
+_ADMIN = Need(AccessOperation.ADMIN)
 _WRONG = "the user or the password is wrong, or the user has expired"
 
 
@@ -136,7 +135,7 @@ class Logins:
         scheme, _, encoded = header.partition(" ")
         try:
             name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # what is no base64 or no UTF-8
             name = colon = password = ""
         user = self._user(name) if colon and scheme.lower() == "basic" else None
         if user is None or not self._fits(user, password):

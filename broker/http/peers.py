@@ -1,4 +1,4 @@
-"""Find out who sends an HTTP request: by the connection's certificate, or by name and password (Basic authentication)."""
+"""Find out who has sent an HTTP request: by the connection's certificate, or by name and password."""
 
 from __future__ import annotations
 

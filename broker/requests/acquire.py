@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from twisted.internet.defer import Deferred, DeferredList, ensureDeferred, maybeDeferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.access import Need, Operation
+from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import AccountSpent
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -70,7 +70,7 @@ class Acquire(Parkable):
 
     @property
     def need(self) -> Need:
-        return Need(Operation.CONSUME, self._request.topic, self._request.group)
+        return Need(AccessOperation.CONSUME, self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

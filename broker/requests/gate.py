@@ -245,6 +245,7 @@ class Gate:
 
     def _checked(self, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
         refused: dict[str | None, Exception] = {}  # by topic
+        is_run = type(request) is PutRun
         try:
             if self.check is not None:
                 self.check(verb, request)
@@ -253,11 +254,13 @@ class Gate:
                     try:
                         guard.check(need, peer)
                     except MetaqError as error:
-                        if type(request) is not PutRun:
+                        if not is_run:
                             raise
                         refused[need.topic] = error
         except Exception as error:  # also for a bug of a check, so that only permitted requests are done
-            return Verb(partial(_refuse, error), NOTHING)
+            if not is_run:
+                return Verb(partial(_refuse, error), NOTHING)
+            refused = dict.fromkeys(cast(PutRun, request).topics, error)
         return verb._replace(serve=partial(self._serve_run, refused)) if refused else verb
 
     def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Work:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from metaq.protocol.access import Need, Operation
+from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_CHECKED_TOPICS
 from metaq.protocol.put_run import PutRun
@@ -47,18 +47,18 @@ Needs: TypeAlias = Callable[[Any], Iterable[Need]]
 """Returns what a request needs, without repetitions, and at least one item."""
 
 
-def _always(operation: Operation) -> Needs:
+def _always(operation: AccessOperation) -> Needs:
     needs = (Need(operation),)
     return lambda request: needs
 
 
-NOTHING = _always(Operation.NOTHING)
-ADMIN = _always(Operation.ADMIN)
-SEE = _always(Operation.SEE)
-TRANSACT = _always(Operation.TRANSACT)
-REPLICATE = _always(Operation.REPLICATE)
-COOPERATE = _always(Operation.COOPERATE)
-KNOWN = _always(Operation.KNOWN)
+NOTHING = _always(AccessOperation.NOTHING)
+ADMIN = _always(AccessOperation.ADMIN)
+SEE = _always(AccessOperation.SEE)
+TRANSACT = _always(AccessOperation.TRANSACT)
+REPLICATE = _always(AccessOperation.REPLICATE)
+COOPERATE = _always(AccessOperation.COOPERATE)
+KNOWN = _always(AccessOperation.KNOWN)
 
 
 def _field(request: Any, name: str) -> str:
@@ -67,39 +67,39 @@ def _field(request: Any, name: str) -> str:
 
 
 def sends(request: Any) -> Iterable[Need]:
-    return (Need(Operation.SEND, _field(request, "topic")),)
+    return (Need(AccessOperation.SEND, _field(request, "topic")),)
 
 
 def consumes(request: Any) -> Iterable[Need]:
-    return (Need(Operation.CONSUME, _field(request, "topic"), _field(request, "group")),)
+    return (Need(AccessOperation.CONSUME, _field(request, "topic"), _field(request, "group")),)
 
 
 def shows(request: Any) -> Iterable[Need]:
     """For a request about offsets and counts of a topic."""
-    return (Need(Operation.SEE, _field(request, "topic")),)
+    return (Need(AccessOperation.SEE, _field(request, "topic")),)
 
 
 def sees_messages(request: Any) -> Iterable[Need]:
     """For a request that shows messages of a topic, or of all topics if it names none."""
-    return (Need(Operation.CONSUME, _field(request, "topic")),)
+    return (Need(AccessOperation.CONSUME, _field(request, "topic")),)
 
 
 def sees_group(request: Any) -> Iterable[Need]:
-    return (Need(Operation.SEE, None, _field(request, "group")),)
+    return (Need(AccessOperation.SEE, None, _field(request, "group")),)
 
 
 def of_run(run: PutRun) -> Iterable[Need]:
-    return (Need(Operation.SEND, topic) for topic in dict.fromkeys(run.topics))
+    return (Need(AccessOperation.SEND, topic) for topic in dict.fromkeys(run.topics))
 
 
 def of_many(frame: Frame) -> Iterable[Need]:
-    return (Need(Operation.SEND, topic or "") for topic in announced_topics(frame.ext))
+    return (Need(AccessOperation.SEND, topic or "") for topic in announced_topics(frame.ext))
 
 
 def of_checks(frame: Frame) -> Iterable[Need]:
     """For CHECK_HALVES, which returns half messages of the topics that it names, or of all topics if it names none."""
     topics = _field(frame, "topics").split(" ", MAX_CHECKED_TOPICS)
-    return (Need(Operation.SEND, topic) for topic in dict.fromkeys(topics))
+    return (Need(AccessOperation.SEND, topic) for topic in dict.fromkeys(topics))
 
 
 def of_transaction(request: Any) -> Iterable[Need]:
@@ -119,7 +119,7 @@ def of_page(page: PageRequest) -> Iterable[Need]:
         or (words[:1] == ["stats"] and not _ITEMS_OF_ADMINS.isdisjoint(words[1:]))
     ):
         return ADMIN(page)
-    return (Need(Operation.SEE, words[1]),) if words[:1] == ["topics"] and len(words) > 1 else SEE(page)
+    return (Need(AccessOperation.SEE, words[1]),) if words[:1] == ["topics"] and len(words) > 1 else SEE(page)
 
 
 _PAGES_OF_ADMINS = frozenset(("config", "logging", "thread-dump", "properties", "java-properties"))
@@ -133,6 +133,6 @@ def of_stats(seen: frozenset[str | None]) -> Needs:
         item = _field(request, "item")
         if item in _ITEMS_OF_ADMINS:
             return ADMIN(request)
-        return SEE(request) if not item or item in seen else (Need(Operation.SEE, item),)
+        return SEE(request) if not item or item in seen else (Need(AccessOperation.SEE, item),)
 
     return needs

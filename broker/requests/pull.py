@@ -14,7 +14,7 @@ import numpy as np
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from metaq.protocol.access import Need, Operation
+from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import OffsetOutOfRange
 from metaq.protocol.frames import Frame
 from metaq.protocol.limits import MAX_FRAME_BYTES
@@ -100,7 +100,7 @@ class Pull(Parkable):
 
     @property
     def need(self) -> Need:
-        return Need(Operation.CONSUME, self._request.topic, self._request.group)
+        return Need(AccessOperation.CONSUME, self._request.topic, self._request.group)
 
     @property
     def expired(self) -> bool:

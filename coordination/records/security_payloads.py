@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from metaq.protocol.access import MAX_GRANTS, Access, Grant, Mode, User, check_user
+from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, User, check_user
 from metaq.protocol.errors import CoordinationError, InvalidName
 from metaq.protocol.limits import INT64_MAX
 from metaq.protocol.login import MECHANISMS
@@ -69,7 +69,7 @@ class Verifier(NamedTuple):
 class StoredMode(NamedTuple):
     """The content of the znode `security`. unknown: keys of later versions, with their values."""
 
-    mode: Mode
+    mode: AccessMode
     unknown: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -98,9 +98,9 @@ def parse_mode(path: str, data: bytes | None) -> StoredMode:
     """Parse a payload that format_mode() has made. An empty payload is damaged, too: nobody writes one."""
     fields = _object(path, data, MAX_MODE_BYTES)
     try:
-        mode = Mode(fields.pop("mode"))
+        mode = AccessMode(fields.pop("mode"))
     except (KeyError, ValueError):
-        raise _damaged(path, f"its mode is none of {', '.join(Mode)}") from None
+        raise _damaged(path, f"its mode is none of {', '.join(AccessMode)}") from None
     return StoredMode(mode, fields)
 
 
@@ -141,13 +141,13 @@ def parse_user(path: str, name: str, data: bytes | None) -> StoredUser:
     return StoredUser(user, fields, {key: value for key, value in scram.items() if key not in MECHANISMS})
 
 
-def _grants(path: str, texts: object) -> list[Grant]:
+def _grants(path: str, texts: object) -> list[AccessGrant]:
     if type(texts) is not list or not all(type(each) is str for each in texts):
         raise _damaged(path, "its grants are no list of texts")
     if len(texts) > MAX_GRANTS:
         raise _damaged(path, f"it has more than {MAX_GRANTS} grants")
     try:
-        return list(map(Grant.parse, texts))
+        return list(map(AccessGrant.parse, texts))
     except InvalidName as error:
         raise _damaged(path, str(error)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from metaq.protocol.access import Mode, Permissions, User
+from metaq.protocol.access import AccessMode, Permissions, User
 from metaq.protocol.errors import CoordinationError
 
 from ..records.paths import child_of
@@ -39,7 +39,7 @@ class PermissionsView:
         self._on_change = on_change
         self._closed = False
         self._exists: bool | None = None  # None: not read yet
-        self._mode: Mode | None = None  # the last one that was understood
+        self._mode: AccessMode | None = None  # the last one that was understood
         self._damaged_mode: bytes | None = None  # logged already
         self._names: ChildrenWatcher | None = None
         self._users: dict[str, _UserWatcher] = {}
@@ -75,7 +75,7 @@ class PermissionsView:
             self._mode, self._damaged_mode = parse_mode(path, data).mode, None
         except CoordinationError as error:
             if self._mode is None:
-                self._mode = Mode.ENFORCE
+                self._mode = AccessMode.ENFORCE
             if self._damaged_mode != (data or b""):
                 self._damaged_mode = data or b""
                 log.error("the mode %s stays in force: %s", self._mode, error)
@@ -119,7 +119,7 @@ class PermissionsView:
 
     def _permissions(self) -> Permissions:
         users = {name: watcher.user for name, watcher in self._users.items() if watcher.user is not None}
-        return Permissions(self._mode or Mode.ENFORCE, MappingProxyType(users))
+        return Permissions(self._mode or AccessMode.ENFORCE, MappingProxyType(users))
 
 
 class _UserWatcher:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from metaq.protocol.access import MAX_GRANTS, Access, Grant, Mode, Need, Operation, User, check_user
+from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, AccessOperation, Need, User, check_user
 from metaq.protocol.errors import ClientError, CoordinationError
 
 from ..records.paths import child_of
@@ -38,7 +38,7 @@ _TRIES = 5
 _CHANGED = (BadVersionError, NoNodeError, NodeExistsError)
 """The failures of a transaction that mean that somebody else has changed a znode since it was read."""
 
-_ADMIN = Need(Operation.ADMIN)
+_ADMIN = Need(AccessOperation.ADMIN)
 
 
 class _Read(NamedTuple):
@@ -54,7 +54,7 @@ class SecurityState(NamedTuple):
     which case `mode` is ENFORCE.
     """
 
-    mode: Mode | None
+    mode: AccessMode | None
     users: Mapping[str, User]
     damaged: Mapping[str, str]
 
@@ -69,7 +69,7 @@ class _Found(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        return self.mode_version < 0 or (self.mode is not None and self.mode.mode is Mode.OPEN)
+        return self.mode_version < 0 or (self.mode is not None and self.mode.mode is AccessMode.OPEN)
 
     def lasting_admin(self, but: str = "") -> str | None:
         """Return the name of a user who is an admin and does not expire; None if there is none. but: a user who does
@@ -109,21 +109,21 @@ class SecurityAdmin:
         """Return mode, users and grants."""
         found = self._read()
         users = {name: read.stored.user for name, read in sorted(found.users.items()) if read.stored is not None}
-        mode = None if found.mode_version < 0 else Mode.ENFORCE if found.mode is None else found.mode.mode
+        mode = None if found.mode_version < 0 else AccessMode.ENFORCE if found.mode is None else found.mode.mode
         return SecurityState(mode, MappingProxyType(users), found.damaged)
 
     def users(self) -> Mapping[str, User]:
         """Return the users by name, in order; those with damaged znodes are left out."""
         return self.read().users
 
-    def set_mode(self, mode: Mode, *, force: bool = False) -> None:
+    def set_mode(self, mode: AccessMode, *, force: bool = False) -> None:
         """Set what the cluster does with the grants, and create the znode `security` if it is missing. Setting ENFORCE
         is refused if there is no admin who does not expire.
         """
 
         def change(found: _Found) -> list[FencedWrite]:
             writes: list[FencedWrite] = []
-            if mode is Mode.ENFORCE and not force:
+            if mode is AccessMode.ENFORCE and not force:
                 admin = found.lasting_admin()
                 if admin is None:
                     raise ClientError(
@@ -143,10 +143,10 @@ class SecurityAdmin:
         self,
         name: str,
         password: str | None,
-        grants: Iterable[Grant],
+        grants: Iterable[AccessGrant],
         expires_ms: int | None = None,
         *,
-        first_mode: Mode = Mode.OPEN,
+        first_mode: AccessMode = AccessMode.OPEN,
     ) -> None:
         """Create a user. password: None for a user whom his certificate names. expires_ms: when he stops to exist, in
         milliseconds of the Unix epoch. first_mode: the mode of the cluster if the znode `security` does not exist yet.
@@ -185,7 +185,7 @@ class SecurityAdmin:
             force,
         )
 
-    def grant(self, name: str, grants: Iterable[Grant], *, force: bool = False) -> None:
+    def grant(self, name: str, grants: Iterable[AccessGrant], *, force: bool = False) -> None:
         """Add grants to those of a user. Also a prohibition is a grant."""
         added = list(grants)
 
@@ -195,7 +195,7 @@ class SecurityAdmin:
 
         self._edit(name, "change the grants of", edit, force)
 
-    def revoke(self, name: str, grants: Iterable[Grant], *, force: bool = False) -> None:
+    def revoke(self, name: str, grants: Iterable[AccessGrant], *, force: bool = False) -> None:
         """Remove grants of a user. Refused if he does not have one of them."""
         removed = list(grants)
 
@@ -261,7 +261,7 @@ class SecurityAdmin:
     def _check_user(self, found: _Found, name: str) -> FencedWrite:
         return check_version(self._paths.user(name), found.users[name].version)
 
-    def _made(self, writes: Sequence[FencedWrite], mode: Mode) -> list[FencedWrite]:
+    def _made(self, writes: Sequence[FencedWrite], mode: AccessMode) -> list[FencedWrite]:
         """Return `writes` after those that create the znodes above the users, which all are missing."""
         above = [
             create_persistent(self._paths.security(), format_mode(StoredMode(mode))),
@@ -316,7 +316,7 @@ class SecurityAdmin:
         return _Found(stored_mode, -1 if mode is None else mode[1].version, found, damaged)
 
 
-def _checked(grants: Iterable[Grant]) -> list[Grant]:
+def _checked(grants: Iterable[AccessGrant]) -> list[AccessGrant]:
     found = list(grants)
     if len(found) > MAX_GRANTS:
         raise ClientError(f"a user has at most {MAX_GRANTS} grants: use names that end with *, or several users")

@@ -15,7 +15,7 @@ from metaq.client.transport.connection import Endpoint, open_connection
 from metaq.coordination.brokers.cluster_view import ClusterView
 from metaq.coordination.session.zk_session import ZkSession
 from metaq.coordination.sets.set_view import read_sets
-from metaq.protocol.access import Grant, Mode, Need, Operation, User
+from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, Need, User
 from metaq.protocol.errors import AccessRefused, ClientError, InvalidName, MetaqError
 from metaq.protocol.own_topics import RETRY_PREFIX
 
@@ -78,7 +78,7 @@ class AccessReport(NamedTuple):
     users with the grant admin who have logged in over TLS since the process started.
     """
 
-    mode: Mode
+    mode: AccessMode
     users: int
     refused: tuple[RefusedNeed, ...]
     forgotten: int
@@ -108,7 +108,7 @@ def parse_report(lines: Sequence[str]) -> AccessReport | None:
         fields = json.loads(text)
         refused = tuple(_refused(each) for each in fields["refused"])
         admins = tuple(str(each["name"]) for each in fields["admins"])
-        return AccessReport(Mode(fields["mode"]), int(fields["users"]), refused, int(fields["forgotten"]), admins)
+        return AccessReport(AccessMode(fields["mode"]), int(fields["users"]), refused, int(fields["forgotten"]), admins)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its answer to `stats {ITEM}` cannot be read: {type(error).__name__} {error}") from None
 
@@ -161,19 +161,19 @@ def _ask(endpoint: Endpoint) -> AccessReport | MetaqError | ValueError | None:
 # --- grants and needs -------------------------------------------------------------------------------------------------
 
 
-def need_of(grant: Grant) -> Need | None:
+def need_of(grant: AccessGrant) -> Need | None:
     """Return the need for which Need.__str__ writes this grant; None if no request has such a need."""
     operation, topic, group, deny = grant
     if deny or (topic.endswith("*") and topic != "*"):
         return None
     if group is not None and topic == _SOME_TOPIC:
-        return Need(Operation.CONSUME, RETRY_PREFIX + group)
+        return Need(AccessOperation.CONSUME, RETRY_PREFIX + group)
     if group is not None and topic == "*":
-        return Need(Operation.SEE, None, group)
+        return Need(AccessOperation.SEE, None, group)
     return Need(operation, None if topic in ("", "*") else topic, group or "")
 
 
-def covering_grant(user: User, need: Need) -> Grant | None:
+def covering_grant(user: User, need: Need) -> AccessGrant | None:
     """Return the grant of a user that decides about a need: the first prohibition that forbids it, else the first grant
     that permits it; None if there is neither.
     """
@@ -194,7 +194,7 @@ def unmet(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> boo
 
 def _parsed(need: str) -> Need | None:
     try:
-        return need_of(Grant.parse(need))
+        return need_of(AccessGrant.parse(need))
     except InvalidName:
         return None
 
@@ -236,19 +236,19 @@ def _smallest(needs: Iterable[str]) -> list[str]:
     """
 
     def order(need: str) -> tuple[bool, bool, bool, bool, str]:
-        see = need.startswith(f"{Operation.SEE}:")
-        return need != Operation.ADMIN, "*" in need, _is_for_some_topic(need), see, need
+        see = need.startswith(f"{AccessOperation.SEE}:")
+        return need != AccessOperation.ADMIN, "*" in need, _is_for_some_topic(need), see, need
 
-    kept: list[Grant] = []
+    kept: list[AccessGrant] = []
     for each in sorted(set(needs), key=order):
         wanted = _parsed(each)
         if wanted is None or not any(grant.covers(wanted) for grant in kept):
-            kept.append(Grant.parse(each))
+            kept.append(AccessGrant.parse(each))
     return list(map(str, kept))
 
 
 def _is_for_some_topic(need: str) -> bool:
-    return need.startswith(f"{Operation.CONSUME}:{_SOME_TOPIC}@")
+    return need.startswith(f"{AccessOperation.CONSUME}:{_SOME_TOPIC}@")
 
 
 def _merged(reports: Iterable[AccessReport]) -> list[RefusedNeed]:
@@ -265,7 +265,7 @@ def _merged(reports: Iterable[AccessReport]) -> list[RefusedNeed]:
 def _note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> str | None:
     """Return the sentence about a client to which no grant can be given; None if it is a user who lacks a grant."""
     name, who = refused.user, f"{refused.principal} from {refused.address}"
-    if refused.need == Operation.REPLICATE:
+    if refused.need == AccessOperation.REPLICATE:
         return f"{who} sends requests of brokers: give it a broker's certificate"
     if not name:
         if refused.principal == "anonymous":
@@ -293,7 +293,7 @@ def _quoted(grant: str) -> str:
 def logged_in_admins(reports: Iterable[AccessReport], users: Mapping[str, User], now_ms: float) -> list[str]:
     """Return, sorted, the users who have logged in over TLS at some broker, and who are still admins."""
     names = {name for report in reports for name in report.admins}
-    admin = Need(Operation.ADMIN)
+    admin = Need(AccessOperation.ADMIN)
     return sorted(
         name
         for name in names
@@ -324,7 +324,7 @@ def obstacles(answers: BrokerAnswers, users: Mapping[str, User], now_ms: float) 
 # --- a tree without users ---------------------------------------------------------------------------------------------
 
 
-def mode_of_brokers(answers: BrokerAnswers, *, force: bool) -> Mode:
+def mode_of_brokers(answers: BrokerAnswers, *, force: bool) -> AccessMode:
     """Return the mode with which the first user of a tree without users is created: the strictest one that a broker
     obeys. So a cluster whose ZooKeeper came back empty is not opened by this.
 
@@ -344,5 +344,5 @@ def mode_of_brokers(answers: BrokerAnswers, *, force: bool) -> Mode:
             f"ZooKeeper has lost its users, and these brokers still know them: {', '.join(known)}. As soon as there is "
             "one user, only the users in ZooKeeper count: restore ZooKeeper's data, or add --force"
         )
-    modes = [each.mode for each in answers.reports.values()] + [Mode.ENFORCE for _ in answers.refused]
-    return max(modes, key=list(Mode).index, default=Mode.OPEN)
+    modes = [each.mode for each in answers.reports.values()] + [AccessMode.ENFORCE for _ in answers.refused]
+    return max(modes, key=list(AccessMode).index, default=AccessMode.OPEN)

@@ -10,7 +10,7 @@ import click
 
 from metaq.client.runtime.nearest import did_you_mean
 from metaq.coordination.security.security_admin import SecurityAdmin
-from metaq.protocol.access import Grant, Mode, Need, User
+from metaq.protocol.access import AccessGrant, AccessMode, Need, User
 from metaq.protocol.errors import BrokerUnavailable, ClientError, InvalidName
 
 from .access_reports import ask_all, covering_grant, need_of, suggest
@@ -48,7 +48,7 @@ def acl() -> None:
 @force_option
 @click.argument("user", type=USER)
 @click.argument("grants", metavar="GRANT...", type=GRANT, nargs=-1, required=True)
-def grant(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants: tuple[Grant, ...]) -> None:
+def grant(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants: tuple[AccessGrant, ...]) -> None:
     """Give USER more grants. They count within a second, also on open connections.
 
     \b
@@ -68,7 +68,7 @@ def grant(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants:
 @force_option
 @click.argument("user", type=USER)
 @click.argument("grants", metavar="GRANT...", type=GRANT, nargs=-1, required=True)
-def revoke(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants: tuple[Grant, ...]) -> None:
+def revoke(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants: tuple[AccessGrant, ...]) -> None:
     """Take grants away from USER. Write them as `metaq acl list` shows them.
 
     The grant admin of the last user who has it and does not expire is taken away only with --force, unless the mode is
@@ -83,7 +83,7 @@ def revoke(zk: str, as_json: bool, dry_run: bool, force: bool, user: str, grants
     _told(as_json, dry_run, user, grants, "lose", "no longer has")
 
 
-def _told(as_json: bool, dry_run: bool, user: str, grants: Sequence[Grant], would: str, does: str) -> None:
+def _told(as_json: bool, dry_run: bool, user: str, grants: Sequence[AccessGrant], would: str, does: str) -> None:
     value = {"user": user, "grants": list(map(str, grants)), "dry_run": dry_run}
     say(as_json, value, f"{user} {f'would {would}' if dry_run else does}: {', '.join(map(str, grants))}")
 
@@ -121,7 +121,7 @@ class AccessDecision(NamedTuple):
     """Whether a user may do something. grant: the grant that decides; None if the reason is another one."""
 
     allowed: bool
-    grant: Grant | None
+    grant: AccessGrant | None
     reason: str
 
 
@@ -130,7 +130,7 @@ def parse_need(operation: str, resource: str) -> Need:
     Raises InvalidName.
     """
     text = f"{operation}:{resource}" if resource else operation
-    need = need_of(Grant.parse(text))
+    need = need_of(AccessGrant.parse(text))
     if need is None:
         raise InvalidName(f"{resource!r} stands for many topics: name one topic")
     return need
@@ -179,7 +179,7 @@ def test_user(zk: str, as_json: bool, user: str, operation: str, resource: str) 
         "allowed": decision.allowed,
         "grant": None if decision.grant is None else str(decision.grant),
         "reason": decision.reason,
-        "mode": state.mode or Mode.OPEN,
+        "mode": state.mode or AccessMode.OPEN,
     }
     say(as_json, value, f"{'yes' if decision.allowed else 'no'}: {decision.reason}")
     return 0 if decision.allowed else 1
@@ -213,7 +213,7 @@ def suggest_grants(zk: str, as_json: bool) -> None:
     for name, report in answers.reports.items():
         if report.forgotten:
             echo(f"metaq: {name} no longer knows {report.forgotten:,} further refused requests: ask again", err=True)
-        if report.mode is Mode.OPEN:
+        if report.mode is AccessMode.OPEN:
             echo(f"metaq: {name} obeys the mode open, in which it counts nothing: metaq security observe", err=True)
     for name in answers.before_users:
         echo(f"metaq: {name} knows no users: update it", err=True)

@@ -13,7 +13,7 @@ from .options import dry_run_option, json_option, zk_option
 from .output import echo
 
 if TYPE_CHECKING:
-    from metaq.protocol.access import Mode
+    from metaq.protocol.access import AccessMode
 
 __all__ = ["security"]
 
@@ -106,9 +106,9 @@ def open_cluster_to_all(zk: str, as_json: bool, dry_run: bool) -> None:
     Example
       metaq security open
     """
-    from metaq.protocol.access import Mode
+    from metaq.protocol.access import AccessMode
 
-    _set_mode(zk, as_json, dry_run, Mode.OPEN, force=True)
+    _set_mode(zk, as_json, dry_run, AccessMode.OPEN, force=True)
 
 
 @security.command()
@@ -122,9 +122,9 @@ def observe(zk: str, as_json: bool, dry_run: bool) -> None:
     Example
       metaq security observe
     """
-    from metaq.protocol.access import Mode
+    from metaq.protocol.access import AccessMode
 
-    _set_mode(zk, as_json, dry_run, Mode.OBSERVE, force=True)
+    _set_mode(zk, as_json, dry_run, AccessMode.OBSERVE, force=True)
 
 
 @security.command()
@@ -148,7 +148,7 @@ def enforce(zk: str, as_json: bool, dry_run: bool, force: bool) -> None:
     import time
 
     from metaq.coordination.security.security_admin import SecurityAdmin
-    from metaq.protocol.access import Mode
+    from metaq.protocol.access import AccessMode
     from metaq.protocol.errors import ClientError
 
     from .access_reports import ask_all, obstacles
@@ -161,16 +161,16 @@ def enforce(zk: str, as_json: bool, dry_run: bool, force: bool) -> None:
         found = obstacles(answers, state.users, time.time() * 1000)
         if found:
             raise ClientError(
-                f"the mode stays {state.mode or Mode.OPEN}: {'; '.join(found)}; --force enforces all the same"
+                f"the mode stays {state.mode or AccessMode.OPEN}: {'; '.join(found)}; --force enforces all the same"
             )
-        if state.mode in (None, Mode.OPEN):
+        if state.mode in (None, AccessMode.OPEN):
             echo(
                 "metaq: the brokers have not observed clients before, so they could name none that is cut off", err=True
             )
-    _set_mode(zk, as_json, dry_run, Mode.ENFORCE, force=force)
+    _set_mode(zk, as_json, dry_run, AccessMode.ENFORCE, force=force)
 
 
-def _set_mode(zk: str, as_json: bool, dry_run: bool, mode: Mode, *, force: bool) -> None:
+def _set_mode(zk: str, as_json: bool, dry_run: bool, mode: AccessMode, *, force: bool) -> None:
     from metaq.coordination.security.security_admin import SecurityAdmin
 
     from .cluster_access import open_session
@@ -195,7 +195,7 @@ def status(zk: str, as_json: bool) -> None:
       metaq security status
     """
     from metaq.coordination.security.security_admin import SecurityAdmin, is_lasting_admin
-    from metaq.protocol.access import Mode
+    from metaq.protocol.access import AccessMode
     from metaq.protocol.errors import BrokerUnavailable
 
     from .access_reports import ask_all
@@ -205,7 +205,7 @@ def status(zk: str, as_json: bool) -> None:
     with open_session(zk) as session:
         state = SecurityAdmin(session).read()
         answers = ask_all(session)
-    mode = state.mode or Mode.OPEN
+    mode = state.mode or AccessMode.OPEN
     admins = [user.name for user in state.users.values() if is_lasting_admin(user)]
     rows = [
         {

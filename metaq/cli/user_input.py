@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from metaq.coordination.runtime.certificates import check_secret
-from metaq.protocol.access import Grant, check_user
+from metaq.protocol.access import AccessGrant, check_user
 from metaq.protocol.errors import ConfigError
 
 from .options import Parsed
@@ -57,7 +57,7 @@ def _seconds(text: str) -> int:
 
 
 DURATION = Parsed("DURATION", _seconds)
-GRANT = Parsed("GRANT", Grant.parse)
+GRANT = Parsed("GRANT", AccessGrant.parse)
 USER = Parsed("USER", check_user)
 
 

@@ -12,7 +12,7 @@ import click
 from metaq.coordination.security.passwords import random_password
 from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
-from metaq.protocol.access import Grant, Mode, Operation, User
+from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, User
 from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 
 from .access_reports import ask_all, mode_of_brokers
@@ -35,7 +35,7 @@ __all__ = ["force_option", "users"]
 
 force_option = click.option("--force", is_flag=True, help="Do it even if it is refused otherwise.")
 
-_ADMIN = Grant(Operation.ADMIN)
+_ADMIN = AccessGrant(AccessOperation.ADMIN)
 
 
 @click.group()
@@ -87,7 +87,7 @@ def add_user(
     zk: str,
     as_json: bool,
     dry_run: bool,
-    grants: tuple[Grant, ...],
+    grants: tuple[AccessGrant, ...],
     admin: bool,
     expires: int | None,
     no_password: bool,
@@ -127,7 +127,7 @@ def add_user(
         text = _with_profile(profile, dry_run, name, secret, password_file, create)
     value = {"user": name, "grants": list(map(str, all_grants)), "expires_ms": expires_ms, "dry_run": dry_run}
     _say(as_json, {**value, "password": secret, "profile": text}, "create", "created", name, profile, dry_run, text)
-    if first_mode is not Mode.OPEN:
+    if first_mode is not AccessMode.OPEN:
         echo(f"metaq: the brokers obey the mode {first_mode}, so ZooKeeper has it now, too", err=True)
 
 
@@ -280,10 +280,10 @@ def _password(name: str, password_file: str, prompt: bool) -> tuple[str, str | N
     return made, made
 
 
-def _first_mode(session: ZkSession, force: bool) -> Mode:
+def _first_mode(session: ZkSession, force: bool) -> AccessMode:
     """Return the mode with which the znode of the mode is created if it does not exist."""
     if SecurityAdmin(session).read().mode is not None:
-        return Mode.OPEN  # not used
+        return AccessMode.OPEN  # not used
     return mode_of_brokers(ask_all(session), force=force)
 
 

@@ -17,14 +17,14 @@ from metaq.coordination.records.security_payloads import parse_verifier
 from metaq.coordination.security.permissions_view import PermissionsView
 from metaq.coordination.security.security_admin import SecurityAdmin
 from metaq.coordination.session.zk_session import ZkSession
-from metaq.protocol.access import Grant, Mode, Need, Operation, Permissions, Principal
+from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, Need, Permissions, Principal
 from metaq.protocol.errors import ClientError, ConfigError, InvalidName
 
 from .cli_helpers import Operator
 from .coordination_helpers import expire, session_at, tree, wait_for
 
-ADMIN = Grant(Operation.ADMIN)
-SEND = Grant.parse("send:orders")
+ADMIN = AccessGrant(AccessOperation.ADMIN)
+SEND = AccessGrant.parse("send:orders")
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def test_a_damaged_mode_is_mended_by_a_new_one(operator: Operator, session: ZkSe
     assert operator.ran("users", "add", "root", "--admin").code == 0
     session.zk.set(session.paths.security(), b"")
     assert operator.ran("security", "status", "--json").code == 1
-    assert SecurityAdmin(session).read().mode is Mode.ENFORCE
+    assert SecurityAdmin(session).read().mode is AccessMode.ENFORCE
     assert "last user" in operator.refused("users", "delete", "root", "--yes")
     assert operator.ran("security", "observe").code == 0
     assert operator.json("security", "status")["mode"] == "observe"
@@ -183,7 +183,7 @@ def here(chroot: str, monkeypatch: pytest.MonkeyPatch) -> list[BrokerAnswers]:
 
 
 def seen(*refused: RefusedNeed, admins: tuple[str, ...] = ("root",), users: int = 2) -> AccessReport:
-    return AccessReport(Mode.OBSERVE, users, refused, 0, admins)
+    return AccessReport(AccessMode.OBSERVE, users, refused, 0, admins)
 
 
 def test_what_clients_need_is_suggested_and_kept_from_being_cut(here, session, capsys):
@@ -205,12 +205,12 @@ def test_what_clients_need_is_suggested_and_kept_from_being_cut(here, session, c
     said = capsys.readouterr().err
     assert "broker 1 does not answer: it is away; anonymous from 10.0.0.5 would lack see:*" in said
     assert "user app from 10.0.0.6 would lack send:orders" in said
-    assert admin.read().mode is Mode.OPEN
+    assert admin.read().mode is AccessMode.OPEN
     admin.grant("app", [SEND])
     here.append(BrokerAnswers({"broker 0": seen(cut[0])}, {}))
     assert app.run(["security", "observe"]) == 0
     assert app.run(["security", "enforce"]) == 0
-    assert admin.read().mode is Mode.ENFORCE
+    assert admin.read().mode is AccessMode.ENFORCE
     capsys.readouterr()
     assert app.run(["security", "status", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["brokers"]
@@ -218,12 +218,12 @@ def test_what_clients_need_is_suggested_and_kept_from_being_cut(here, session, c
 
 
 def test_the_first_user_of_an_emptied_tree_does_not_open_the_cluster(here, session, capsys):
-    here.append(BrokerAnswers({"broker 0": AccessReport(Mode.ENFORCE, 5, (), 0, ())}, {}))
+    here.append(BrokerAnswers({"broker 0": AccessReport(AccessMode.ENFORCE, 5, (), 0, ())}, {}))
     assert app.run(["users", "add", "root", "--admin"]) == 1
     assert "ZooKeeper has lost its users" in capsys.readouterr().err
     assert SecurityAdmin(session).read().mode is None
     assert app.run(["users", "add", "root", "--admin", "--force"]) == 0
-    assert SecurityAdmin(session).read().mode is Mode.ENFORCE
+    assert SecurityAdmin(session).read().mode is AccessMode.ENFORCE
 
 
 def test_each_broker_is_asked(brokers, operator: Operator):
@@ -243,17 +243,17 @@ def test_what_no_user_can_have_is_refused_and_nothing_is_written(session: ZkSess
     with pytest.raises(ConfigError, match="8 to 256 characters"):
         admin.add_user("app", "short", [])
     with pytest.raises(ClientError, match="at most 256 grants"):
-        admin.add_user("app", None, [Grant.parse(f"send:t{n}") for n in range(257)])
+        admin.add_user("app", None, [AccessGrant.parse(f"send:t{n}") for n in range(257)])
     assert tree(session.zk) == {}
 
 
 def test_an_enforcing_cluster_has_an_admin(session: ZkSession):
     admin = SecurityAdmin(session)
     with pytest.raises(ClientError, match="no user has the grant admin"):
-        admin.set_mode(Mode.ENFORCE)
+        admin.set_mode(AccessMode.ENFORCE)
     admin.add_user("root", None, [ADMIN])
-    admin.set_mode(Mode.ENFORCE)
-    assert admin.read().mode is Mode.ENFORCE
+    admin.set_mode(AccessMode.ENFORCE)
+    assert admin.read().mode is AccessMode.ENFORCE
 
 
 def test_operators_at_the_same_time_lose_no_grant_and_keep_an_admin(chroot: str):
@@ -261,11 +261,11 @@ def test_operators_at_the_same_time_lose_no_grant_and_keep_an_admin(chroot: str)
         admins = [SecurityAdmin(first), SecurityAdmin(second)]
         admins[0].add_user("one", None, [ADMIN])
         admins[0].add_user("two", None, [ADMIN])
-        admins[0].set_mode(Mode.ENFORCE)
+        admins[0].set_mode(AccessMode.ENFORCE)
         with ThreadPoolExecutor(2) as pool:
             for number in range(5):
                 given = [
-                    pool.submit(each.grant, "one", [Grant.parse(f"send:t{number}-{n}")])
+                    pool.submit(each.grant, "one", [AccessGrant.parse(f"send:t{number}-{n}")])
                     for n, each in enumerate(admins)
                 ]
                 assert [each.result() for each in given] == [None, None]
@@ -273,7 +273,7 @@ def test_operators_at_the_same_time_lose_no_grant_and_keep_an_admin(chroot: str)
             removed = [pool.submit(admins[0].delete_user, "one"), pool.submit(admins[1].revoke, "two", [ADMIN])]
             errors = [each.exception() for each in removed]
         assert [type(each) for each in errors if each is not None] == [ClientError]
-        assert sum(user.access.permits(Need(Operation.ADMIN)) for user in admins[0].users().values()) == 1
+        assert sum(user.access.permits(Need(AccessOperation.ADMIN)) for user in admins[0].users().values()) == 1
 
 
 def test_keys_of_a_later_version_survive_a_change(session: ZkSession):
@@ -310,7 +310,7 @@ class Told:
         users = self.now.users if self.all and self.now else {}
         return {name: list(map(str, user.access.grants)) for name, user in users.items()}
 
-    def wait(self, users: dict[str, list[str]], mode: Mode) -> float:
+    def wait(self, users: dict[str, list[str]], mode: AccessMode) -> float:
         """Seconds until this is told."""
         began = time.monotonic()
         wait_for(lambda: self.users() == users and self.now and self.now.mode is mode, f"{users} {mode}")
@@ -337,17 +337,17 @@ def test_a_view_hears_of_each_change_within_a_second(viewed: ZkSession, told: To
     assert told.all == [None]
     admin = SecurityAdmin(session)
     admin.add_user("root", "a long password", [ADMIN])
-    took = [told.wait({"root": ["admin"]}, Mode.OPEN)]
+    took = [told.wait({"root": ["admin"]}, AccessMode.OPEN)]
     admin.add_user("app", None, [SEND])
-    took.append(told.wait({"root": ["admin"], "app": ["send:orders"]}, Mode.OPEN))
+    took.append(told.wait({"root": ["admin"], "app": ["send:orders"]}, AccessMode.OPEN))
     assert told.now
     root = told.now.users["root"]
-    admin.grant("app", [Grant.parse("see:*")])
-    took.append(told.wait({"root": ["admin"], "app": ["send:orders", "see:*"]}, Mode.OPEN))
-    admin.set_mode(Mode.ENFORCE)
-    took.append(told.wait({"root": ["admin"], "app": ["send:orders", "see:*"]}, Mode.ENFORCE))
+    admin.grant("app", [AccessGrant.parse("see:*")])
+    took.append(told.wait({"root": ["admin"], "app": ["send:orders", "see:*"]}, AccessMode.OPEN))
+    admin.set_mode(AccessMode.ENFORCE)
+    took.append(told.wait({"root": ["admin"], "app": ["send:orders", "see:*"]}, AccessMode.ENFORCE))
     admin.delete_user("app")
-    took.append(told.wait({"root": ["admin"]}, Mode.ENFORCE))
+    took.append(told.wait({"root": ["admin"]}, AccessMode.ENFORCE))
     assert told.now.users["root"] is root
     assert max(took) < 1, took
 
@@ -356,40 +356,40 @@ def test_a_view_reads_all_again_on_a_new_session(viewed: ZkSession, told: Told, 
     admin = SecurityAdmin(session)
     admin.add_user("root", None, [ADMIN])
     admin.add_user("app", None, [SEND])
-    admin.set_mode(Mode.ENFORCE)
-    told.wait({"root": ["admin"], "app": ["send:orders"]}, Mode.ENFORCE)
+    admin.set_mode(AccessMode.ENFORCE)
+    told.wait({"root": ["admin"], "app": ["send:orders"]}, AccessMode.ENFORCE)
     assert told.now
     root, calls = told.now.users["root"], len(told.all)
     expire(viewed)
     admin.revoke("app", [SEND])
     admin.add_user("late", None, [])
-    told.wait({"root": ["admin"], "app": [], "late": []}, Mode.ENFORCE)
+    told.wait({"root": ["admin"], "app": [], "late": []}, AccessMode.ENFORCE)
     assert told.now.users["root"] is root
     assert None not in told.all[calls:]
-    assert all(each is not None and each.mode is Mode.ENFORCE for each in told.all[calls:])
+    assert all(each is not None and each.mode is AccessMode.ENFORCE for each in told.all[calls:])
 
 
 def test_a_view_tells_that_the_znode_is_gone_and_that_it_is_back(viewed: ZkSession, told: Told, session: ZkSession):
     admin = SecurityAdmin(session)
     admin.add_user("root", None, [ADMIN])
     admin.add_user("app", None, [SEND])
-    admin.set_mode(Mode.ENFORCE)
-    told.wait({"root": ["admin"], "app": ["send:orders"]}, Mode.ENFORCE)
+    admin.set_mode(AccessMode.ENFORCE)
+    told.wait({"root": ["admin"], "app": ["send:orders"]}, AccessMode.ENFORCE)
     session.zk.delete(session.paths.security(), recursive=True)
     wait_for(lambda: told.now is None, "that nothing is there")
-    assert all(each is None or each.mode is Mode.ENFORCE for each in told.all[-4:])
-    admin.add_user("app", None, [SEND], first_mode=Mode.OBSERVE)
-    told.wait({"app": ["send:orders"]}, Mode.OBSERVE)
+    assert all(each is None or each.mode is AccessMode.ENFORCE for each in told.all[-4:])
+    admin.add_user("app", None, [SEND], first_mode=AccessMode.OBSERVE)
+    told.wait({"app": ["send:orders"]}, AccessMode.OBSERVE)
 
 
 def test_a_damaged_user_is_left_out_until_it_is_mended(viewed: ZkSession, told: Told, session: ZkSession):
     admin = SecurityAdmin(session)
     admin.add_user("app", None, [SEND])
-    told.wait({"app": ["send:orders"]}, Mode.OPEN)
+    told.wait({"app": ["send:orders"]}, AccessMode.OPEN)
     data, _ = session.zk.get(session.paths.user("app"))
     session.zk.set(session.paths.user("app"), b"{")
-    told.wait({}, Mode.OPEN)
+    told.wait({}, AccessMode.OPEN)
     assert told.now
-    assert told.now.refusal(Principal("user", "app"), Need(Operation.SEND, "orders"), 0) is not None
+    assert told.now.refusal(Principal("user", "app"), Need(AccessOperation.SEND, "orders"), 0) is not None
     session.zk.set(session.paths.user("app"), data)
-    told.wait({"app": ["send:orders"]}, Mode.OPEN)
+    told.wait({"app": ["send:orders"]}, AccessMode.OPEN)

@@ -47,7 +47,7 @@ LAYERS = (
     Layer(
         "metaq.broker",
         ours=("metaq.protocol", "metaq.coordination", "metaq.broker.store", "metaq.version"),
-        theirs=("cronsim", "google", "isal", "numpy", "simplejson", "twisted", "zope"),
+        theirs=("cronsim", "google", "isal", "numpy", "scramp", "simplejson", "twisted", "zope"),
     ),
     Layer(
         "metaq.client",

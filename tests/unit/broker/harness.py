@@ -31,6 +31,7 @@ from metaq.broker.filters.filter_table import load_filters
 from metaq.broker.network.session import Session
 from metaq.broker.store.files import REAL_FILES, Files
 from metaq.broker.store.store import Store, TopicStoreConfig
+from metaq.protocol.access import ANYBODY
 from metaq.protocol.frames import Frame, encode_frame
 from metaq.protocol.pulls import PullReply, PullRequest, decode_runs
 from metaq.protocol.record import (
@@ -111,6 +112,9 @@ class Transport(StringTransport):
 
     sent_bytes = 0
     reset = False
+    principal = ANYBODY
+    is_encrypted = False
+    certified_hosts: frozenset[str] = frozenset()
 
     def __init__(self, peerAddress: Any = None) -> None:  # noqa: N803
         super().__init__(peerAddress=peerAddress)

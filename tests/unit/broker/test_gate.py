@@ -7,10 +7,12 @@ import pytest
 
 from metaq.broker.assembly.verbs import make_gate
 from metaq.broker.requests.gate import PageRequest
+from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import MetaqError
 from metaq.protocol.frames import ONE_WAY, encode_frame
 from metaq.protocol.limits import MAX_BODY_BYTES
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
+from metaq.protocol.requests import RequestReader
 from metaq.protocol.sends import announced_topics
 from metaq.protocol.statuses import RequestCode, ResponseCode, Status
 from metaq.protocol.text import (
@@ -50,18 +52,28 @@ IN_TRANSACTION = {Put: b"put t 0 5 0 -1 TX:s:1 7\r\nhello"}
 MANY_TOPICS = {"topics": "t/safe/t", "parts": 3, "count": 3}
 
 
-def refuse_all(verb, request, topic, peer):
+def refuse_all(*asked):
     raise MetaqError(NO)
 
 
-def refuse_safe(verb, request, topic, peer):
-    if topic == "safe":
+def refuse_safe(need, peer):
+    if need.topic == "safe":
         raise MetaqError(NO)
 
 
-def guarded(harness, check):
-    """Its sessions ask `check`."""
+class Asked:
+    """A guard that asks a function."""
+
+    by_grants = False
+
+    def __init__(self, check):
+        self.check = check
+
+
+def guarded(harness, check=None, guard=None):
+    """Its sessions ask `check` about the request, and `guard` about what it needs."""
     harness.gate = make_gate(harness.broker, check)
+    harness.gate.guard = guard and Asked(guard)
     return harness.connect()
 
 
@@ -88,15 +100,17 @@ def frames(harness):
     return found
 
 
-def test_a_check_that_refuses_all_leaves_no_text_command_through(filled, tmp_path):
+@pytest.mark.parametrize("refuses", ["check", "guard"])
+def test_a_check_that_refuses_all_leaves_no_text_command_through(filled, tmp_path, refuses):
     before = contents(tmp_path)
     seen = []
 
-    def refuse(verb, request, topic, peer):
+    def check(verb, request):
         seen.append(type(request))
-        refuse_all(verb, request, topic, peer)
+        if refuses == "check":
+            raise MetaqError(NO)
 
-    peer = guarded(filled, refuse)
+    peer = guarded(filled, check, refuse_all)
     assert set(TEXTS) == set(filled.gate.texts), "a request for each"
     assert set(IN_TRANSACTION) == {kind for kind, verb in filled.gate.texts.items() if verb.in_transaction}
     for kind, data in [*TEXTS.items(), *IN_TRANSACTION.items()]:
@@ -116,9 +130,10 @@ def test_a_check_that_refuses_all_leaves_no_text_command_through(filled, tmp_pat
     unchanged(filled, before, tmp_path)
 
 
-def test_a_check_that_refuses_all_leaves_no_frame_through(filled, tmp_path):
+@pytest.mark.parametrize("refuses", ["check", "guard"])
+def test_a_check_that_refuses_all_leaves_no_frame_through(filled, tmp_path, refuses):
     before = contents(tmp_path)
-    peer = guarded(filled, refuse_all)
+    peer = guarded(filled, **{refuses: refuse_all})
     assert set(filled.gate.frames) == set(RequestCode)
     for code, ext in frames(filled):
         answer = peer.ask_frame(encode_frame(code, 7, ext, 5) + b"hello")
@@ -138,7 +153,7 @@ def unchanged(harness, before, directory):
 
 
 def test_refusals_come_in_the_order_of_the_commands(filled):
-    peer = guarded(filled, refuse_safe)
+    peer = guarded(filled, guard=refuse_safe)
     peer.send(put("t", 0, opaque=1) + put("safe", 0, opaque=2) + put("t", 0, opaque=3) + b"get safe g 0 0 9 4\r\n")
     answers = [(each.opaque, each.code, each.text == NO) for each in peer.answers()]
     assert answers == [(1, 200, False), (2, 500, True), (3, 200, False), (4, 500, True)]
@@ -148,15 +163,15 @@ def test_refusals_come_in_the_order_of_the_commands(filled):
 def test_of_a_run_the_puts_of_refused_topics_are_refused(harness):
     asked = []
 
-    def refuse(verb, request, topic, peer):
-        asked.append((type(request), topic))
-        refuse_safe(verb, request, topic, peer)
+    def refuse(need, peer):
+        asked.append(need)
+        refuse_safe(need, peer)
 
     topics = [("t", "safe")[number % 5 == 0] for number in range(2 * LEAST_PUTS)]
-    peer = guarded(harness, refuse)
+    peer = guarded(harness, guard=refuse)
     peer.send(b"".join(put(topic, 0, b"body", number) for number, topic in enumerate(topics)))
     harness.threads.run()
-    assert asked == [(PutRun, "safe"), (PutRun, "t")]  # once for each topic, not for each put
+    assert asked == [Need(AccessOperation.SEND, topic) for topic in ("safe", "t")]  # once for each topic, not each put
     answers = peer.answers()
     expected = [(number, 200 if topic == "t" else 500) for number, topic in enumerate(topics)]
     assert [(each.opaque, each.code) for each in answers] == expected
@@ -164,27 +179,35 @@ def test_of_a_run_the_puts_of_refused_topics_are_refused(harness):
     assert [(log.topic, log.segments.message_count) for log in harness.store.logs()] == [("t", topics.count("t"))]
 
 
-def test_a_check_is_told_the_row_the_topics_and_the_peer(harness):
+def test_a_check_is_told_the_row_and_a_guard_the_topics_and_the_peer(harness):
     asked = []
-    peer = guarded(harness, lambda verb, request, topic, peer: asked.append((verb, topic, peer)))
+    peer = guarded(
+        harness,
+        lambda verb, request: asked.append(verb),
+        lambda need, peer: asked.append((need, peer)),
+    )
     gate = harness.gate
     for code, ext in frames(harness):
         peer.send(encode_frame(code, 7, ext, 5) + b"hello")
         verb = gate.frames[code]
         row = verb.in_transaction if "txKey" in ext else verb
-        topics = ["t", "safe"] if code == RequestCode.SEND_MANY else ["t"]
-        assert asked == [(row, topic, peer.session) for topic in topics], code
+        needs = [each for each in asked if each is not row and each != row]
+        assert asked[:1] == [row]
+        assert needs[:2] == [(need, peer.session) for need in row.needs(decoded(code, ext))], code
         asked.clear()
-    peer.send(encode_frame(RequestCode.HEARTBEAT, 7, {}) + b"version 7\r\n")
-    assert [topic for _, topic, _ in asked] == [None, None]
     assert announced_topics({}) == (None,)
+
+
+def decoded(code, ext):
+    (frame,) = RequestReader().receive(encode_frame(code, 7, ext, 5) + b"hello")
+    return frame
 
 
 def test_what_has_to_wait_passes_the_gate_once(harness):
     """A connection that is held back, one that others get their turn before, a pull that is woken, work in slices."""
     asked: Counter[int] = Counter()
 
-    def count(verb, request, topic, peer):
+    def count(verb, request):
         asked[request.opaques[0] if isinstance(request, PutRun) else request.opaque] += 1
 
     harness.broker.pending_puts.limit = 2000
@@ -204,8 +227,9 @@ def test_what_has_to_wait_passes_the_gate_once(harness):
     assert asked == dict.fromkeys((1, 2, 3, 4, 5, 6, 9, 100), 1)
 
 
-def test_a_check_with_a_bug_permits_nothing(harness, caplog):
-    peer = guarded(harness, lambda verb, request, topic, peer: 1 / 0)
+@pytest.mark.parametrize("asked", ["check", "guard"])
+def test_a_check_with_a_bug_permits_nothing(harness, caplog, asked):
+    peer = guarded(harness, **{asked: lambda first, second: 1 / 0})
     assert peer.ask(put("t", 0)).text == "internal error: ZeroDivisionError"
     assert "ZeroDivisionError" in caplog.text
     assert list(harness.store.logs()) == []

@@ -15,6 +15,7 @@ from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.fields import ExtFields
 from metaq.protocol.frames import encode_frame
 from metaq.protocol.half_messages import CheckHalvesRequest, EndHalfRequest, EndHalvesRequest, ListHalvesRequest
+from metaq.protocol.login import AuthenticateRequest
 from metaq.protocol.pulls import PullRequest
 from metaq.protocol.put_run import LEAST_PUTS, PutRun
 from metaq.protocol.remoting import (
@@ -85,6 +86,9 @@ FRAMES = {
     RequestCode.VIEW_MESSAGE_BY_ID: Entry(ViewMessageRequest, T0 | {"msgId": 1}),
     RequestCode.QUERY_MESSAGE: Entry(QueryMessageRequest, T0 | {"key": "k"}, SEARCHED),
     RequestCode.HEARTBEAT: Entry(None),
+    RequestCode.AUTHENTICATE: Entry(
+        AuthenticateRequest, {"message": "n,,n=app,r=x"}, {"message": "SCRAM's", "mechanism": CHOICE}
+    ),
     RequestCode.STATS: Entry(StatsRequest, {}, {"item": "any word that is no item is an unknown topic"}),
     RequestCode.TRANSACTION: Entry(
         TransactionRequest,

@@ -179,7 +179,7 @@ def test_topics_that_are_too_many_are_no_question_for_the_gates_check():
 
 
 def test_too_many_topics_are_refused_with_the_limit(peer, harness):
-    harness.gate.check = lambda verb, request, topic, caller: None
+    harness.gate.check = lambda verb, request: None
     ext = SendManyRequest(("t",) * (MAX_PARTS + 1), 1, 1).to_ext()
     answer = peer.ask_frame(encode_frame(RequestCode.SEND_MANY, 1, ext))
     assert (answer.code, str(MAX_PARTS) in answer.remark) == (ResponseCode.MESSAGE_ILLEGAL, True)

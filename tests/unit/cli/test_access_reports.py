@@ -18,7 +18,7 @@ from metaq.cli.access_reports import (
     suggest,
 )
 from metaq.cli.acl import decide, parse_need
-from metaq.protocol.access import Access, Grant, Mode, Need, Operation, User
+from metaq.protocol.access import Access, AccessGrant, AccessMode, AccessOperation, Need, User
 from metaq.protocol.errors import ClientError, InvalidName
 from metaq.protocol.own_topics import DEAD_PREFIX, REPLY_TOPIC, RETRY_PREFIX
 
@@ -33,14 +33,14 @@ ANSWER = {
 
 
 def user(name: str, *grants: str, expires_ms: int | None = None) -> User:
-    return User(name, Access(map(Grant.parse, grants)), expires_ms)
+    return User(name, Access(map(AccessGrant.parse, grants)), expires_ms)
 
 
 def users(*found: User) -> Mapping[str, User]:
     return {each.name: each for each in found}
 
 
-def report(*refused: RefusedNeed, mode: Mode = Mode.OBSERVE, known: int = 1, admins: tuple[str, ...] = ()):
+def report(*refused: RefusedNeed, mode: AccessMode = AccessMode.OBSERVE, known: int = 1, admins: tuple[str, ...] = ()):
     return AccessReport(mode, known, refused, 0, admins)
 
 
@@ -55,7 +55,7 @@ def refused(principal: str, need: str, address: str = "10.0.0.5", times: int = 1
 def test_a_report_is_read(more):
     read = parse_report(json.dumps(ANSWER | more, indent=1).splitlines())
     assert read == AccessReport(
-        Mode.OBSERVE, 3, (RefusedNeed("anonymous", "10.0.0.5", "send:orders", 12, NOW),), 4, ("root",)
+        AccessMode.OBSERVE, 3, (RefusedNeed("anonymous", "10.0.0.5", "send:orders", 12, NOW),), 4, ("root",)
     )
 
 
@@ -80,24 +80,24 @@ def test_an_answer_that_is_no_report_is_an_error(wrong):
 @pytest.mark.parametrize(
     "need",
     [
-        Need(Operation.SEND, "orders"),
-        Need(Operation.CONSUME, "orders", "billing"),
-        Need(Operation.CONSUME, "orders"),
-        Need(Operation.SEE, "orders"),
-        Need(Operation.SEE),
-        Need(Operation.SEE, None, "billing"),
-        Need(Operation.TRANSACT),
-        Need(Operation.ADMIN),
-        Need(Operation.SEND, REPLY_TOPIC),
+        Need(AccessOperation.SEND, "orders"),
+        Need(AccessOperation.CONSUME, "orders", "billing"),
+        Need(AccessOperation.CONSUME, "orders"),
+        Need(AccessOperation.SEE, "orders"),
+        Need(AccessOperation.SEE),
+        Need(AccessOperation.SEE, None, "billing"),
+        Need(AccessOperation.TRANSACT),
+        Need(AccessOperation.ADMIN),
+        Need(AccessOperation.SEND, REPLY_TOPIC),
     ],
 )
 def test_a_need_is_found_again_from_the_grant_that_a_broker_writes(need):
-    assert need_of(Grant.parse(str(need))) == need
+    assert need_of(AccessGrant.parse(str(need))) == need
 
 
 @pytest.mark.parametrize("prefix", [RETRY_PREFIX, DEAD_PREFIX])
 def test_the_need_for_failed_messages_is_permitted_by_whatever_names_the_group(prefix):
-    need = need_of(Grant.parse(str(Need(Operation.CONSUME, prefix + "billing", "billing"))))
+    need = need_of(AccessGrant.parse(str(Need(AccessOperation.CONSUME, prefix + "billing", "billing"))))
     assert need is not None
     assert user("app", "consume:orders@billing").access.permits(need)
     assert not user("app", "consume:orders@other").access.permits(need)
@@ -105,7 +105,7 @@ def test_the_need_for_failed_messages_is_permitted_by_whatever_names_the_group(p
 
 @pytest.mark.parametrize("text", ["send:orders*", "deny send:orders"])
 def test_what_stands_for_many_topics_is_no_need(text):
-    assert need_of(Grant.parse(text)) is None
+    assert need_of(AccessGrant.parse(text)) is None
 
 
 # --- suggestions ------------------------------------------------------------------------------------------------------
@@ -213,23 +213,23 @@ def test_an_expired_admin_does_not_count():
 
 
 def test_a_tree_without_users_gets_the_strictest_mode_that_a_broker_obeys():
-    def mode(*modes: Mode) -> Mode:
+    def mode(*modes: AccessMode) -> AccessMode:
         reports = {f"broker {n}": report(mode=each, known=0) for n, each in enumerate(modes)}
         return mode_of_brokers(BrokerAnswers(reports, {}, ("broker 9",)), force=False)
 
-    assert mode() is Mode.OPEN
-    assert mode(Mode.OPEN, Mode.OPEN) is Mode.OPEN
-    assert mode(Mode.OPEN, Mode.OBSERVE) is Mode.OBSERVE
-    assert mode(Mode.ENFORCE, Mode.OBSERVE) is Mode.ENFORCE
+    assert mode() is AccessMode.OPEN
+    assert mode(AccessMode.OPEN, AccessMode.OPEN) is AccessMode.OPEN
+    assert mode(AccessMode.OPEN, AccessMode.OBSERVE) is AccessMode.OBSERVE
+    assert mode(AccessMode.ENFORCE, AccessMode.OBSERVE) is AccessMode.ENFORCE
 
 
 def test_users_that_only_brokers_still_know_are_not_given_up_without_force():
-    known = BrokerAnswers({"broker 0": report(mode=Mode.ENFORCE, known=5)}, {})
+    known = BrokerAnswers({"broker 0": report(mode=AccessMode.ENFORCE, known=5)}, {})
     closed = BrokerAnswers({}, {"broker 0": "lacks the grant"}, refused=("broker 0",))
     for answers in (known, closed):
         with pytest.raises(ClientError, match=r"broker 0.*--force"):
             mode_of_brokers(answers, force=False)
-        assert mode_of_brokers(answers, force=True) is Mode.ENFORCE
+        assert mode_of_brokers(answers, force=True) is AccessMode.ENFORCE
 
 
 def test_a_broker_that_does_not_answer_is_not_taken_for_an_open_one():
@@ -260,9 +260,15 @@ def test_the_grant_that_decides_is_named(operation, resource, allowed, reason):
     assert decision.allowed == app.access.permits(parse_need(operation, resource))
 
 
+ADMIN = Need(AccessOperation.ADMIN)
+
+
 def test_an_expired_user_may_do_nothing():
-    assert decide(user("app", "admin", expires_ms=NOW), Need(Operation.ADMIN), NOW).reason == "the user app has expired"
-    assert decide(user("app", "admin", expires_ms=NOW + 1), Need(Operation.ADMIN), NOW).allowed
+    assert (
+        decide(user("app", "admin", expires_ms=NOW), Need(AccessOperation.ADMIN), NOW).reason
+        == "the user app has expired"
+    )
+    assert decide(user("app", "admin", expires_ms=NOW + 1), ADMIN, NOW).allowed
 
 
 @pytest.mark.parametrize(("operation", "resource"), [("send", ""), ("send", "a@b"), ("admin", "x"), ("send", "a*")])
@@ -272,5 +278,5 @@ def test_what_names_no_resource_is_refused(operation, resource):
 
 
 def test_a_prohibition_decides_before_a_permission():
-    grant = covering_grant(user("app", "admin", "deny send:orders"), Need(Operation.SEND, "orders"))
+    grant = covering_grant(user("app", "admin", "deny send:orders"), Need(AccessOperation.SEND, "orders"))
     assert str(grant) == "deny send:orders"

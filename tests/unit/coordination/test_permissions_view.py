@@ -14,9 +14,9 @@ from kazoo.protocol.states import EventType, KeeperState, WatchedEvent
 from metaq.coordination.records.paths import Paths, parent_of
 from metaq.coordination.security.permissions_view import PermissionsView
 from metaq.coordination.session.zk_session import SessionEvent
-from metaq.protocol.access import Mode, Need, Operation, Permissions, Principal
+from metaq.protocol.access import AccessMode, AccessOperation, Need, Permissions, Principal
 
-SEND = Need(Operation.SEND, "orders")
+SEND = Need(AccessOperation.SEND, "orders")
 SECURITY, USERS, APP = "/meta/security", "/meta/security/users", "/meta/security/users/app"
 
 
@@ -141,7 +141,7 @@ def permissions(told: list[Permissions | None]) -> Permissions:
 def test_everything_is_told_at_once_and_only_once(filled, told):
     view_of(filled, told)
     assert len(told) == 1
-    assert permissions(told).mode is Mode.ENFORCE
+    assert permissions(told).mode is AccessMode.ENFORCE
     assert sorted(permissions(told).users) == ["app", "root"]
 
 
@@ -158,7 +158,7 @@ def test_the_first_users_are_noticed(tree, told):
     tree.put(APP, {"grants": []})
     assert told[0] is None
     assert list(permissions(told).users) == ["app"]
-    assert permissions(told).mode is Mode.OPEN
+    assert permissions(told).mode is AccessMode.OPEN
 
 
 def test_a_change_of_one_user_costs_one_read_and_leaves_the_others_as_they_are(filled, told):
@@ -188,7 +188,7 @@ def test_a_new_mode_is_told_with_the_same_users(filled, told):
     view_of(filled, told)
     users = dict(permissions(told).users)
     filled.put(SECURITY, {"mode": "observe"})
-    assert permissions(told).mode is Mode.OBSERVE
+    assert permissions(told).mode is AccessMode.OBSERVE
     assert all(permissions(told).users[name] is user for name, user in users.items())
 
 
@@ -203,7 +203,7 @@ def test_after_a_loss_all_is_read_again_and_told_only_if_it_has_changed(filled, 
     filled.nodes[f"{USERS}/new"] = b'{"grants":["see:*"]}'
     filled.reconnect(event)
     assert sorted(permissions(told).users) == ["app", "new"]
-    assert permissions(told).users["app"].access.permits(Need(Operation.SEND, "other"))
+    assert permissions(told).users["app"].access.permits(Need(AccessOperation.SEND, "other"))
 
 
 def test_while_the_connection_is_lost_nothing_is_told(filled, told):
@@ -215,7 +215,7 @@ def test_while_the_connection_is_lost_nothing_is_told(filled, told):
     filled.lost = False
     filled.put(SECURITY, {"mode": "open"})
     filled.reconnect()
-    assert permissions(told).mode is Mode.OPEN
+    assert permissions(told).mode is AccessMode.OPEN
 
 
 def test_a_tree_that_came_back_empty_is_told_as_such_and_not_as_one_without_users(filled, told):
@@ -253,7 +253,7 @@ def test_a_damaged_user_may_do_nothing_and_is_logged_once_per_content(filled, to
 
 
 @pytest.mark.parametrize("damage", [None, b"", b'{"mode":"none"}'])
-@pytest.mark.parametrize("before", [Mode.OBSERVE, Mode.ENFORCE, Mode.OPEN])
+@pytest.mark.parametrize("before", [AccessMode.OBSERVE, AccessMode.ENFORCE, AccessMode.OPEN])
 def test_a_damaged_mode_leaves_the_known_one_in_force(filled, told, caplog, before, damage):
     filled.put(SECURITY, {"mode": before})
     view_of(filled, told)
@@ -268,7 +268,7 @@ def test_a_damaged_mode_leaves_the_known_one_in_force(filled, told, caplog, befo
 def test_a_mode_that_was_never_understood_is_enforce(filled, told, damage):
     filled.put(SECURITY, damage)
     view_of(filled, told)
-    assert permissions(told).mode is Mode.ENFORCE
+    assert permissions(told).mode is AccessMode.ENFORCE
     assert sorted(permissions(told).users) == ["app", "root"]
 
 

@@ -21,7 +21,7 @@ from metaq.coordination.records.security_payloads import (
     parse_verifier,
 )
 from metaq.coordination.security.passwords import make_verifiers, random_password
-from metaq.protocol.access import MAX_GRANTS, Access, Grant, Mode, User
+from metaq.protocol.access import MAX_GRANTS, Access, AccessGrant, AccessMode, User
 from metaq.protocol.errors import ConfigError, CoordinationError
 from metaq.protocol.login import MECHANISMS
 
@@ -48,7 +48,9 @@ def test_a_user_is_read_as_it_was_written():
 
 
 def test_what_a_user_does_not_have_is_not_written():
-    assert json.loads(format_user(StoredUser(User("app", Access([Grant.parse("admin")]))))) == {"grants": ["admin"]}
+    assert json.loads(format_user(StoredUser(User("app", Access([AccessGrant.parse("admin")]))))) == {
+        "grants": ["admin"]
+    }
 
 
 def test_keys_and_mechanisms_of_later_versions_are_kept_and_ignored():
@@ -57,7 +59,7 @@ def test_keys_and_mechanisms_of_later_versions_are_kept_and_ignored():
     assert stored.user.verifiers == {"SCRAM-SHA-512": VERIFIER}
     assert json.loads(format_user(stored)) == later
     mode = parse_mode(PATH, b'{"mode":"observe","since":5}')
-    assert json.loads(format_mode(mode._replace(mode=Mode.ENFORCE))) == {"mode": "enforce", "since": 5}
+    assert json.loads(format_mode(mode._replace(mode=AccessMode.ENFORCE))) == {"mode": "enforce", "since": 5}
 
 
 DAMAGED_USERS = {
@@ -105,7 +107,7 @@ def test_the_error_of_a_damaged_user_does_not_show_the_verifier():
     assert VERIFIER[10:] not in repr(user_of(scram={"SCRAM-SHA-512": VERIFIER}))
 
 
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("mode", AccessMode)
 def test_a_mode_is_read_as_it_was_written(mode):
     data = format_mode(StoredMode(mode))
     assert json.loads(data) == {"mode": str(mode)}

@@ -1,0 +1,209 @@
+"""What a broker knows of users and grants, what it keeps when ZooKeeper loses them, and what it counts."""
+
+import json
+import os
+import stat
+
+import pytest
+
+from metaq.broker.access.control import HOLD_SECONDS, AccessControl
+from metaq.broker.runtime.few_lines import FewLines
+from metaq.coordination.security.passwords import make_verifiers
+from metaq.protocol.access import (
+    ANYBODY,
+    OPEN,
+    Access,
+    AccessGrant,
+    AccessMode,
+    AccessOperation,
+    Need,
+    Permissions,
+    Principal,
+    User,
+)
+from metaq.protocol.errors import AccessRefused, BrokerStarting, StoreError
+from tests.unit.broker.harness import pull, put
+
+SEND = Need(AccessOperation.SEND, "t")
+APP = Principal("user", "app")
+USERS = {"app": User("app", Access([AccessGrant.parse("send:t")]), None, make_verifiers("correct horse"))}
+ENFORCED = Permissions(AccessMode.ENFORCE, USERS)
+
+
+class Peer:
+    host = "192.0.2.7"
+
+    def __init__(self, principal=APP):
+        self.principal = principal
+
+
+@pytest.fixture
+def make(harness, tmp_path):
+    """Makes the control of one more start of the broker; its clock is `now`."""
+    now = [1_000_000.0]
+
+    def control():
+        lines = FewLines(__import__("logging").getLogger("metaq.test"), "refused", harness.reactor)
+        return AccessControl(0, str(tmp_path), lambda: now[0], harness.broker.in_thread, lines)
+
+    control.now = now
+    return control
+
+
+def is_refused(control, need=SEND, principal=APP):
+    try:
+        control.check(need, Peer(principal))
+    except AccessRefused:
+        return True
+    return False
+
+
+def test_before_anything_is_read_nothing_is_permitted_but_nothing(make):
+    control = make()
+    assert not control.is_open
+    with pytest.raises(BrokerStarting):
+        control.check(SEND, Peer())
+    control.check(Need(AccessOperation.NOTHING), Peer(ANYBODY))
+
+
+def test_a_cluster_that_never_had_users_is_open(make, harness, tmp_path):
+    control = make()
+    control.see(None)
+    harness.threads.run()
+    assert control.is_open
+    assert not is_refused(control, principal=ANYBODY)
+    assert not (tmp_path / "metaqaccess.json").exists()
+
+
+def test_what_was_read_last_is_known_after_a_restart_and_in_a_file_of_the_owner_alone(make, harness, tmp_path):
+    first = make()
+    first.see(ENFORCED)
+    harness.threads.run()
+    file = tmp_path / "metaqaccess.json"
+    assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
+    second = make()
+    assert second.permissions.mode is AccessMode.ENFORCE
+    user = second.permissions.users["app"]
+    assert (user.access.grants, user.verifiers) == (USERS["app"].access.grants, USERS["app"].verifiers)
+    assert [is_refused(second, principal=each) for each in (APP, ANYBODY)] == [False, True]
+    second.see(Permissions(AccessMode.OPEN, USERS))
+    harness.threads.run()
+    assert make().is_open, "an operator has opened the cluster"
+
+
+def test_users_that_zookeeper_has_lost_are_valid_for_some_time_and_then_nothing_is(make, harness, caplog):
+    control = make()
+    control.see(ENFORCED)
+    control.see(None)
+    control.see(None)
+    harness.threads.run()
+    assert caplog.text.count("has no users and grants any more") == 1
+    assert [is_refused(control), is_refused(control, principal=ANYBODY)] == [False, True]
+    make.now[0] += HOLD_SECONDS * 1000 - 1
+    assert not is_refused(control)
+    assert not is_refused(make()), "after a restart, too"
+    make.now[0] += 1
+    for each in (control, make()):
+        with pytest.raises(AccessRefused, match="gone from ZooKeeper for too long"):
+            each.check(SEND, Peer())
+    control.see(ENFORCED)
+    harness.threads.run()
+    assert not is_refused(control)
+    assert not is_refused(make()), "they are back"
+
+
+def test_a_damaged_file_is_no_open_door(make, tmp_path):
+    for text in ("", "{}", '{"mode": "{}", "users": {}, "gone": null}', "[]", '{"mode": "x", "users": [], "gone": 1}'):
+        (tmp_path / "metaqaccess.json").write_text(text)
+        with pytest.raises(StoreError, match="metaqaccess.json"):
+            make()
+
+
+def test_of_changes_that_come_while_the_file_is_written_the_last_is_written(make, harness):
+    control = make()
+    for mode in (AccessMode.ENFORCE, AccessMode.OBSERVE, AccessMode.ENFORCE, AccessMode.OBSERVE):
+        control.see(Permissions(mode, USERS))
+    harness.threads.run()
+    assert make().permissions.mode is AccessMode.OBSERVE
+
+
+def test_a_file_that_cannot_be_written_is_logged_and_the_grants_hold(make, harness, tmp_path, caplog):
+    control = make()
+    (tmp_path / "metaqaccess.json.new").mkdir()
+    control.see(ENFORCED)
+    harness.threads.run()
+    assert "cannot be saved" in caplog.text
+    assert is_refused(control, principal=ANYBODY)
+
+
+def test_observing_refuses_nothing_and_reports_what_would_be(make, harness):
+    control = make()
+    control.see(Permissions(AccessMode.OBSERVE, USERS))
+    harness.threads.run()
+    assert not control.by_grants
+    for _ in range(3):
+        assert not is_refused(control, principal=ANYBODY)
+    make.now[0] += 5
+    assert not is_refused(control, Need(AccessOperation.CONSUME, "t", "g"))
+    control.check(SEND, Peer())
+    control.admin_logged_in("root")
+    assert json.loads(json.dumps(control.report())) == {
+        "mode": "observe",
+        "users": 1,
+        "refused": [
+            {"principal": "anonymous", "address": "192.0.2.7", "need": "send:t", "count": 3, "last_ms": 1_000_000},
+            {"principal": "user app", "address": "192.0.2.7", "need": "consume:t@g", "count": 1, "last_ms": 1_000_005},
+        ],
+        "forgotten": 0,
+        "admins": [{"name": "root", "last_ms": 1_000_005}],
+    }
+
+
+def test_what_is_counted_has_a_limit(make, monkeypatch):
+    monkeypatch.setattr("metaq.broker.access.control._MAX_NOTED", 3)
+    control = make()
+    control.see(ENFORCED)
+    for number in range(5):
+        assert is_refused(control, Need(AccessOperation.SEND, f"t{number}"))
+    report = control.report()
+    assert (len(report["refused"]), report["forgotten"]) == (3, 2)
+
+
+def test_a_pull_that_waits_is_refused_when_its_grant_goes(harness):
+    """At once, and not only when data comes."""
+    access = harness.broker.access
+
+    def changed():
+        harness.gate.guard = None if access.is_open else access
+        harness.broker.parked.wake_all()
+
+    access.changed = changed
+    access.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("consume:t@g")]))}))
+    peer = harness.connect()
+    peer.session.logged_in(APP)
+    peer.send(pull("t", 0, 0, opaque=5, wait_ms=30_000, group="g"))
+    harness.turn()
+    assert peer.received() == b""
+    access.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("consume:x@g")]))}))
+    harness.turn()
+    assert b"metaq acl grant app consume:t@g" in peer.received()
+
+
+def test_an_open_connection_loses_what_its_user_loses(harness):
+    access = harness.broker.access
+    access.see(ENFORCED)
+    harness.gate.guard = access
+    peer = harness.connect()
+    peer.session.logged_in(APP)
+    assert peer.ask(put("t", 0)).code == 200
+    access.see(Permissions(AccessMode.ENFORCE, {}))
+    answer = peer.ask(put("t", 0))
+    assert (answer.code, "the user app does not exist" in answer.text) == (403, True)
+
+
+def test_operators_are_known_by_address_until_grants_are_enforced(harness):
+    access = harness.broker.access
+    for mode in (AccessMode.OPEN, AccessMode.OBSERVE, AccessMode.ENFORCE):
+        access.see(Permissions(mode, USERS))
+        assert access.by_grants == (mode is AccessMode.ENFORCE)
+    assert OPEN.mode is AccessMode.OPEN

@@ -1,0 +1,240 @@
+"""What each verb asks of its sender, made from the broker's own tables: a new verb has no entry here yet, and fails."""
+
+from typing import NamedTuple
+
+import pytest
+
+from metaq.broker.requests.gate import PageRequest
+from metaq.protocol.access import ANYBODY, Access, AccessGrant, AccessMode, Permissions, Principal, User
+from metaq.protocol.frames import encode_frame
+from metaq.protocol.put_run import LEAST_PUTS, PutRun
+from metaq.protocol.statuses import RequestCode, ResponseCode, Status
+from metaq.protocol.text import (
+    Get,
+    IgnoredAnswer,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TooLargePut,
+    TransactionCommand,
+    Version,
+)
+from tests.unit.broker.harness import put
+
+ANYONE, USERS, BROKERS = "anyone", "users", "brokers"
+T0 = {"topic": "t", "partition": "0"}
+GROUP = T0 | {"group": "g"}
+MANY = {"topics": "t/safe", "parts": "2", "count": "2"}
+XA = {"txKey": "XID:1:0a:0b:q"}
+
+
+class Entry(NamedTuple):
+    """A request, and the grants that permit it: ANYONE, USERS (whatever their grants), BROKERS (and no user), or
+    grants. brokers: whether a broker's certificate permits it, too.
+    """
+
+    ext: dict[str, str]
+    grants: tuple[str, ...]
+    brokers: bool = True
+
+
+ADMIN = ("admin",)
+FRAMES = {
+    RequestCode.SEND: Entry(T0, ("send:t",)),
+    RequestCode.SEND_BATCH: Entry(T0, ("send:t",)),
+    RequestCode.SEND_MANY: Entry(MANY, ("send:t", "send:safe")),
+    RequestCode.PULL: Entry(GROUP, ("consume:t@g",)),
+    RequestCode.MIN_OFFSET: Entry(T0, ("see:t",)),
+    RequestCode.MAX_OFFSET: Entry(T0, ("see:t",)),
+    RequestCode.SEARCH_OFFSET_BY_TIME: Entry(T0, ("see:t",)),
+    RequestCode.SEARCH_OFFSET_BY_COUNT: Entry(T0, ("see:t",)),
+    RequestCode.MESSAGE_COUNTS: Entry(T0, ("see:t",)),
+    RequestCode.VIEW_MESSAGE_BY_ID: Entry(T0, ("consume:t",)),
+    RequestCode.QUERY_MESSAGE: Entry(T0, ("consume:t",)),
+    RequestCode.HEARTBEAT: Entry({}, (ANYONE,)),
+    RequestCode.AUTHENTICATE: Entry({}, (ANYONE,)),
+    RequestCode.STATS: Entry({}, ("see:*",)),
+    RequestCode.TRANSACTION: Entry({"txKey": "TX:s:1"}, (USERS,)),
+    RequestCode.TRANSACTION_OUTCOME: Entry({"txKey": "TX:s:1"}, (USERS,)),
+    RequestCode.CANCEL_DELAYED: Entry(T0, ("send:t",)),
+    RequestCode.LIST_DELAYED: Entry({"topic": "t"}, ("consume:t",)),
+    RequestCode.END_HALF: Entry(T0, ("send:t",)),
+    RequestCode.END_HALVES: Entry(T0, ("send:t",)),
+    RequestCode.CHECK_HALVES: Entry({"group": "g", "topics": "t safe"}, ("send:t", "send:safe")),
+    RequestCode.LIST_HALVES: Entry({"topic": "t"}, ("consume:t",)),
+    RequestCode.RELOAD_CONFIG: Entry({}, ADMIN, brokers=False),
+    RequestCode.CLOSE_PARTITIONS: Entry(T0, ADMIN, brokers=False),
+    RequestCode.OPEN_PARTITIONS: Entry(T0, ADMIN, brokers=False),
+    RequestCode.FOLLOW: Entry({}, (BROKERS,)),
+    RequestCode.REPLICATION_STATUS: Entry({}, ADMIN, brokers=False),
+    RequestCode.RESTART_REPLICATION: Entry({}, ADMIN, brokers=False),
+    RequestCode.HAND_OVER: Entry({}, ADMIN, brokers=False),
+    RequestCode.SET_STATUS: Entry({}, (USERS,)),
+    RequestCode.MOVE: Entry(T0, ADMIN),
+    RequestCode.ACQUIRE: Entry(GROUP, ("consume:t@g",)),
+    RequestCode.SETTLE: Entry(GROUP, ("consume:t@g",)),
+    RequestCode.SHARED_STATUS: Entry({"group": "g"}, ("consume:x@g",)),
+    RequestCode.SHARED_FORGET: Entry({"group": "g"}, ADMIN, brokers=False),
+    RequestCode.PREPARED_TRANSACTIONS: Entry({}, ADMIN, brokers=False),
+    RequestCode.COMPLETE_TRANSACTION: Entry(XA, ADMIN, brokers=False),
+}
+VARIANTS = [
+    (RequestCode.SEND, Entry(T0 | {"txKey": "TX:s:1"}, ("send:t",))),
+    (RequestCode.SEND_BATCH, Entry(T0 | {"txKey": "TX:s:1"}, ("send:t",))),
+    (RequestCode.SEND, Entry({"topic": "%RETRY%g", "partition": "0"}, ("consume:x@g",))),
+    (RequestCode.PULL, Entry({"topic": "%DEAD%g", "partition": "0"}, ("consume:x@g",))),
+    (RequestCode.PULL, Entry(T0, ("consume:t",))),
+    (RequestCode.STATS, Entry({"item": "t"}, ("see:t",))),
+    (RequestCode.STATS, Entry({"item": "config"}, ADMIN, brokers=False)),
+    (RequestCode.STATS, Entry({"item": "access"}, ADMIN, brokers=False)),
+    (RequestCode.STATS, Entry({"item": "reset"}, ADMIN, brokers=False)),
+    (RequestCode.STATS, Entry({"item": "halves"}, ("see:*",))),
+    (RequestCode.TRANSACTION, Entry(XA, ("transact",))),
+    (RequestCode.TRANSACTION, Entry({"type": "RECOVER"}, ("transact",))),
+    (RequestCode.LIST_DELAYED, Entry({}, ("consume:*",))),
+    (RequestCode.LIST_HALVES, Entry({}, ("consume:*",))),
+    (RequestCode.CHECK_HALVES, Entry({"group": "g"}, ("send:*",))),
+    (RequestCode.SHARED_STATUS, Entry({}, ("see:*",))),
+]
+CASES = [*FRAMES.items(), *VARIANTS]
+
+
+def text(data, grants, brokers=True):
+    return Entry({"": data}, grants, brokers)
+
+
+TOO_LARGE = 9 << 20
+TEXTS = {
+    Put: text(put("t", 0, opaque=7), ("send:t",)),
+    PutRun: text(b"".join(put("t", 0, b"x", n) for n in range(LEAST_PUTS)), ("send:t",)),
+    TooLargePut: text(b"put t 0 %d 0 7\r\n" % TOO_LARGE + bytes(TOO_LARGE), (ANYONE,)),
+    Sync: text(b"sync t 0 5 0 777 7\r\nhello", (BROKERS,)),
+    Get: text(b"get t g 0 0 100 7\r\n", ("consume:t@g",)),
+    OffsetQuery: text(b"offset t g 0 0 7\r\n", ("see:t",)),
+    TransactionCommand: text(b"transaction TX:s:1 s BEGIN 7\r\n", (USERS,)),
+    Stats: text(b"stats t 7\r\n", ("see:t",)),
+    Version: text(b"version 7\r\n", (ANYONE,)),
+    IgnoredAnswer: text(b"result 200 3 7\r\n0.1", (ANYONE,)),
+    PageRequest: text(b"", (ANYONE,)),  # by HTTP: test_http.py
+}
+MORE_TEXTS = [
+    (Put, text(b"put t 0 5 0 -1 TX:s:1 7\r\nhello", ("send:t",))),
+    (Stats, text(b"stats config 7\r\n", ADMIN, brokers=False)),
+    (TransactionCommand, text(b"transaction XID:1:0a:0b:q s COMMIT_ONE_PHASE 7\r\n", ("transact",))),
+    (TransactionCommand, text(b"transaction null s RECOVER 7\r\n", ("transact",))),
+]
+
+USER, BROKER = Principal("user", "app"), Principal("broker", "mq1.example")
+EXPIRED = 1
+
+
+def enforced(harness, *grants, expires_ms=None):
+    """The broker knows one user, app, who has these grants."""
+    user = User("app", Access(map(AccessGrant.parse, grants)), expires_ms)
+    access = harness.broker.access
+    access.see(Permissions(AccessMode.ENFORCE, {"app": user}))
+    harness.gate.guard = access
+    return harness
+
+
+def ask(harness, principal, code, ext):
+    peer = harness.connect("192.0.2.7")
+    peer.session.logged_in(principal)
+    peer.send(encode_frame(code, 7, ext, 5) + b"hello")
+    harness.threads.run()
+    harness.turn()
+    return peer.received()
+
+
+def refused(received):
+    return b'"code":%d,' % ResponseCode.ACCESS_REFUSED in received
+
+
+def named(value):
+    return value.name if isinstance(value, RequestCode) else getattr(value, "__name__", "")
+
+
+def test_each_verb_has_an_entry(harness):
+    assert set(FRAMES) == set(harness.gate.frames)
+    assert set(TEXTS) == set(harness.gate.texts)
+    in_transaction = {code for code, verb in harness.gate.frames.items() if verb.in_transaction}
+    assert in_transaction <= {code for code, entry in VARIANTS if "txKey" in entry.ext}
+
+
+@pytest.mark.parametrize(("code", "entry"), CASES, ids=named)
+def test_a_frame_is_refused_without_its_grant_and_permitted_with_it(harness, code, entry):
+    for_anyone, for_users, for_brokers = (entry.grants == (each,) for each in (ANYONE, USERS, BROKERS))
+    enforced(harness, "see:other", "send:other", "consume:other@h")
+    assert refused(ask(harness, ANYBODY, code, entry.ext)) != for_anyone
+    assert refused(ask(harness, Principal("user", "nobody"), code, entry.ext)) != for_anyone
+    assert refused(answer := ask(harness, USER, code, entry.ext)) != (for_anyone or for_users)
+    if not (for_anyone or for_users or for_brokers) and not entry.grants[0].startswith("consume:x"):
+        assert f"metaq acl grant app {entry.grants[0]}".encode() in answer
+    assert refused(ask(harness, BROKER, code, entry.ext)) != entry.brokers
+    if for_anyone or for_brokers:
+        assert refused(ask(enforced(harness, "admin"), USER, code, entry.ext)) == for_brokers
+        return
+    grants = () if for_users else entry.grants
+    assert not refused(ask(enforced(harness, *grants), USER, code, entry.ext))
+    assert not refused(ask(enforced(harness, "admin"), USER, code, entry.ext))
+    assert refused(ask(enforced(harness, "admin", expires_ms=EXPIRED), USER, code, entry.ext))
+    for grant in grants:
+        others = [each for each in grants if each != grant]
+        assert refused(ask(enforced(harness, *others), USER, code, entry.ext)), "each of several is needed"
+    if grants and grants != ADMIN:
+        denied = enforced(harness, "admin", f"deny {grants[0]}")
+        assert refused(ask(denied, USER, code, entry.ext)) or grants[0].startswith(("consume:x", "see:t"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry"), [*TEXTS.items(), *MORE_TEXTS], ids=lambda each: getattr(each, "__name__", "")
+)
+def test_a_text_command_is_refused_without_its_grant_and_permitted_with_it(harness, kind, entry):
+    (data,) = entry.ext.values()
+
+    def is_refused(principal, *grants):
+        enforced(harness, *grants)
+        peer = harness.connect("192.0.2.7")
+        peer.session.logged_in(principal)
+        peer.send(data)
+        harness.threads.run()
+        return any(getattr(each, "code", 0) == Status.FORBIDDEN for each in peer.answers())
+
+    for_anyone, for_users, for_brokers = (entry.grants == (each,) for each in (ANYONE, USERS, BROKERS))
+    assert is_refused(ANYBODY) != for_anyone
+    assert is_refused(USER, "send:other") != (for_anyone or for_users)
+    assert is_refused(BROKER) != entry.brokers
+    assert is_refused(USER, "admin") == for_brokers
+    if not (for_anyone or for_users or for_brokers):
+        assert not is_refused(USER, *entry.grants)
+
+
+def test_nothing_is_stored_of_what_is_refused(harness):
+    enforced(harness, "send:other")
+    for code, entry in CASES:
+        ask(harness, USER, code, entry.ext)
+    peer = harness.connect()
+    for entry in TEXTS.values():
+        (data,) = entry.ext.values()
+        peer.send(data)
+    harness.threads.run()
+    assert list(harness.store.logs()) == []
+
+
+def test_of_puts_that_arrive_together_only_the_refused_ones_are_refused(harness):
+    enforced(harness, "send:t")
+    peer = harness.connect()
+    peer.session.logged_in(USER)
+    topics = [("t", "safe")[number % 5 == 0] for number in range(2 * LEAST_PUTS)]
+    peer.send(b"".join(put(topic, 0, b"body", number) for number, topic in enumerate(topics)))
+    harness.threads.run()
+    assert [each.code for each in peer.answers()] == [200 if topic == "t" else 403 for topic in topics]
+
+
+def test_who_asks_reads_replies_and_who_answers_sends_them(harness):
+    replies = {"topic": "%REPLY%", "partition": "0"}
+    for grant, may_send in (("send:t", False), ("consume:t@g", True), ("see:t", None)):
+        enforced(harness, grant)
+        assert refused(ask(harness, USER, RequestCode.SEND, replies)) == (may_send is not True)
+        assert refused(ask(harness, USER, RequestCode.PULL, replies)) == (may_send is not False)
