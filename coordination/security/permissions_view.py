@@ -18,6 +18,8 @@ __all__ = ["PermissionsView"]
 
 log = get_log(__name__)
 
+_RETRY_SECONDS = 0.5
+
 
 class PermissionsView:
     """Calls `on_change(permissions)` on the session's event thread: once after start(), when everything has been read,
@@ -113,6 +115,16 @@ class PermissionsView:
         if self._closed or self._exists is None or (self._exists and self._unread != set()):
             return
         now = self._permissions() if self._exists else None
+        if now is not None and self._told is not None and now.users.keys() < self._told.users.keys():
+            try:
+                is_there = self._session.nodes.get(self._session.paths.security()) is not None
+            except CoordinationError:
+                self._session.events.post_later(_RETRY_SECONDS, self._tell)
+                return
+            if not is_there:
+                now = None  # nobody has deleted users: all is gone, which the watches report one by one
+                self._exists = False
+                self._forget_users()
         if not self._has_told or now != self._told:
             self._has_told, self._told = True, now
             self._on_change(now)

@@ -375,9 +375,13 @@ def test_a_view_tells_that_the_znode_is_gone_and_that_it_is_back(viewed: ZkSessi
     admin.add_user("app", None, [SEND])
     admin.set_mode(AccessMode.ENFORCE)
     told.wait({"root": ["admin"], "app": ["send:orders"]}, AccessMode.ENFORCE)
-    session.zk.delete(session.paths.security(), recursive=True)
+    calls = len(told.all)
+    lost = session.zk.transaction()
+    for path in (*map(session.paths.user, ("root", "app")), session.paths.users(), session.paths.security()):
+        lost.delete(path)
+    lost.commit()
     wait_for(lambda: told.now is None, "that nothing is there")
-    assert all(each is None or each.mode is AccessMode.ENFORCE for each in told.all[-4:])
+    assert told.all[calls:] == [None], "not fewer users before"
     admin.add_user("app", None, [SEND], first_mode=AccessMode.OBSERVE)
     told.wait({"app": ["send:orders"]}, AccessMode.OBSERVE)
 

@@ -174,6 +174,7 @@ KEPT: Mapping[str, tuple[str, ...]] = {
         "check has been due for {HALF_GRACE_SECONDS:s}, and at least until this broker has been the leader for "
         "{HALVES_SILENT_SECONDS:s}. A broker that follows",
         "`file:line in function`; at most {MAX_CAUSE_CHARACTERS} characters",
+        "Messages have at most {MAX_LOGIN_CHARACTERS} characters of ASCII",
         "a put is larger than {MAX_BODY_BYTES:bytes}, the broker drops the",
         "client checks the limit of {MAX_BODY_BYTES:bytes}, it does not count",
         "of a SEND may be {OWN_PROPERTIES_BYTES:bytes} larger than 8 MiB,",

@@ -4,7 +4,7 @@ import base64
 import logging
 
 import pytest
-from scramp import ScramClient, ScramException
+from scramp import ScramClient, ScramException, ScramMechanism
 
 from metaq.broker.access.control import AccessControl
 from metaq.broker.access.logins import FAILURE_SECONDS, MAX_FAILURES, Logins
@@ -195,8 +195,13 @@ def test_the_addresses_that_are_remembered_have_a_limit(scene, monkeypatch):
 
 def test_a_password_is_computed_once_and_forgotten_with_the_user(scene, monkeypatch):
     computed = []
-    real = __import__("scramp").ScramMechanism.make_auth_info
-    monkeypatch.setattr("scramp.ScramMechanism.make_auth_info", lambda *a, **k: computed.append(1) or real(*a, **k))
+    real = ScramMechanism.make_auth_info
+
+    def counted(*arguments):
+        computed.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(ScramMechanism, "make_auth_info", counted)
     for _ in range(3):
         assert scene.basic("app") == Principal("user", "app")
     assert computed == [1]

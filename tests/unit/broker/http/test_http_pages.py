@@ -104,7 +104,7 @@ def dashboard(harness):
 @pytest.fixture
 def refusing(harness):
     """A gate that refuses everything, and what it was asked: (what, topic, address)."""
-    asked = []
+    asked: list[tuple[object, ...]] = []
 
     class Guard:
         by_grants = False

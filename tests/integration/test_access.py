@@ -1,0 +1,203 @@
+"""Users and grants on real brokers: everybody may do what his grants say and nothing else, at once, and nobody is let
+in or locked out by a restart or by ZooKeeper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from metaq import (
+    ConnectionConfig,
+    Consumer,
+    ConsumerConfig,
+    Producer,
+    ProducerConfig,
+    SharedConfig,
+    SharedConsumer,
+    TlsConfig,
+    UserConfig,
+)
+from metaq.protocol.errors import AccessRefused
+from tests.broker_process import RunningBroker, server_ini
+from tests.integration.cli_helpers import Operator, run
+from tests.integration.client_cluster import leased, read
+from tests.integration.coordination_helpers import session_at
+from tests.integration.forked_processes import ForkedBroker
+from tests.integration.set_nodes import set_nodes
+from tests.waiting import DEADLINE, eventually
+
+TOPICS = {"orders": "numPartitions=2", "secret": "numPartitions=1", "jobs": "numPartitions=1"}
+USERS = {
+    "root": ["--admin"],
+    "web": ["--can", "send:orders", "--can", "send:jobs"],
+    "billing": ["--can", "consume:orders@billing", "--can", "consume:jobs@workers"],
+}
+
+
+class Cluster(NamedTuple):
+    """A broker that serves only users, with the profiles of root, web and billing."""
+
+    broker: RunningBroker
+    chroot: str
+    operator: Operator
+    pki: Path
+
+    def connection(self, name: str) -> ConnectionConfig:
+        profile = self.pki / f"{name}.ini"
+        return ConnectionConfig(tls=TlsConfig.from_profile(profile), user=UserConfig.from_profile(profile))
+
+    def producer(self, name: str) -> Producer:
+        return Producer(self.chroot, config=ProducerConfig(connection=self.connection(name)))
+
+    def consumer(self, name: str, group: str, topic: str) -> Consumer:
+        config = ConsumerConfig(connection=self.connection(name))
+        return Consumer(self.chroot, group=group, topics=[topic], config=config)
+
+    def ran(self, name: str, *words: str):
+        """Run a command as this user."""
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("METAQ_PROFILE", str(self.pki / f"{name}.ini"))
+            return self.operator.ran(*words)
+
+
+def start(directory: Path, chroot: str, pki: Path) -> RunningBroker:
+    directory.mkdir(exist_ok=True)
+    ini = server_ini(directory / "data", TOPICS, zookeeper=f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100")
+    path = str(pki / "mq1" / "security.ini")
+    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--security", path, "-f"))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, chroot: str, operator: Operator) -> Iterator[Cluster]:
+    pki = tmp_path / "pki"
+    for words in (["init", pki], ["broker", pki, "mq1"]):
+        assert run("security", *map(str, words)).code == 0
+    for name, grants in USERS.items():
+        assert operator.ran("users", "add", name, *grants, "--profile", str(pki / f"{name}.ini")).code == 0
+    with start(tmp_path / "broker", chroot, pki) as broker:
+        cluster = Cluster(broker, chroot, operator, pki)
+        assert cluster.ran("root", "stats", "access").code == 0
+        assert cluster.ran("root", "security", "observe").code == 0
+        assert cluster.ran("root", "stats", "access").code == 0  # the login of an admin over TLS
+        enforced = cluster.ran("root", "security", "enforce")
+        assert enforced.code == 0, enforced.err
+        eventually(lambda: '"enforce"' in cluster.ran("root", "stats", "access", "--raw").out)
+        yield cluster
+
+
+def test_each_may_do_what_his_grants_say_and_nothing_else(cluster):
+    with cluster.producer("web") as web, cluster.consumer("billing", "billing", "orders") as billing:
+        web.send("orders", b"hello")
+        assert [each.payload for each in read(billing, 1)] == [b"hello"]
+        with pytest.raises(AccessRefused, match="metaq acl grant web send:secret"):
+            web.send("secret", b"no")
+        web.send("jobs", b"job")
+    config = SharedConfig(connection=cluster.connection("billing"))
+    with SharedConsumer(cluster.chroot, group="workers", topics=["jobs"], config=config) as shared:
+        assert [each.payload for each in leased(shared, 1)] == [b"job"]
+    stranger = cluster.consumer("web", "billing", "orders")
+    with stranger, pytest.raises(AccessRefused, match="metaq acl grant web consume:orders@billing"):
+        stranger.poll(timeout=DEADLINE)
+    told = cluster.ran("web", "consume", "--topic", "orders", "--from", "earliest", "--count", "1")
+    assert (told.code, "metaq acl grant web consume:orders" in told.err) == (1, True), told
+    told = cluster.ran("root", "consume", "--topic", "orders", "--from", "earliest", "--count", "1")
+    assert (told.code, told.out) == (0, "hello\n"), told.err
+    told = cluster.operator.ran("stats")
+    assert (told.code, "log in as a user with the grant see:*" in told.err) == (1, True), told
+    assert "Traceback" not in cluster.broker.errors.read_text()
+
+
+def test_a_wrong_password_is_told_at_once(cluster):
+    wrong = ConnectionConfig(
+        tls=TlsConfig.from_profile(cluster.pki / "web.ini"), user=UserConfig("web", "not the password")
+    )
+    producer = Producer(cluster.chroot, config=ProducerConfig(connection=wrong))
+    with producer, pytest.raises(AccessRefused, match="the user or the password is wrong"):
+        producer.send("orders", b"no")
+
+
+def test_a_grant_and_its_end_take_effect_on_open_connections(cluster):
+    with cluster.producer("web") as web:
+        with pytest.raises(AccessRefused):
+            web.send("secret", b"no")
+        assert cluster.ran("root", "acl", "grant", "web", "send:secret").code == 0
+        eventually(lambda: may_send(web, "secret"))
+        assert cluster.ran("root", "acl", "revoke", "web", "send:secret").code == 0
+        eventually(lambda: not may_send(web, "secret"))
+        assert cluster.ran("root", "users", "delete", "web", "--yes").code == 0
+        eventually(lambda: not may_send(web, "orders"))
+
+
+def may_send(producer: Producer, topic: str) -> bool:
+    try:
+        producer.send(topic, b"x")
+    except AccessRefused:
+        return False
+    return True
+
+
+def test_a_waiting_consumer_is_told_when_its_grant_ends(cluster):
+    with cluster.consumer("billing", "billing", "orders") as billing:
+        assert billing.poll(timeout=0.5) == []
+        assert cluster.ran("root", "acl", "revoke", "billing", "consume:orders@billing").code == 0
+        with pytest.raises(AccessRefused, match="consume:orders@billing"):
+            billing.poll(timeout=DEADLINE)
+        assert cluster.ran("root", "acl", "grant", "billing", "consume:orders@billing").code == 0
+        with cluster.producer("web") as web:
+            web.send("orders", b"again")
+        found: list[bytes] = []
+
+        def comes() -> bool:
+            try:
+                found.extend(each.payload for each in billing.poll(timeout=0.5))
+            except AccessRefused:
+                return False
+            return found == [b"again"]
+
+        eventually(comes)
+
+
+def test_a_tree_that_comes_back_empty_opens_nothing_not_even_after_a_restart(cluster, tmp_path):
+    with session_at(cluster.chroot) as session:
+        lost = session.zk.transaction()  # at once, as after a restore
+        for name in USERS:
+            lost.delete(session.paths.user(name))
+        lost.delete(session.paths.users())
+        lost.delete(session.paths.security())
+        assert lost.commit() == [True] * (len(USERS) + 2)
+    eventually(lambda: "has no users and grants any more" in cluster.broker.errors.read_text())
+    assert cluster.operator.ran("stats").code == 1
+    with cluster.producer("web") as web:
+        web.send("orders", b"users are valid still")
+    cluster.broker.stop()
+    with start(tmp_path / "broker", cluster.chroot, cluster.pki):
+        assert cluster.operator.ran("stats").code == 1
+        with cluster.producer("web") as web:
+            web.send("orders", b"also after a restart")
+
+
+def test_a_set_of_brokers_goes_on_when_grants_are_enforced(tmp_path, chroot, operator):
+    """Nodes know each other by their certificates; the leader's end, too, is survived."""
+    pki = tmp_path / "pki"
+    for words in (["init", pki], ["broker", pki, "mq1"]):
+        assert run("security", *map(str, words)).code == 0
+    for name, grants in USERS.items():
+        assert operator.ran("users", "add", name, *grants, "--profile", str(pki / f"{name}.ini")).code == 0
+    assert operator.ran("security", "enforce", "--force").code == 0
+    options = ("--security", str(pki / "mq1" / "security.ini"))
+    with set_nodes(tmp_path, chroot, {"orders": "numPartitions=2"}) as nodes:
+        nodes.start("a", "b", options=options)
+        nodes.wait_in_sync("a", "b")
+        cluster = Cluster(nodes.nodes["a"], chroot, operator, pki)
+        with cluster.producer("web") as web:
+            for number in range(20):
+                web.send("orders", b"%d" % number)
+            nodes.kill_leader()
+            for number in range(20, 40):
+                web.send("orders", b"%d" % number)
+        with cluster.consumer("billing", "billing", "orders") as billing:
+            assert {each.payload for each in read(billing, 40)} == {b"%d" % number for number in range(40)}
