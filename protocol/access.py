@@ -10,7 +10,8 @@ A *grant* is one line of a user's permissions, as users write it in commands and
     admin                       everything, also the requests of operators
     deny send:secret-*          never send to such a topic, whatever other grants say
 
-A name that ends with `*` stands for all names that begin with the characters before the `*`. `send` and `consume` of a
+A name that ends with `*` stands for all names that begin with the characters before the `*`. A `@` inside a name is
+written twice. `send` and `consume` of a
 topic include `see` of this topic. docs/security.md describes grants for users.
 """
 
@@ -48,6 +49,7 @@ _MAX_KNOWN = 4096
 """An Access remembers at most this number of decisions."""
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALL = "*"
+_HIDDEN = "\0"  # stands for @@ while a grant is parsed; no name contains it
 
 
 class AccessOperation(StrEnum):
@@ -100,21 +102,24 @@ class Need(NamedTuple):
         if operation not in _WITH_TOPIC or (topic is None and operation is not AccessOperation.SEE):
             return str(operation)
         if topic is None:
-            return f"{AccessOperation.CONSUME}:{_ALL}@{group}" if group else f"{operation}:{_ALL}"
+            return f"{AccessOperation.CONSUME}:{_ALL}@{_written(group)}" if group else f"{operation}:{_ALL}"
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
-                return f"{AccessOperation.CONSUME}:TOPIC@{topic.removeprefix(prefix)}"
-        return f"{operation}:{topic or _ALL}" + (f"@{group}" if group else "")
+                return f"{AccessOperation.CONSUME}:TOPIC@{_written(topic.removeprefix(prefix))}"
+        return f"{operation}:{_written(topic) or _ALL}" + (f"@{_written(group)}" if group else "")
 
 
 class Principal(NamedTuple):
     """Who has opened a connection."""
 
-    kind: Literal["anonymous", "user", "broker"]
+    kind: Literal["anonymous", "address", "user", "broker"]
+    """`address`: a user whom only the client's address names, because a client of 1.x cannot log in."""
     name: str = ""
     """The user's name; for a broker one of the hosts that its certificate names."""
 
     def __str__(self) -> str:
+        if self.kind == "address":
+            return f"user {self.name} (by address)"
         return self.kind if self.kind == "anonymous" else f"{self.kind} {self.name}"
 
 
@@ -161,9 +166,11 @@ class AccessGrant(NamedTuple):
             if colon:
                 raise _wrong(text, f"{operation} names no topic: write only {operation}")
             return cls(operation, deny=deny)
-        topic, at, group = rest.partition("@")
+        topic, at, group = (part.replace(_HIDDEN, "@") for part in rest.replace("@@", _HIDDEN).partition("@"))
         if not topic:
             raise _wrong(text, f"name the topic: {operation}:TOPIC, or {operation}:* for all topics")
+        if rest.replace("@@", "").count("@") > 1:
+            raise _wrong(text, "write a @ inside a name twice")
         if at and operation is not AccessOperation.CONSUME:
             raise _wrong(text, "only consume names a group")
         _check_pattern(topic, check_topic)
@@ -172,8 +179,8 @@ class AccessGrant(NamedTuple):
         return cls(operation, topic, group if at else None, deny)
 
     def __str__(self) -> str:
-        text = f"{self.operation}:{self.topic}" if self.topic else str(self.operation)
-        return ("deny " if self.deny else "") + text + ("" if self.group is None else f"@{self.group}")
+        text = f"{self.operation}:{_written(self.topic)}" if self.topic else str(self.operation)
+        return ("deny " if self.deny else "") + text + ("" if self.group is None else f"@{_written(self.group)}")
 
     def covers(self, need: Need) -> bool:
         """Return whether this grant permits `need`, or with `deny` forbids it."""
@@ -212,6 +219,10 @@ class AccessGrant(NamedTuple):
         if topic is None:
             return self.topic in ("", _ALL)
         return _matches(self.topic, topic) and (self.group is None or self._names_group(group))
+
+
+def _written(name: str) -> str:
+    return name.replace("@", "@@")
 
 
 def _wrong(text: str, remedy: str) -> InvalidName:
@@ -301,7 +312,15 @@ class Permissions(NamedTuple):
         if user is None:
             return f"the user {principal.name} does not exist, or not any more"
         if user.expires_ms is not None and now_ms >= user.expires_ms:
-            return f"the user {principal.name} has expired: metaq users add makes a new one"
+            return f"the user {principal.name} has expired: metaq users expire {principal.name} 30d prolongs it"
+        if principal.kind == "address":
+            if need.operation in (AccessOperation.ADMIN, AccessOperation.COOPERATE):
+                return f"user {principal.name} is known only by its address, so it is no operator: log in"
+            if user.expires_ms is None:
+                return (
+                    f"user {principal.name} is known only by its address, so it must expire: "
+                    f"metaq users expire {principal.name} 90d"
+                )
         if need.operation is not AccessOperation.KNOWN and not user.access.permits(need):
             return f"user {principal.name} lacks the grant: metaq acl grant {principal.name} {need}"
         return None

@@ -15,6 +15,9 @@ server.ini to every client.
     certificate = broker.pem
     key = broker.key
 
+    [addresses]
+    legacy = 10.0.0.0/8, 192.168.1.7
+
 Paths are relative to the directory of this file. docs/security.md describes the keys.
 """
 
@@ -22,9 +25,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import Literal, TypeAlias, cast, get_args
 
 from metaq.coordination.runtime.certificates import CertificateFiles
+from metaq.protocol.access import is_user
 from metaq.protocol.errors import ConfigError
 
 from .ini import Section, check_keys, parse_ini
@@ -39,6 +44,9 @@ Brokers = Literal["required", "tls", "plain"]
 broker then refuses requests that only brokers send if their connection has not shown a broker's certificate.
 """
 
+Network: TypeAlias = IPv4Network | IPv6Network
+
+_SECTIONS = ("tls", "zookeeper", "addresses")
 _FILES = ("ca", "certificate", "key")
 _KEYS = (*_FILES, "clientCertificates", "plain", "brokers")
 
@@ -51,6 +59,9 @@ class Security:
     client_certificates: ClientCertificates = "none"
     plain: Plain = "loopback"
     brokers: Brokers = "plain"
+    addresses: tuple[tuple[Network, str], ...] = ()
+    """The users whom only the client's address names, from the section [addresses]. The smallest network comes first.
+    """
     zookeeper: CertificateFiles | None = None
     """The files for TLS with ZooKeeper, from the section [zookeeper]. If it is None, ZooKeeper is used without TLS."""
 
@@ -64,8 +75,9 @@ def read_security(path: str) -> Security:
         raise ConfigError("--security", path, f"cannot be read: {error.strerror}") from error
     sections = parse_ini(text, path)
     _refuse_repeated(text, path)
-    if others := sections.keys() - {"tls", "zookeeper"}:
-        raise ConfigError(path, f"[{min(others)}]", "is not a section of this file: use [tls] and [zookeeper]")
+    if others := sections.keys() - set(_SECTIONS):
+        known = ", ".join(f"[{name}]" for name in _SECTIONS)
+        raise ConfigError(path, f"[{min(others)}]", f"is not a section of this file: use {known}")
     section = sections.get("tls", Section())
     check_keys(section, "tls", frozenset(_KEYS))
 
@@ -92,6 +104,7 @@ def read_security(path: str) -> Security:
     if (zookeeper := sections.get("zookeeper")) is not None:
         check_keys(zookeeper, "zookeeper", frozenset(_FILES))
         security = replace(security, zookeeper=files_of(zookeeper, f"{path}: zookeeper"))
+    security = replace(security, addresses=_addresses(sections.get("addresses", Section())))
     if security.brokers != "plain" and "ca" not in section:
         remedy = f"name the CA of the other brokers' certificates: brokers={security.brokers}"
         raise ConfigError(f"{path}: ca", "", remedy)
@@ -102,6 +115,24 @@ def read_security(path: str) -> Security:
     if security.zookeeper is not None:
         security.zookeeper.client_context()
     return security
+
+
+def _addresses(section: Section) -> tuple[tuple[Network, str], ...]:
+    found: dict[Network, str] = {}
+    for user in section:
+        entry = section[user]
+        if not is_user(user):
+            raise ConfigError(entry.where, user, "is no name of a user: write USER = NETWORK, NETWORK …")
+        for text in entry.value.split(","):
+            try:
+                network = ip_network(text.strip())
+            except ValueError:
+                remedy = "write networks such as 10.0.0.0/8 or addresses, with commas between them"
+                raise ConfigError(f"{entry.where}: {user}", text.strip(), remedy) from None
+            if network in found:
+                raise ConfigError(f"{entry.where}: {user}", network, f"is given to the user {found[network]} already")
+            found[network] = user
+    return tuple(sorted(found.items(), key=lambda each: -each[0].prefixlen))
 
 
 def _refuse_repeated(text: str, path: str) -> None:

@@ -80,6 +80,15 @@ class Certificates:
         """Which clients may connect without TLS: only clients on this machine, all clients, or no client."""
         return self._security.plain
 
+    def user_at(self, host: str) -> Principal:
+        """Return the user to whom security.ini gives the address `host`, or ANYBODY if it gives it to no user."""
+        address = numeric_address(host) if self._security.addresses else None
+        if address is not None:
+            for network, user in self._security.addresses:
+                if address in network:
+                    return Principal("address", user)
+        return ANYBODY
+
     def connection_class(self, plain_class: type[tcp.Server], reactor: Any) -> type[tcp.Server]:
         """Return the transport class for a port with TLS. plain_class: the transport class for a port without TLS.
         Raises ConfigError if FastConnection does not support this version of Twisted.
@@ -231,8 +240,9 @@ class _Secured(PlainConnection):
 
     @property
     def principal(self) -> Principal:  # type: ignore[override]
-        """The broker or user that the client's verified certificate names."""
-        return ANYBODY if self._stream is None else self._stream.principal
+        """The broker or user that the client's verified certificate names, or the user whom its address names."""
+        certified = ANYBODY if self._stream is None else self._stream.principal
+        return self.certificates.user_at(self._client_host) if certified == ANYBODY else certified
 
     @property
     def is_encrypted(self) -> bool:  # type: ignore[override]

@@ -197,3 +197,41 @@ def test_a_name_that_cannot_be_used_is_refused(pki, name, hosts, said):
 def test_a_directory_without_an_authority_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"ca\.key: it cannot be read"):
         make_client(tmp_path, "app")
+
+
+# --- users by address -------------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_network_names_the_user_of_an_address(pki):
+    addresses = "[addresses]\nlegacy = 10.0.0.0/8, 192.0.2.7\nrack = 10.1.0.0/16\nsix = 2001:db8::/32\n"
+    certificates = Certificates(read_security(ini(pki, f"[tls]\n{BOTH}{addresses}")))
+    found = {
+        host: certificates.user_at(host).name
+        for host in ("10.2.0.1", "10.1.2.3", "192.0.2.7", "192.0.2.8", "::ffff:10.1.2.3", "2001:db8::1", "?", "::1")
+    }
+    assert found == {
+        "10.2.0.1": "legacy",
+        "10.1.2.3": "rack",
+        "192.0.2.7": "legacy",
+        "192.0.2.8": "",
+        "::ffff:10.1.2.3": "rack",
+        "2001:db8::1": "six",
+        "?": "",
+        "::1": "",
+    }
+    assert certificates.user_at("10.2.0.1").kind == "address"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("legacy = 10.0.0.0/33", r"legacy=10.0.0.0/33: write networks such as 10.0.0.0/8 or addresses"),
+        ("legacy = 10.0.0.1/8", "legacy=10.0.0.1/8: write networks"),
+        ("legacy = 10.0.0.1,", "legacy=: write networks"),
+        ("a b = 10.0.0.1", "is no name of a user: write USER = NETWORK"),
+        ("a = 10.0.0.1\nb = 10.0.0.1/32", r"b=10.0.0.1/32: is given to the user a already"),
+    ],
+)
+def test_a_mistake_in_addresses_is_named(pki, line, said):
+    with pytest.raises(ConfigError, match=said):
+        read_security(ini(pki, f"[tls]\n{BOTH}[addresses]\n{line}\n"))
