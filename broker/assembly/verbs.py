@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from twisted.internet.defer import Deferred, ensureDeferred, maybeDeferred
 
+from metaq.protocol.access import Need
 from metaq.protocol.delays import CancelDelayedRequest, ListDelayedRequest
 from metaq.protocol.errors import BrokerCertificateRequired, NotReplicating
 from metaq.protocol.fields import Ext
@@ -134,7 +135,12 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         lambda: broker.member,
         broker.reactor.seconds,
     )
-    transactions = TransactionVerbs(broker.transactions, writing)
+
+    def permit(need: Need, caller: Any) -> None:
+        if gate.guard is not None and caller is not None:
+            gate.guard.check(need, caller)
+
+    transactions = TransactionVerbs(broker.transactions, writing, permit)
     needs_certificate = broker.certificates is not None and broker.certificates.brokers_required
 
     def of_brokers(verb: Verb) -> Verb:
@@ -257,8 +263,12 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             of_transaction,
             repeatable=True,  # only RECOVER may be large
         ),
-        RequestCode.TRANSACTION_OUTCOME: _framed(
-            TransactionOutcomeRequest.from_ext, transactions.outcome, of_transaction
+        RequestCode.TRANSACTION_OUTCOME: Verb(
+            lambda frame, caller: _answer(
+                frame, transactions.outcome(TransactionOutcomeRequest.from_ext(frame.ext), caller), reply_frame
+            ),
+            of_transaction,
+            _body_bytes,
         ),
         RequestCode.CANCEL_DELAYED: _framed(CancelDelayedRequest.from_ext, broker.delays.cancel, sends),
         RequestCode.LIST_DELAYED: _framed(
@@ -307,7 +317,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
             CompleteTransactionRequest.from_ext, transactions.complete, _empty_frame
         ),
     }
-    return Gate(
+    gate = Gate(
         texts,
         frames,
         new_group,
@@ -316,6 +326,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         broker.account.unsent,
         check,
     )
+    return gate
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

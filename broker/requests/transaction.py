@@ -7,13 +7,14 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from metaq.protocol.access import AccessOperation, Need
 from metaq.protocol.errors import MetaqError, RemoteProtocolError, TransactionRefused
 from metaq.protocol.flags import meant_of
 from metaq.protocol.frames import Frame
@@ -57,9 +58,16 @@ class TransactionVerbs:
     it.
     """
 
-    def __init__(self, transactions: Transactions, writing: Writing) -> None:
+    def __init__(
+        self,
+        transactions: Transactions,
+        writing: Writing,
+        permit: Callable[[Need, Any], None] = lambda need, caller: None,
+    ) -> None:
+        """permit(need, caller): raises MetaqError if the caller may not do what needs `need`."""
         self._transactions = transactions
         self._writing = writing
+        self._permit = permit
 
     # --- verbs --------------------------------------------------------------------------------------------------------
 
@@ -85,8 +93,10 @@ class TransactionVerbs:
             case TransactionType.PREPARE:
                 return then(transactions.prepare(connection, key), _vote)
             case TransactionType.COMMIT_ONE_PHASE:
+                self._check_topics(key, connection)
                 return then(transactions.commit(connection, key, one_phase=True), _nothing)
             case TransactionType.COMMIT_TWO_PHASE:
+                self._check_topics(key, connection)
                 return then(transactions.commit(connection, key, one_phase=False), _nothing)
             case TransactionType.ROLLBACK:
                 return then(transactions.rollback(connection, key), _nothing)
@@ -98,8 +108,16 @@ class TransactionVerbs:
                 pass
         return ""
 
-    def outcome(self, request: TransactionOutcomeRequest) -> Any:
+    def _check_topics(self, key: str | None, caller: object) -> None:
+        """Check that the caller may send to the topics of an open transaction: it may have lost the grant since it has
+        put messages into the transaction, or somebody else may have put them into it.
+        """
+        for topic in self._transactions.topics(key):
+            self._permit(Need(AccessOperation.SEND, topic), caller)
+
+    def outcome(self, request: TransactionOutcomeRequest, caller: object) -> Any:
         """Return the outcome of a local transaction, or a Deferred of it. Also raises NotLeader."""
+        self._check_topics(request.tx_key, caller)
         committed = self._transactions.outcome(request.tx_key, request.first_id)
         return then(committed, TransactionOutcomeReply)
 

@@ -300,6 +300,11 @@ class Transactions:
             raise XaRefused(XaCode.XAER_PROTO, reason)
         return self._commit(transaction)
 
+    def topics(self, key: str | None) -> list[str]:
+        """Return the topics of the messages in the open transaction with this key; [] if there is none."""
+        transaction = None if key is None else self._open.get(key)
+        return [] if transaction is None else transaction.topics
+
     def rollback(self, connection: object, key: str | None) -> Deferred[None] | None:
         """Roll back a transaction. Return None if it is already certain that no message of the transaction will ever be
         visible. Otherwise return a Deferred that fires when this is certain.

@@ -238,3 +238,24 @@ def test_who_asks_reads_replies_and_who_answers_sends_them(harness):
         enforced(harness, grant)
         assert refused(ask(harness, USER, RequestCode.SEND, replies)) == (may_send is not True)
         assert refused(ask(harness, USER, RequestCode.PULL, replies)) == (may_send is not False)
+
+
+def test_a_transaction_is_committed_only_by_who_may_still_send_its_messages(harness):
+    enforced(harness, "send:t")
+    peer = harness.connect()
+    peer.session.logged_in(USER)
+    begin, commit = (b"transaction TX:s:1 s %b 7\r\n" % each for each in (b"BEGIN", b"COMMIT_ONE_PHASE"))
+    peer.send(begin + b"put t 0 5 0 -1 TX:s:1 8\r\nhello")
+    harness.threads.run()
+    assert [each.code for each in peer.answers()] == [200, 200]
+    enforced(harness, "send:other")
+    other = harness.connect()
+    other.session.logged_in(USER)
+    answer = other.ask_frame(encode_frame(RequestCode.TRANSACTION_OUTCOME, 7, {"txKey": "TX:s:1", "firstId": "1"}))
+    assert answer.code == ResponseCode.ACCESS_REFUSED, "it would roll it back"
+    assert (refusal := peer.ask(commit)).code == 403
+    assert "metaq acl grant app send:t" in refusal.text
+    enforced(harness, "send:t")
+    peer.send(commit)
+    harness.threads.run()
+    assert [each.code for each in peer.answers()] == [200], "nothing was lost meanwhile"
