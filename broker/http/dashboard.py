@@ -35,7 +35,7 @@ from ..store.partition_log import PartitionLog
 from .browsers import header_of
 from .metrics import CONTENT_TYPE, TopicTotals, exposition, topic_totals
 from .pages import Button, Cell, Page, Table, Text, to_html, to_json
-from .peers import ask_for_password, host_of, peer_of
+from .peers import host_of, peer_of, refusal_status
 from .sheets import Sheet, write_sheet
 
 __all__ = ["Dashboard", "RecentLog"]
@@ -310,16 +310,19 @@ class _Root(Resource):
         admit = self._dashboard.gate.admit
 
         def write(view: Deferred[Page | Sheet]) -> None:
-            view.addErrback(self._refused, request).addErrback(_failed)
-            view.addCallback(self._write, request, address, gone)
+            view.addErrback(_failed).addCallback(self._write, request, address, gone)
 
         def make() -> None:
             if not gone.called:
                 write(maybeDeferred(serve))
 
         def serve() -> Any:
-            peer = peer_of(request, self._dashboard.broker.logins)
-            return admit(asked, peer).serve(asked, None)
+            peer = None
+            try:
+                peer = peer_of(request, self._dashboard.broker.logins)
+                return admit(asked, peer).serve(asked, None)
+            except AccessRefused as error:
+                return Page("Refused", [Text([str(error)])], status=refusal_status(request, peer))
 
         if shown_pages.take(address):
             gone.addBoth(lambda _: shown_pages.add(address, -1))
@@ -328,12 +331,6 @@ class _Root(Resource):
             gone.addErrback(lambda _: None)
             write(fail(AccountSpent(shown_pages.refusal(address))))
         return NOT_DONE_YET
-
-    def _refused(self, failure: Failure, request: Request) -> Page:
-        """Return the page for a request whose sender may not do what it asks for."""
-        failure.trap(AccessRefused)
-        status = 401 if ask_for_password(request) else 403
-        return Page("Refused", [Text([failure.getErrorMessage()])], status=status)
 
     def _write(self, view: Page | Sheet, request: Request, address: str, gone: Deferred[object]) -> None:
         if not gone.called:  # otherwise the browser has left, and its page is dropped

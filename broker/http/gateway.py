@@ -31,7 +31,7 @@ from ..reading.answers import Answer, Bytes
 from ..requests.gate import Gate, HttpPeer
 from ..runtime.account import account_address
 from ..runtime.pending_puts import PendingPuts
-from .peers import ask_for_password, host_of, peer_of
+from .peers import host_of, peer_of, refusal_status
 
 __all__ = ["Gateway"]
 
@@ -85,18 +85,19 @@ class Gateway(Resource):
             _finish(request, NOT_ALLOWED, b"put by POST: a GET may come from an image of any web page")
             return
         try:
-            answer = self._ask(command(request), peer_of(request, self._logins))
+            peer = peer_of(request, self._logins)
+            answer = self._ask(command(request), peer)
         except RemoteProtocolError as error:
             _finish(request, Status.BAD_REQUEST, str(error).encode())
             return
         except AccessRefused as error:
-            ask_for_password(request)
-            _finish(request, 401, str(error).encode())
+            _finish(request, refusal_status(request, None), str(error).encode())
             return
         if isinstance(answer, Deferred):
             answer.addErrback(_failed).addCallback(lambda late: _finish_late(request, late, lost))
         else:
-            _finish(request, *_status_and_body(cast(Bytes, answer)))
+            status, body = _status_and_body(cast(Bytes, answer))
+            _finish(request, refusal_status(request, peer) if status == Status.FORBIDDEN else status, body)
 
     def _get(self, request: Request) -> Get:
         topic, group = _text(request, "topic"), _text(request, "group", "")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from twisted.web.http import UNAUTHORIZED
 from twisted.web.server import Request
 
 from metaq.protocol.access import ANYBODY
+from metaq.protocol.statuses import Status
 
 from ..access.logins import Logins
 from ..requests.gate import HttpPeer
 from .browsers import header_of
 
-__all__ = ["ask_for_password", "host_of", "peer_of"]
+__all__ = ["host_of", "peer_of", "refusal_status"]
 
 
 def host_of(request: Request) -> str:
@@ -29,11 +31,14 @@ def peer_of(request: Request, logins: Logins) -> HttpPeer:
     return HttpPeer(host, logins.by_basic(header, host, certified, getattr(transport, "is_encrypted", False)))
 
 
-def ask_for_password(request: Request) -> bool:
-    """If a refused request could be repeated with a name and a password, set the header that makes a browser ask for
-    them, and return True: the answer should then have the status 401.
+def refusal_status(request: Request, peer: HttpPeer | None) -> int:
+    """Return the HTTP status for a refused request. If the client can repeat the request with a name and a password, the
+    status is 401, and this function sets the header that makes a browser ask for them. peer: the sender of the request,
+    or None if its name or password was wrong.
     """
     if not getattr(cast(Any, request).channel.transport, "is_encrypted", False):
-        return False
+        return Status.FORBIDDEN
+    if peer is not None and peer.principal != ANYBODY:
+        return Status.FORBIDDEN
     request.setHeader("www-authenticate", 'Basic realm="metaq", charset="UTF-8"')
-    return True
+    return UNAUTHORIZED

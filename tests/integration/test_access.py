@@ -28,6 +28,8 @@ from tests.integration.client_cluster import leased, read
 from tests.integration.coordination_helpers import session_at
 from tests.integration.forked_processes import ForkedBroker
 from tests.integration.set_nodes import set_nodes
+from tests.integration.test_broker_http import http_port
+from tests.integration.test_https import asked
 from tests.waiting import DEADLINE, eventually
 
 TOPICS = {"orders": "numPartitions=2", "secret": "numPartitions=1", "jobs": "numPartitions=1"}
@@ -65,10 +67,22 @@ class Cluster(NamedTuple):
 
 
 def start(directory: Path, chroot: str, pki: Path) -> RunningBroker:
+    """A broker with both HTTP ports."""
     directory.mkdir(exist_ok=True)
-    ini = server_ini(directory / "data", TOPICS, zookeeper=f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100")
-    path = str(pki / "mq1" / "security.ini")
-    return ForkedBroker(directory, ini, module=("-m", "metaq", "broker", "--security", path, "-f"))
+    zookeeper = f"zk.zkConnect={chroot}\nzk.zkSyncTimeMs=100"
+    ini = server_ini(directory / "data", TOPICS, zookeeper=zookeeper, system="dashboardHttpPort=0")
+    properties = directory / "jetty.properties"
+    properties.write_text("serverPort=0\n")
+    words = (
+        "-m",
+        "metaq",
+        "broker",
+        f"-FjettyBroker={properties}",
+        "--security",
+        str(pki / "mq1" / "security.ini"),
+        "-f",
+    )
+    return ForkedBroker(directory, ini, module=words)
 
 
 @pytest.fixture
@@ -178,6 +192,37 @@ def test_a_tree_that_comes_back_empty_opens_nothing_not_even_after_a_restart(clu
         assert cluster.operator.ran("stats").code == 1
         with cluster.producer("web") as web:
             web.send("orders", b"also after a restart")
+
+
+def test_pages_metrics_and_gateway_ask_for_the_same_grants(cluster):
+    pages = http_port(cluster.broker, r"dashboard at https://127\.0\.0\.1")
+    gateway = http_port(cluster.broker, r"gateway at https://\*")
+    ca = TlsConfig.from_profile(cluster.pki / "root.ini").context()
+    root, web, billing = (f"{name}:{cluster.connection(name).user.password}" for name in USERS)
+
+    def status(port: int, path: str, login: str = "", body: bytes | None = None) -> int:
+        return asked(port, ca, path, body, login)[0]
+
+    put, get = "/put/0?topic=orders&partition=0&flag=0&length=1", "/get/0?topic=orders&partition=0&offset=0&maxsize=99"
+    logins = ("", billing, web)
+    assert [status(gateway, put, login, b"x") for login in logins] == [401, 403, 200]
+    assert [status(gateway, f"{get}&group=billing", login) for login in logins] == [401, 200, 403]
+    assert status(gateway, f"{get}&group=other", billing) == 403
+    assert status(gateway, put, "web:guess", b"x") == 401
+    for path in ("/", "/topics", "/metrics", "/topics/orders", "/config", "/stats/access"):
+        assert (status(pages, path), status(pages, path, root)) == (401, 200), path
+        assert status(pages, path, "root:guess") == 401
+    assert [status(pages, path, web) for path in ("/topics/orders", "/topics/secret", "/metrics")] == [200, 403, 403]
+    assert asked(pages, None, "/metrics")[0] == 403, "without TLS nobody can log in"
+    certified = run("security", "client", str(cluster.pki), "web")
+    assert certified.code == 0
+    web_certificate = certified_as(cluster.pki / "web").context()
+    assert asked(pages, web_certificate, "/topics/orders")[0] == 200, "a certificate logs in, too"
+    assert asked(pages, web_certificate, "/topics/secret")[0] == 403
+
+
+def certified_as(folder: Path) -> TlsConfig:
+    return TlsConfig(ca=str(folder / "ca.pem"), certificate=str(folder / "client.pem"), key=str(folder / "client.key"))
 
 
 def test_a_set_of_brokers_goes_on_when_grants_are_enforced(tmp_path, chroot, operator):

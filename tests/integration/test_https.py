@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -36,15 +37,20 @@ def started(tmp_path: Path, pki: Path, **settings: str) -> Iterator[RunningBroke
         yield running
 
 
-def asked(port: int, context: ssl.SSLContext | None, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    """The status and content of an answer. context: None: by HTTP without TLS."""
+def asked(
+    port: int, context: ssl.SSLContext | None, path: str, body: bytes | None = None, login: str = ""
+) -> tuple[int, bytes]:
+    """The status and content of an answer. context: None: by HTTP without TLS. login: NAME:PASSWORD, or ""."""
     connection: http.client.HTTPConnection
     if context is None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE)
     else:
         connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=DEADLINE, context=context)
     try:
-        connection.request("GET" if body is None else "POST", path, body, {"Accept": "application/json"})
+        headers = {"Accept": "application/json"}
+        if login:
+            headers["Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
+        connection.request("GET" if body is None else "POST", path, body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
