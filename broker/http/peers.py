@@ -32,7 +32,7 @@ def peer_of(request: Request, logins: Logins) -> HttpPeer:
 
 
 def refusal_status(request: Request, peer: HttpPeer | None) -> int:
-    """Return the HTTP status for a refused request. If the client can repeat the request with a name and a password, the
+    """Return the HTTP status for a refused request. If the client can repeat the request with name and password, the
     status is 401, and this function sets the header that makes a browser ask for them. peer: the sender of the request,
     or None if its name or password was wrong.
     """
