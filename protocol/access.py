@@ -293,6 +293,11 @@ class Permissions(NamedTuple):
     mode: AccessMode = AccessMode.OPEN
     users: Mapping[str, User] = MappingProxyType({})
 
+    def expires(self, principal: Principal) -> bool:
+        """Return whether time alone can change what this principal may do."""
+        user = self.users.get(principal.name)
+        return user is not None and user.expires_ms is not None and principal.kind in ("user", "address")
+
     def refusal(self, principal: Principal, need: Need, now_ms: float) -> str | None:
         """Return why a principal may not do what needs `need`; None if it may. now_ms: the time in milliseconds of the
         Unix epoch. `mode` does not matter here.

@@ -31,7 +31,7 @@ from metaq.protocol.errors import AccessRefused, BrokerStarting, MetaqError, Sto
 
 from ..runtime.few_lines import FewLines
 
-__all__ = ["HOLD_SECONDS", "AccessControl"]
+__all__ = ["HOLD_SECONDS", "AccessControl", "Granted"]
 
 _log = logging.getLogger(__name__)
 
@@ -39,10 +39,24 @@ HOLD_SECONDS = 24 * 3600
 """For so long the users and grants that the broker has read last are valid after ZooKeeper has lost them."""
 _MAX_NOTED = 10_000
 """Largest number of different refusals that the broker counts."""
+_MAX_GRANTED = 256
+"""For each connection the broker remembers at most this number of needs that were permitted."""
 _SAVED = "metaqaccess.json"
 
 
+class Granted(NamedTuple):
+    """What one peer was permitted to do lately. It spares most requests the whole decision; the benchmark is
+    `bench.access`.
+    """
+
+    permissions: Permissions
+    """The permissions by which it was permitted. By other permissions it may be forbidden."""
+    needs: set[Need]
+
+
 class _Peer(Protocol):
+    granted: Granted | None
+
     @property
     def host(self) -> str: ...
     @property
@@ -108,6 +122,9 @@ class AccessControl:
         if read is None and known is not None and known.mode is not AccessMode.OPEN:
             if self._gone_since is None:
                 self._gone_since = self._now_ms()
+                self.permissions = Permissions(
+                    known.mode, known.users
+                )  # so that nothing that was granted is remembered
                 self._save()
                 _log.error(
                     "ZooKeeper has no users and grants any more; those that were read last are valid for %d hours: "
@@ -180,9 +197,12 @@ class AccessControl:
         """Raise AccessRefused if the sender of a request may not do what needs `need`. In mode OBSERVE only count it.
         Raises BrokerStarting if the broker has not read any permissions yet.
         """
+        permissions = self.permissions
+        granted = peer.granted
+        if granted is not None and granted.permissions is permissions and need in granted.needs:
+            return
         if need.operation is AccessOperation.NOTHING:
             return
-        permissions = self.permissions
         if permissions is None:
             raise BrokerStarting(self._broker_id)
         now = self._now_ms()
@@ -192,11 +212,19 @@ class AccessControl:
             )
         why = permissions.refusal(peer.principal, need, now)
         if why is None:
+            if self._gone_since is None and not permissions.expires(peer.principal):
+                self._remember(need, peer, permissions)
             return
         self._note(_Refused(peer.principal, peer.host, need), now)
         if permissions.mode is AccessMode.ENFORCE:
             self._lines.info(f"{peer.principal} at {peer.host} is refused {need}: {why}")
             raise AccessRefused(why)
+
+    def _remember(self, need: Need, peer: _Peer, permissions: Permissions) -> None:
+        granted = peer.granted
+        if granted is None or granted.permissions is not permissions or len(granted.needs) >= _MAX_GRANTED:
+            granted = peer.granted = Granted(permissions, set())
+        granted.needs.add(need)
 
     def _note(self, refused: _Refused, now: float) -> None:
         noted = self._noted.get(refused)

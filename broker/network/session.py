@@ -46,6 +46,7 @@ from metaq.protocol.requests import RequestReader, WireRequest
 from metaq.protocol.text import Quit
 
 from .. import tuning
+from ..access.control import Granted
 from ..reading.answers import Answer, Bytes, Work, answer_bytes
 from ..reading.long_poll import ParkedPulls
 from ..reading.parkable import Loading, Parkable, Step
@@ -172,6 +173,7 @@ class Session(Protocol):
         self.address = "?"
         """The client address for which the account counts what this connection uses."""
         self._principal: Principal | None = None  # not known yet
+        self.granted: Granted | None = None
         self._closed_lines = shared.closed_lines
         self.seconds = shared.reactor.seconds
         self._on_lost = on_lost
@@ -366,6 +368,7 @@ class Session(Protocol):
     def logged_in(self, principal: Principal) -> None:
         """Record that the client has logged in as this user."""
         self._principal = principal
+        self.granted = None
 
     @property
     def has_ended(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from types import GeneratorType
@@ -29,6 +30,7 @@ from metaq.protocol.statuses import ResponseCode, Status
 from metaq.protocol.text import NO_OPAQUE, IgnoredAnswer, Put, TransactionCommand, encode_result
 from metaq.protocol.transactions import TX_KEY, TransactionType
 
+from ..access.control import Granted
 from ..reading.answers import Answer, Bytes, Work, answer_bytes, answer_frame, error_frame, error_result
 from ..reading.parkable import Loading, Parkable, Step
 from ..runtime.account import Unsent, account_address
@@ -65,6 +67,9 @@ class Caller(Protocol):
     def principal(self) -> Principal:
         """The broker or user that the client has shown to be, by its certificate or by logging in."""
 
+    granted: Granted | None
+    """What the client was permitted to do lately, for the guard."""
+
     @property
     def has_ended(self) -> bool:
         """Whether the client has closed the connection or its sending half, or the connection is lost."""
@@ -78,13 +83,15 @@ Served: TypeAlias = Answer | Work | Parkable
 _UNDER_WAY = (Parkable, GeneratorType)
 
 
-class HttpPeer(NamedTuple):
+@dataclass(slots=True)
+class HttpPeer:
     """The sender of an HTTP request, for the gate's checks. Only the gate gets this object. The verb that serves the
     HTTP request gets None as its caller, because HTTP requests have no common state such as a local transaction.
     """
 
     host: str
     principal: Principal = ANYBODY
+    granted: Granted | None = None
 
     @property
     def address(self) -> str:
@@ -244,24 +251,34 @@ class Gate:
         return verb if self.check is None and self.guard is None else self._checked(verb, request, peer)
 
     def _checked(self, verb: Verb, request: WireRequest | PageRequest, peer: Caller) -> Verb:
-        refused: dict[str | None, Exception] = {}  # by topic
-        is_run = type(request) is PutRun
+        if type(request) is PutRun:
+            refused = self._refused_puts(verb, request, peer)
+            return verb._replace(serve=partial(self._serve_run, refused)) if refused else verb
         try:
             if self.check is not None:
                 self.check(verb, request)
             if (guard := self.guard) is not None:
                 for need in verb.needs(request):
+                    guard.check(need, peer)
+        except Exception as error:  # also for a bug of a check, so that only permitted requests are done
+            return Verb(partial(_refuse, error), NOTHING)
+        return verb
+
+    def _refused_puts(self, verb: Verb, run: PutRun, peer: Caller) -> dict[str | None, Exception]:
+        """Return the topics of a run whose puts are refused, with the reasons."""
+        refused: dict[str | None, Exception] = {}
+        try:
+            if self.check is not None:
+                self.check(verb, run)
+            if (guard := self.guard) is not None:
+                for need in verb.needs(run):
                     try:
                         guard.check(need, peer)
                     except MetaqError as error:
-                        if not is_run:
-                            raise
                         refused[need.topic] = error
-        except Exception as error:  # also for a bug of a check, so that only permitted requests are done
-            if not is_run:
-                return Verb(partial(_refuse, error), NOTHING)
-            refused = dict.fromkeys(cast(PutRun, request).topics, error)
-        return verb._replace(serve=partial(self._serve_run, refused)) if refused else verb
+        except Exception as error:  # also for a bug of a check
+            return dict.fromkeys(run.topics, error)
+        return refused
 
     def _serve_run(self, refused: Mapping[str | None, Exception], run: PutRun, caller: Caller | None) -> Work:
         def add(group: PutGroup, put: Put) -> None:

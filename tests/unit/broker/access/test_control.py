@@ -33,6 +33,7 @@ ENFORCED = Permissions(AccessMode.ENFORCE, USERS)
 
 class Peer:
     host = "192.0.2.7"
+    granted = None
 
     def __init__(self, principal=APP):
         self.principal = principal
@@ -212,3 +213,33 @@ def test_operators_are_known_by_address_until_grants_are_enforced(harness):
         access.see(Permissions(mode, USERS))
         assert access.by_grants == (mode is AccessMode.ENFORCE)
     assert OPEN.mode is AccessMode.OPEN
+
+
+def test_what_is_remembered_of_a_connection_ends_with_the_permissions_and_has_a_limit(make, monkeypatch):
+    monkeypatch.setattr("metaq.broker.access.control._MAX_GRANTED", 3)
+    control = make()
+    control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("send:t*")]))}))
+    peer = Peer()
+    for number in range(10):
+        control.check(Need(AccessOperation.SEND, f"t{number}"), peer)
+    assert len(peer.granted.needs) <= 3
+    control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([]))}))
+    with pytest.raises(AccessRefused):
+        control.check(Need(AccessOperation.SEND, "t9"), peer)
+
+
+def test_of_a_user_who_expires_and_of_users_that_are_lost_nothing_is_remembered(make):
+    control = make()
+    control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([AccessGrant.parse("send:t")]), 1_000_005)}))
+    peer = Peer()
+    control.check(SEND, peer)
+    make.now[0] += 5
+    with pytest.raises(AccessRefused, match="has expired"):
+        control.check(SEND, peer)
+    control.see(ENFORCED)
+    control.check(SEND, peer)
+    control.see(None)
+    control.check(SEND, peer)
+    make.now[0] += HOLD_SECONDS * 1000
+    with pytest.raises(AccessRefused, match="for too long"):
+        control.check(SEND, peer)
