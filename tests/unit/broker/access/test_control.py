@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from metaq.broker.access.control import HOLD_SECONDS, AccessControl
+from metaq.broker.access.control import HOLD_SECONDS, AccessControl, Granted
 from metaq.broker.runtime.few_lines import FewLines
 from metaq.coordination.security.passwords import make_verifiers
 from metaq.protocol.access import (
@@ -33,7 +33,7 @@ ENFORCED = Permissions(AccessMode.ENFORCE, USERS)
 
 class Peer:
     host = "192.0.2.7"
-    granted = None
+    granted: Granted | None = None
 
     def __init__(self, principal=APP):
         self.principal = principal
@@ -222,6 +222,7 @@ def test_what_is_remembered_of_a_connection_ends_with_the_permissions_and_has_a_
     peer = Peer()
     for number in range(10):
         control.check(Need(AccessOperation.SEND, f"t{number}"), peer)
+    assert peer.granted is not None
     assert len(peer.granted.needs) <= 3
     control.see(Permissions(AccessMode.ENFORCE, {"app": User("app", Access([]))}))
     with pytest.raises(AccessRefused):
