@@ -23,6 +23,7 @@ from twisted.python.failure import Failure
 from metaq.protocol.errors import MetaqError
 
 from . import tuning
+from .access.logins import load_scramp
 from .assembly.broker import Broker, WorkerThreads
 from .assembly.kinds import KINDS
 from .assembly.reload import Reloader
@@ -156,6 +157,8 @@ class BrokerProcess:
         """Serve until the process is told to stop. Raises MetaqError if the broker cannot start."""
         security = self._options.security
         self._certificates = None if security is None else _certificates(security)
+        if security is not None:
+            load_scramp()
         max_connections = _raise_descriptor_limit()
         self._reactor.suggestThreadPoolSize(_WORKER_THREADS)
         threads = WorkerThreads(

@@ -17,6 +17,7 @@ topic include `see` of this topic. docs/security.md describes grants for users.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -25,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from .errors import InvalidName
 from .limits import check_group, check_topic
-from .own_topics import DEAD_PREFIX, REPLY_TOPIC, RETRY_PREFIX
+from .own_topics import DEAD_PREFIX, OWN_MARK, REPLY_TOPIC, RETRY_PREFIX
 
 __all__ = [
     "ANYBODY",
@@ -45,8 +46,6 @@ __all__ = [
 
 MAX_GRANTS = 256
 """Largest number of grants of one user. Deciding about a request takes time in proportion to this number."""
-_MAX_KNOWN = 4096
-"""An Access remembers at most this number of decisions."""
 _USER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ALL = "*"
 _HIDDEN = "\0"  # stands for @@ while a grant is parsed; no name contains it
@@ -99,6 +98,8 @@ class Need(NamedTuple):
         operation, topic, group = self
         if operation is AccessOperation.COOPERATE:
             return str(AccessOperation.ADMIN)
+        if topic is None and operation is AccessOperation.SEND:
+            return f"{operation}:TOPIC"
         if operation not in _WITH_TOPIC or (topic is None and operation is not AccessOperation.SEE):
             return str(operation)
         if topic is None:
@@ -116,6 +117,8 @@ class Principal(NamedTuple):
     """`address`: a user whom only the client's address names, because a client of 1.x cannot log in."""
     name: str = ""
     """The user's name; for a broker one of the hosts that its certificate names."""
+    stamp: str = ""
+    """User.stamp of a user who has logged in with a password."""
 
     def __str__(self) -> str:
         if self.kind == "address":
@@ -192,6 +195,8 @@ class AccessGrant(NamedTuple):
             return operation is not AccessOperation.REPLICATE
         if topic is None and group:
             return self._names_group(group) or (self.operation is AccessOperation.SEE and self.topic == _ALL)
+        if topic is None and operation is AccessOperation.SEND:
+            return self.operation is operation  # to some topic
         if topic is None:
             return self.operation is operation and self.topic in ("", _ALL)
         if self._keeps(topic):
@@ -216,9 +221,10 @@ class AccessGrant(NamedTuple):
         operation, topic, group = need
         if self.operation is not operation:
             return False
-        if topic is None:
-            return self.topic in ("", _ALL)
-        return _matches(self.topic, topic) and (self.group is None or self._names_group(group))
+        if not topic:  # it concerns all topics, also those that this grant names; but a sender needs only some topic
+            return operation is not AccessOperation.SEND or topic is not None
+        # a member of the group could leave the group out
+        return _matches(self.topic, topic) and (self.group is None or not group or self._names_group(group))
 
 
 def _written(name: str) -> str:
@@ -245,18 +251,31 @@ class Access:
 
     def __init__(self, grants: Iterable[AccessGrant]) -> None:
         self.grants = tuple(grants)
-        self._known: dict[Need, bool] = {}  # decisions; the benchmark of `make bench` for grants needs it
+        self._by_name: dict[str, list[AccessGrant]] = {}  # by the name of the topic, or by the beginning of names
+        self._lengths: set[int] = set()  # of beginnings of names
+        self._of_groups: list[AccessGrant] = []
+        for grant in self.grants:
+            self._by_name.setdefault(grant.topic, []).append(grant)
+            if grant.topic.endswith(_ALL):
+                self._lengths.add(len(grant.topic) - 1)
+            if grant.group is not None:
+                self._of_groups.append(grant)
 
     def permits(self, need: Need) -> bool:
-        """Return whether the user may do what needs `need`."""
-        known = self._known.get(need)
-        if known is None:
-            covering = [grant.deny for grant in self.grants if grant.covers(need)]
-            known = bool(covering) and not any(covering)
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[need] = known
-        return known
+        """Return whether the user may do what needs `need`. Usually this takes a look-up of the topic's name, and one
+        for each length that the beginnings of names in the grants have.
+        """
+        covering = [grant.deny for grant in self._candidates(need.topic) if grant.covers(need)]
+        return bool(covering) and not any(covering)
+
+    def _candidates(self, topic: str | None) -> Iterable[AccessGrant]:
+        """Return all grants that can cover a need with this topic, and perhaps others."""
+        if not topic or topic == REPLY_TOPIC:
+            return self.grants
+        found = [*self._by_name.get(topic, ()), *self._by_name.get("", ())]
+        for length in self._lengths:
+            found += self._by_name.get(topic[:length] + _ALL, ())
+        return found if topic[:1] != OWN_MARK else [*found, *self._of_groups]
 
 
 class User(NamedTuple):
@@ -270,6 +289,12 @@ class User(NamedTuple):
     """For each SCRAM mechanism the text with which a broker verifies the password; empty for a user who has no
     password, because his certificate names him.
     """
+
+    @property
+    def stamp(self) -> str:
+        """A text that changes with the password; it tells nothing about the password."""
+        joined = "\n".join(self.verifiers[name] for name in sorted(self.verifiers))
+        return hashlib.sha256(joined.encode()).hexdigest()[:16]
 
     def __repr__(self) -> str:
         """The user without the verifiers, so that no log contains them."""
@@ -316,6 +341,8 @@ class Permissions(NamedTuple):
         user = self.users.get(principal.name)
         if user is None:
             return f"the user {principal.name} does not exist, or not any more"
+        if principal.stamp and principal.stamp != user.stamp:
+            return f"the password of the user {principal.name} has changed since this login: log in again"
         if user.expires_ms is not None and now_ms >= user.expires_ms:
             return f"the user {principal.name} has expired: metaq users expire {principal.name} 30d prolongs it"
         if principal.kind == "address":

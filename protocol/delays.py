@@ -184,7 +184,7 @@ class ListDelayedRequest(ExtFields):
 
     topic: count and list only messages of this topic; "" means all topics. limit: maximum number of messages in the
     list; 0 means that only the number is returned. The answer's body is JSON. `count`: the number of waiting messages
-    of the topic, or of all topics. `topics`: for the name of each topic, the number of its waiting messages.
+    of the topic, or of all topics. `topics`: for the name of each of these topics, the number of its waiting messages.
     `messages`: the list. Each message in it has id, due (delivery time), topic, partition, bytes (size), taken (arrival
     time), and the preview that previews.py describes; due and taken are in Unix ms. `next`: the value of `after` with
     which the next request continues the list; 0 if the list is complete.

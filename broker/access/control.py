@@ -37,8 +37,10 @@ _log = logging.getLogger(__name__)
 
 HOLD_SECONDS = 24 * 3600
 """For so long the users and grants that the broker has read last are valid after ZooKeeper has lost them."""
-_MAX_NOTED = 10_000
+_MAX_NOTED = 1_000
 """Largest number of different refusals that the broker counts."""
+_MAX_NOTED_OF_ADDRESS = 200
+"""Largest number of them for one address, so that one client cannot hide the refusals of all others."""
 _MAX_GRANTED = 256
 """For each connection the broker remembers at most this number of needs that were permitted."""
 _SAVED = "metaqaccess.json"
@@ -79,6 +81,7 @@ class AccessControl:
         now_ms: Callable[[], float],
         in_thread: Callable[[Callable[[], object]], Deferred[object]],
         refused_lines: FewLines,
+        login_lines: FewLines,
     ) -> None:
         """folder: the directory in which the permissions are saved. now_ms: returns the time in milliseconds of the
         Unix epoch. in_thread: calls a function on a worker thread. Raises StoreError if the saved permissions are
@@ -92,8 +95,11 @@ class AccessControl:
         """A function that is called after each change of `permissions`."""
         self._now_ms = now_ms
         self._lines = refused_lines
-        self._noted: dict[_Refused, list[float]] = {}  # how often, and when last
+        self._login_lines = login_lines  # lines of their own, so that refusals cannot hide that somebody guesses
+        self._noted: dict[str, dict[_Refused, list[float]]] = {}  # by address: how often, and when last
+        self._noted_count = 0
         self._forgotten = 0
+        self._forgotten_ms = 0.0
         self._admins: dict[str, float] = {}
         self._gone_since: float | None = None  # when ZooKeeper was first seen without users, milliseconds
         self.permissions = self._saved()
@@ -227,14 +233,28 @@ class AccessControl:
         granted.needs.add(need)
 
     def _note(self, refused: _Refused, now: float) -> None:
-        noted = self._noted.get(refused)
-        if noted is not None:
-            noted[0] += 1
-            noted[1] = now
-        elif len(self._noted) < _MAX_NOTED:
-            self._noted[refused] = [1, now]
-        else:
-            self._forgotten += 1
+        """Count a refusal. If there is no room, forget the one of the same address, or of the address with most, that
+        was seen longest ago.
+        """
+        of_host = self._noted.setdefault(refused.host, {})
+        noted = of_host.pop(refused, None)
+        if noted is None:
+            noted = [0, now]
+            self._noted_count += 1
+        of_host[refused] = [noted[0] + 1, now]  # at the end
+        if len(of_host) > _MAX_NOTED_OF_ADDRESS:
+            self._forget_one(refused.host)
+        elif self._noted_count > _MAX_NOTED:
+            self._forget_one(max(self._noted, key=lambda host: len(self._noted[host])))
+
+    def _forget_one(self, host: str) -> None:
+        of_host = self._noted[host]
+        _, seen = of_host.pop(next(iter(of_host)))
+        if not of_host:
+            del self._noted[host]
+        self._noted_count -= 1
+        self._forgotten += 1
+        self._forgotten_ms = max(self._forgotten_ms, seen)
 
     def admin_logged_in(self, name: str) -> None:
         """Record that a user with the grant `admin` has logged in."""
@@ -242,20 +262,23 @@ class AccessControl:
 
     def login_failed(self, host: str) -> None:
         """Log that somebody at this address has given a wrong user or password."""
-        self._lines.info(f"a login from {host} has failed: wrong user or password")
+        self._login_lines.info(f"a login from {host} has failed: wrong user or password")
 
     def report(self) -> dict[str, Any]:
         """Return the item `access` of `stats`: the mode, how many users there are, what was refused or (in mode
-        OBSERVE) would have been, and which admins have logged in.
+        OBSERVE) would have been, and which admins have logged in. `forgotten` counts the refusals that are not named
+        because there are too many; the last of them was seen at `forgotten_ms`.
         """
         refused = [
             {"principal": str(who), "address": host, "need": str(need), "count": count, "last_ms": at}
-            for (who, host, need), (count, at) in self._noted.items()
+            for of_host in self._noted.values()
+            for (who, host, need), (count, at) in of_host.items()
         ]
         return {
             "mode": str(self.mode),
             "users": 0 if self.permissions is None else len(self.permissions.users),
             "refused": refused,
             "forgotten": self._forgotten,
+            "forgotten_ms": self._forgotten_ms,
             "admins": [{"name": name, "last_ms": at} for name, at in self._admins.items()],
         }

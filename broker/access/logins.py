@@ -20,20 +20,27 @@ from metaq.protocol.access import AccessOperation, Need, Principal, User, is_use
 from metaq.protocol.errors import AccessRefused
 from metaq.protocol.login import MECHANISMS, AuthenticateReply, AuthenticateRequest
 
+from ..runtime.account import account_address
 from .control import AccessControl
 
 if TYPE_CHECKING:
     from scramp import ScramServer
 
-__all__ = ["MAX_FAILURES", "Logins"]
+__all__ = ["MAX_FAILURES", "Logins", "load_scramp"]
 
 MAX_FAILURES = 20
-"""After so many failed logins from one address within FAILURE_SECONDS, further ones are refused unchecked."""
+"""After so many failed logins of one user from one address within FAILURE_SECONDS, further ones are refused unchecked.
+The same holds for so many failed Basic authentications from one address, whichever the users, because each takes the
+broker ten milliseconds.
+"""
 FAILURE_SECONDS = 60.0
+_MAX_PASSWORD_CHARACTERS = 256
 _MAX_ADDRESSES = 10_000
 _MAX_VERIFIED = 1_000
 _SALT_BYTES = 32
 _ADMIN = Need(AccessOperation.ADMIN)
+_MAX_NAME = 64
+_ANY_USER = ""  # in place of a user's name: the Basic authentications of an address
 _WRONG = "the user or the password is wrong, or the user has expired"
 
 
@@ -50,6 +57,7 @@ class LoginPeer(Protocol):
 class _UnderWay(NamedTuple):
     server: ScramServer
     mechanism: str
+    name: str
     user: User | None
 
 
@@ -67,7 +75,7 @@ class Logins:
         self._now_ms = now_ms
         self._seconds = seconds
         self._under_way: WeakKeyDictionary[LoginPeer, _UnderWay] = WeakKeyDictionary()
-        self._failures: dict[str, _Failures] = {}
+        self._failures: dict[tuple[str, str], _Failures] = {}  # by address and user
         self._secret = secrets.token_bytes(32)
         self._verified: dict[bytes, User] = {}  # by a digest of name and password: spares HTTP requests the iterations
 
@@ -80,31 +88,32 @@ class Logins:
         from scramp import ScramException
 
         under_way = self._under_way.pop(peer, None)
-        self._check_place(peer.host, peer.is_encrypted)
+        _check_encrypted(peer.is_encrypted)
         try:
             if under_way is None:
                 return AuthenticateReply(self._begin(request, peer))
-            server = under_way.server
-            server.set_client_final(request.message)
-            if under_way.user is None or request.mechanism != under_way.mechanism:
-                raise ScramException("no user")
-            message = server.get_server_final()
+            under_way.server.set_client_final(request.message)
+            user = self._user(under_way.name)
+            if user is None or user is not under_way.user or request.mechanism != under_way.mechanism:
+                raise ScramException("no user, or one whose password has just changed")
+            message = under_way.server.get_server_final()
         except (ScramException, ValueError) as error:  # ValueError: what is no base64, and the like
-            self._has_failed(peer.host)
+            if under_way is not None:
+                self._has_failed(peer.host, under_way.name)
             raise AccessRefused(_WRONG) from error
-        self._has_logged_in(under_way.user)
-        peer.logged_in(Principal("user", under_way.user.name))
+        self._has_logged_in(user)
+        peer.logged_in(Principal("user", user.name, user.stamp))
         return AuthenticateReply(message)
 
     def _begin(self, request: AuthenticateRequest, peer: LoginPeer) -> str:
         from scramp import ScramMechanism
 
-        found: list[User | None] = []
+        found: list[tuple[str, User | None]] = []
 
         def verifier(name: str) -> tuple[bytes, bytes, bytes, int]:
             user = self._user(name)
             text = None if user is None else user.verifiers.get(request.mechanism)
-            found.append(None if text is None else user)
+            found.append((name[:_MAX_NAME], None if text is None else user))
             if text is None:
                 kept = self._false_verifier(request.mechanism, name)
             else:
@@ -113,13 +122,20 @@ class Logins:
 
         server = ScramMechanism(request.mechanism).make_server(verifier)
         server.set_client_first(request.message)
+        self._check_failures(peer.host, found[0][0])
         message = server.get_server_first()
-        self._under_way[peer] = _UnderWay(server, request.mechanism, found[0])
+        self._under_way[peer] = _UnderWay(server, request.mechanism, *found[0])
         return str(message)
 
     def _false_verifier(self, mechanism: str, name: str) -> Verifier:
-        """Return a verifier that no password fits. The same name always gets the same salt from this broker."""
-        digest = hmac.digest(self._secret, f"{mechanism}:{name}".encode(), "sha512")
+        """Return a verifier that no password fits. A name gets the same salt from all brokers of the cluster, as the
+        name of a user does: the salt is made from a verifier that all brokers know, and nobody else.
+        """
+        permissions = self._control.permissions
+        users = {} if permissions is None else permissions.users
+        first = min((name for name, user in users.items() if user.verifiers), default=None)
+        secret = b"" if first is None else "".join(users[first].verifiers.values()).encode()
+        digest = hmac.digest(secret or self._secret, f"{mechanism}:{name}".encode(), "sha512")
         size = hashlib.new(mechanism.removeprefix("SCRAM-").replace("-", "").lower()).digest_size
         return Verifier(ITERATIONS, digest[:_SALT_BYTES], secrets.token_bytes(size), secrets.token_bytes(size))
 
@@ -131,42 +147,40 @@ class Logins:
         """
         if header is None:
             return certified
-        self._check_place(host, is_encrypted)
+        _check_encrypted(is_encrypted)
         scheme, _, encoded = header.partition(" ")
         try:
             name, colon, password = base64.b64decode(encoded, validate=True).decode().partition(":")
         except ValueError:  # what is no base64 or no UTF-8
             name = colon = password = ""
-        user = self._user(name) if colon and scheme.lower() == "basic" else None
-        if user is None or not self._fits(user, password):
-            self._has_failed(host)
+        if not colon or scheme.lower() != "basic" or len(password) > _MAX_PASSWORD_CHARACTERS:
             raise AccessRefused(_WRONG)
-        self._has_logged_in(user)
-        return Principal("user", user.name)
+        user = self._user(name)
+        digest = hmac.digest(self._secret, f"{name}:{password}".encode("utf-8", "surrogatepass"), "sha256")
+        if user is None or self._verified.get(digest) is not user:
+            self._check_failures(host, _ANY_USER)
+            if not self._fits(name, user, password):
+                self._has_failed(host, _ANY_USER)
+                raise AccessRefused(_WRONG)
+            assert user is not None
+            if len(self._verified) >= _MAX_VERIFIED:
+                self._verified.clear()
+            self._verified[digest] = user
+            self._has_logged_in(user)
+        return Principal("user", name)
 
-    def _fits(self, user: User, password: str) -> bool:
-        """Return whether this is the user's password. If it was not checked lately, this takes some ten
-        milliseconds.
-        """
+    def _fits(self, name: str, user: User | None, password: str) -> bool:
+        """Return whether this is the user's password. This takes some ten milliseconds, also for an unknown user."""
         from scramp import ScramException, ScramMechanism
 
-        digest = hmac.digest(self._secret, f"{user.name}:{password}".encode("utf-8", "surrogatepass"), "sha256")
-        if self._verified.get(digest) is user:
-            return True
         mechanism = MECHANISMS[-1]
-        if (text := user.verifiers.get(mechanism)) is None:
-            return False
-        kept = parse_verifier(mechanism, text)
+        text = None if user is None else user.verifiers.get(mechanism)
+        kept = self._false_verifier(mechanism, name) if text is None else parse_verifier(mechanism, text)
         try:
             _, stored_key, _, _ = ScramMechanism(mechanism).make_auth_info(password, kept.iterations, kept.salt)
         except ScramException:  # characters that no password has
             return False
-        if not hmac.compare_digest(stored_key, kept.stored_key):
-            return False
-        if len(self._verified) >= _MAX_VERIFIED:
-            self._verified.clear()
-        self._verified[digest] = user
-        return True
+        return hmac.compare_digest(stored_key, kept.stored_key)
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
@@ -175,24 +189,34 @@ class Logins:
         user = permissions.users.get(name) if permissions is not None and is_user(name) else None
         return None if user is None or (user.expires_ms is not None and self._now_ms() >= user.expires_ms) else user
 
-    def _check_place(self, host: str, is_encrypted: bool) -> None:
-        if not is_encrypted:
-            raise AccessRefused("users can log in only on a connection with TLS")
-        failures = self._failures.get(host)
+    def _check_failures(self, host: str, name: str) -> None:
+        key = account_address(host), name[:_MAX_NAME]
+        failures = self._failures.get(key)
         if failures is None:
             return
         if self._seconds() - failures.since >= FAILURE_SECONDS:
-            del self._failures[host]
+            del self._failures[key]
         elif failures.number >= MAX_FAILURES:
             raise AccessRefused(f"too many failed logins from {host}: try again in a minute")
 
-    def _has_failed(self, host: str) -> None:
-        failures = self._failures.pop(host, None) or _Failures(0, self._seconds())
+    def _has_failed(self, host: str, name: str) -> None:
+        key = account_address(host), name[:_MAX_NAME]
+        failures = self._failures.pop(key, None) or _Failures(0, self._seconds())
         if len(self._failures) >= _MAX_ADDRESSES:
             del self._failures[next(iter(self._failures))]  # the one that failed longest ago
-        self._failures[host] = failures._replace(number=failures.number + 1)
+        self._failures[key] = failures._replace(number=failures.number + 1)
         self._control.login_failed(host)
 
     def _has_logged_in(self, user: User) -> None:
         if user.access.permits(_ADMIN):
             self._control.admin_logged_in(user.name)
+
+
+def _check_encrypted(is_encrypted: bool) -> None:
+    if not is_encrypted:
+        raise AccessRefused("users can log in only on a connection with TLS")
+
+
+def load_scramp() -> None:
+    """Import the library now, because the import takes the broker a tenth of a second."""
+    import scramp  # noqa: F401

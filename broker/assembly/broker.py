@@ -157,7 +157,8 @@ class Broker:
             config.system.data_path,
             self.now_ms,
             self.in_thread,
-            FewLines(logging.getLogger(f"{__package__}.access"), "requests or logins refused", reactor),
+            FewLines(logging.getLogger(f"{__package__}.access"), "requests refused", reactor),
+            FewLines(logging.getLogger(f"{__package__}.access"), "failed logins", reactor),
         )
         """Decides what users may do."""
         self.logins = Logins(self.access, self.now_ms, reactor.seconds)

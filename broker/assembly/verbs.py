@@ -83,6 +83,7 @@ from ..requests.needs import (
     REPLICATE,
     Needs,
     consumes,
+    lists_halves,
     of_checks,
     of_many,
     of_page,
@@ -194,7 +195,14 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         waiting = broker.account.waiting
         waiting.check(address, held)
         checks = maybeDeferred(broker.halves.checks, request, caller)  # a request refused at once must not count
+        checks.addCallback(still_permitted, frame, caller)
         return _answer(frame, checks.addBoth(_given_back, waiting, address, held), checked_frame)
+
+    def still_permitted(result: Any, frame: Frame, caller: Caller | None) -> Any:
+        """Raise MetaqError if the caller may not get the half messages any more for which it has waited."""
+        for need in of_checks(frame):
+            permit(need, caller)
+        return result
 
     def move(request: MoveRequest) -> Deferred[Any]:
         if broker.moves is None:
@@ -286,7 +294,7 @@ def make_gate(broker: Broker, check: Check | None = None) -> Gate:
         RequestCode.LIST_HALVES: _framed(
             ListHalvesRequest.from_ext,
             partial(list_halves, broker.listings, broker.halves),
-            sees_messages,
+            lists_halves,
             body_frame,
             repeatable=True,
         ),

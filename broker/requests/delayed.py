@@ -141,12 +141,15 @@ def list_delayed(listings: Listings, delays: Delays, request: ListDelayedRequest
 async def _list(delays: Delays, request: ListDelayedRequest, slices: Slices) -> dict[str, Any]:
     topics: dict[str, int] = {}
     for (topic, _), count in sorted(delays.counts().items()):
-        topics[topic] = topics.get(topic, 0) + count
+        if request.topic in ("", topic):  # others may be none of the client's business
+            topics[topic] = topics.get(topic, 0) + count
     late = {
-        f"{topic}-{number}": {"count": count, "why": why} for (topic, number), (count, why) in delays.late().items()
+        f"{topic}-{number}": {"count": count, "why": why}
+        for (topic, number), (count, why) in delays.late().items()
+        if request.topic in ("", topic)
     }
     answer: dict[str, Any] = {
-        "count": topics.get(request.topic, 0) if request.topic else sum(topics.values()),
+        "count": sum(topics.values()),
         "topics": topics,
         "late": late,
         "messages": [],

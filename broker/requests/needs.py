@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from metaq.protocol.access import AccessOperation, Need
+from metaq.protocol.errors import AccessRefused
 from metaq.protocol.frames import Frame
-from metaq.protocol.limits import MAX_CHECKED_TOPICS
+from metaq.protocol.limits import MAX_CHECKED_TOPICS, MAX_NAME_BYTES
 from metaq.protocol.put_run import PutRun
 from metaq.protocol.sends import announced_topics
 from metaq.protocol.text import Stats, TransactionCommand
-from metaq.protocol.transactions import NULL_KEY, TX_KEY, is_xa
+from metaq.protocol.transactions import NULL_KEY, TX_KEY, TransactionType, is_xa
 
 if TYPE_CHECKING:
     from .gate import PageRequest
@@ -31,6 +32,7 @@ __all__ = [
     "TRANSACT",
     "Needs",
     "consumes",
+    "lists_halves",
     "of_checks",
     "of_many",
     "of_page",
@@ -59,11 +61,24 @@ TRANSACT = _always(AccessOperation.TRANSACT)
 REPLICATE = _always(AccessOperation.REPLICATE)
 COOPERATE = _always(AccessOperation.COOPERATE)
 KNOWN = _always(AccessOperation.KNOWN)
+SOME_SEND = _always(AccessOperation.SEND)
+
+MAX_TOPICS = 2048
+"""Largest number of topics that one request may name if the broker checks grants. Checking so many takes some
+milliseconds.
+"""
 
 
 def _field(request: Any, name: str) -> str:
     found = request.ext.get(name, "") if type(request) is Frame else getattr(request, name, "")
-    return found if isinstance(found, str) else ""
+    return _name(found) if isinstance(found, str) else ""
+
+
+def _name(text: str) -> str:
+    """Return a name as a need contains it, or "" for what no topic and no group is called: refusals keep needs in
+    memory, and a client may send a name of a megabyte.
+    """
+    return text if len(text) <= MAX_NAME_BYTES else ""
 
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
@@ -71,7 +86,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
 
 def sends(request: Any) -> Iterable[Need]:
     topic = request.ext.get("topic", "") if type(request) is Frame else request.topic
-    return (_new(Need, (AccessOperation.SEND, topic, "")),)
+    need = _new(Need, (AccessOperation.SEND, _name(topic), ""))
+    tx_key = request.ext.get(TX_KEY) if type(request) is Frame else getattr(request, "tx_key", None)
+    # any client may put a message into an XA transaction whose key it knows
+    return (need,) if tx_key is None or not is_xa(tx_key) else (need, *TRANSACT(request))
 
 
 def consumes(request: Any) -> Iterable[Need]:
@@ -88,30 +106,49 @@ def sees_messages(request: Any) -> Iterable[Need]:
     return (Need(AccessOperation.CONSUME, _field(request, "topic")),)
 
 
+def lists_halves(request: Any) -> Iterable[Need]:
+    """For LIST_HALVES, whose answer also has the numbers and the groups of all half messages of the broker."""
+    return (*sees_messages(request), *SEE(request))
+
+
 def sees_group(request: Any) -> Iterable[Need]:
     return (Need(AccessOperation.SEE, None, _field(request, "group")),)
 
 
 def of_run(run: PutRun) -> Iterable[Need]:
-    return [Need(AccessOperation.SEND, topic) for topic in dict.fromkeys(run.topics)]
+    return _to_topics(run.topics)
 
 
 def of_many(frame: Frame) -> Iterable[Need]:
-    return (Need(AccessOperation.SEND, topic or "") for topic in announced_topics(frame.ext))
+    return _to_topics(topic or "" for topic in announced_topics(frame.ext))
 
 
 def of_checks(frame: Frame) -> Iterable[Need]:
     """For CHECK_HALVES, which returns half messages of the topics that it names, or of all topics if it names none."""
-    topics = _field(frame, "topics").split(" ", MAX_CHECKED_TOPICS)
-    return (Need(AccessOperation.SEND, topic) for topic in dict.fromkeys(topics))
+    return _to_topics(frame.ext.get("topics", "").split(" ", MAX_CHECKED_TOPICS))
+
+
+def _to_topics(topics: Iterable[str]) -> Iterable[Need]:
+    """Raises AccessRefused if these are so many topics that checking them would take too long."""
+    names = dict.fromkeys(topics)
+    if len(names) > MAX_TOPICS:
+        raise AccessRefused(
+            f"the request names {len(names)} topics: if it has users and grants, a broker takes requests with at most "
+            f"{MAX_TOPICS} topics"
+        )
+    return [Need(AccessOperation.SEND, _name(topic)) for topic in names]
 
 
 def of_transaction(request: Any) -> Iterable[Need]:
-    """For a verb of 1.x's transactions. Everybody who is known may begin and end local transactions; the messages in
-    them need `send`. An XA transaction can be ended by any client that knows its key, so ending one needs `transact`.
+    """For a verb of 1.x's transactions. Whoever may send to some topic may begin and end local transactions; the
+    messages in them need `send` to their topics. An XA transaction can be ended by any client that knows its key, so
+    ending one needs `transact`, and so does RECOVER, which lists them.
     """
-    key = (request.key if type(request) is TransactionCommand else _field(request, TX_KEY)) or NULL_KEY
-    return TRANSACT(request) if key == NULL_KEY or is_xa(key) else KNOWN(request)
+    if type(request) is TransactionCommand:
+        key, is_recover = request.key, request.type is TransactionType.RECOVER
+    else:
+        key, is_recover = _field(request, TX_KEY), request.ext.get("type") == TransactionType.RECOVER.name
+    return TRANSACT(request) if is_recover or (key or NULL_KEY) == NULL_KEY or is_xa(str(key)) else SOME_SEND(request)
 
 
 def of_page(page: PageRequest) -> Iterable[Need]:

@@ -5,6 +5,7 @@ should do about it. All functions except `ask_all` are pure.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from metaq.coordination.sets.set_view import read_sets
 from metaq.protocol.access import AccessGrant, AccessMode, AccessOperation, Need, User
 from metaq.protocol.errors import AccessRefused, ClientError, InvalidName, MetaqError
 from metaq.protocol.own_topics import RETRY_PREFIX
+from metaq.protocol.printable import one_line
 
 __all__ = [
     "ITEM",
@@ -74,8 +76,9 @@ class RefusedNeed(NamedTuple):
 
 class AccessReport(NamedTuple):
     """The answer of one broker process to `stats access`. mode, users: the mode that it obeys, and the number of users
-    that it knows. forgotten: number of refused requests that its list no longer names, because it is full. admins: the
-    users with the grant admin who have logged in over TLS since the process started.
+    that it knows. forgotten: number of refused requests that its list no longer names, because it is full; the last of
+    them was seen at forgotten_ms, in milliseconds of the Unix epoch. admins: the users with the grant admin who have
+    logged in over TLS since the process started.
     """
 
     mode: AccessMode
@@ -83,6 +86,7 @@ class AccessReport(NamedTuple):
     refused: tuple[RefusedNeed, ...]
     forgotten: int
     admins: tuple[str, ...]
+    forgotten_ms: float = 0.0
 
 
 class BrokerAnswers(NamedTuple):
@@ -108,7 +112,14 @@ def parse_report(lines: Sequence[str]) -> AccessReport | None:
         fields = json.loads(text)
         refused = tuple(_refused(each) for each in fields["refused"])
         admins = tuple(str(each["name"]) for each in fields["admins"])
-        return AccessReport(AccessMode(fields["mode"]), int(fields["users"]), refused, int(fields["forgotten"]), admins)
+        return AccessReport(
+            AccessMode(fields["mode"]),
+            int(fields["users"]),
+            refused,
+            int(fields["forgotten"]),
+            admins,
+            float(fields.get("forgotten_ms", 0)),
+        )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"its answer to `stats {ITEM}` cannot be read: {type(error).__name__} {error}") from None
 
@@ -264,6 +275,11 @@ def _merged(reports: Iterable[AccessReport]) -> list[RefusedNeed]:
 
 def _note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> str | None:
     """Return the sentence about a client to which no grant can be given; None if it is a user who lacks a grant."""
+    note = _raw_note(refused, users, now_ms)
+    return None if note is None else one_line(note)
+
+
+def _raw_note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> str | None:
     name, who = refused.user, f"{refused.principal} from {refused.address}"
     if refused.need == AccessOperation.REPLICATE:
         return f"{who} sends requests of brokers: give it a broker's certificate"
@@ -284,7 +300,8 @@ def _note(refused: RefusedNeed, users: Mapping[str, User], now_ms: float) -> str
 
 
 def _quoted(grant: str) -> str:
-    return f"'{grant}'" if "*" in grant else grant
+    """A client has chosen the names in the grant, and an operator passes the command to a shell."""
+    return shlex.quote(one_line(grant))
 
 
 # --- enforcing --------------------------------------------------------------------------------------------------------
@@ -317,7 +334,13 @@ def obstacles(answers: BrokerAnswers, users: Mapping[str, User], now_ms: float) 
     for each in _merged(answers.reports.values()):
         if each.last_ms >= recent and unmet(each, users, now_ms):
             seconds = max(0, round((now_ms - each.last_ms) / 1000))
-            found.append(f"{each.principal} from {each.address} would lack {each.need} (last seen {seconds} s ago)")
+            told = f"{each.principal} from {each.address} would lack {each.need} (last seen {seconds} s ago)"
+            found.append(one_line(told))
+    found += [
+        f"{name} has refused more in the last minutes than it can list: grant what it lists, and ask again"
+        for name, report in answers.reports.items()
+        if report.forgotten and report.forgotten_ms >= recent
+    ]
     return found
 
 

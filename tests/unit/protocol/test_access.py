@@ -1,5 +1,7 @@
 """Grants: how they are written, what they permit, and why a request is refused."""
 
+from types import MappingProxyType
+
 import pytest
 
 from metaq.protocol.access import (
@@ -153,17 +155,29 @@ def test_the_grant_that_a_refusal_names_is_the_one_that_helps(need):
     assert permits([str(need)], need)
 
 
-def test_decisions_are_remembered_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr("metaq.protocol.access._MAX_KNOWN", 3)
-    access = Access([AccessGrant.parse("send:t*")])
-    for number in range(10):
-        assert access.permits(Need(SEND, f"t{number}"))
-        assert not access.permits(Need(SEND, f"u{number}"))
-    assert len(access._known) <= 3
+def test_all_topics_include_those_that_a_prohibition_names():
+    for operation in (SEND, CONSUME):
+        grants = [f"{operation}:*", f"deny {operation}:secret*"]
+        assert not permits(grants, Need(operation, "")), "a list of all topics would show the secret ones"
+        assert permits(grants, Need(operation, "t"))
+    assert not permits(["see:*", "deny see:secret"], Need(SEE))
+    assert permits(["send:*", "deny send:secret"], Need(SEND)), "to some topic"
+    assert not permits(["consume:*@*", "deny consume:t@g"], Need(CONSUME, "t")), "a member could leave its group out"
 
 
-def user(*grants, expires_ms=None):
-    return User("app", Access(map(AccessGrant.parse, grants)), expires_ms)
+def test_many_grants_are_looked_up_and_not_gone_through(monkeypatch):
+    calls = []
+    real = AccessGrant.covers
+    monkeypatch.setattr(AccessGrant, "covers", lambda grant, need: calls.append(grant) or real(grant, need))
+    access = Access(map(AccessGrant.parse, [*(f"send:p{number}-*" for number in range(250)), "send:*", "deny send:x"]))
+    assert access.permits(Need(SEND, "p7-orders"))
+    assert access.permits(Need(SEND, "q"))
+    assert not access.permits(Need(SEND, "x"))
+    assert len(calls) <= 6
+
+
+def user(*grants, expires_ms=None, verifiers=MappingProxyType({})):
+    return User("app", Access(map(AccessGrant.parse, grants)), expires_ms, verifiers)
 
 
 def refusal(principal, need, *grants, expires_ms=None):
@@ -220,3 +234,12 @@ def test_the_names_of_users_are_short_and_plain():
 
 def test_no_verifier_is_shown():
     assert "secret" not in repr(User("app", Access([]), None, {"SCRAM-SHA-256": "secret"}))
+
+
+def test_a_login_ends_with_the_password():
+    before, after = (user("send:t", verifiers={"SCRAM-SHA-256": text}) for text in ("one", "two"))
+    login = Principal("user", "app", before.stamp)
+    for known, refused in ((before, False), (after, True), (user("send:t"), True)):
+        said = Permissions(AccessMode.ENFORCE, {"app": known}).refusal(login, Need(SEND, "t"), NOW)
+        assert ("the password" in (said or "")) == refused
+    assert "one" not in before.stamp

@@ -48,7 +48,7 @@ class Starts:
 
     def __call__(self):
         lines = FewLines(logging.getLogger("metaq.test"), "refused", self._harness.reactor)
-        return AccessControl(0, str(self._folder), lambda: self.now[0], self._harness.broker.in_thread, lines)
+        return AccessControl(0, str(self._folder), lambda: self.now[0], self._harness.broker.in_thread, lines, lines)
 
 
 @pytest.fixture
@@ -161,18 +161,42 @@ def test_observing_refuses_nothing_and_reports_what_would_be(make, harness):
             {"principal": "user app", "address": "192.0.2.7", "need": "consume:t@g", "count": 1, "last_ms": 1_000_005},
         ],
         "forgotten": 0,
+        "forgotten_ms": 0,
         "admins": [{"name": "root", "last_ms": 1_000_005}],
     }
 
 
-def test_what_is_counted_has_a_limit(make, monkeypatch):
-    monkeypatch.setattr("metaq.broker.access.control._MAX_NOTED", 3)
+def test_what_is_counted_has_a_limit_and_one_address_hides_no_other(make, monkeypatch):
+    monkeypatch.setattr("metaq.broker.access.control._MAX_NOTED", 6)
+    monkeypatch.setattr("metaq.broker.access.control._MAX_NOTED_OF_ADDRESS", 3)
     control = make()
     control.see(ENFORCED)
+
+    def refuse(host, topic):
+        peer = Peer()
+        peer.host = host
+        with pytest.raises(AccessRefused):
+            control.check(Need(AccessOperation.SEND, topic), peer)
+
+    def named():
+        return [(each["address"], each["need"], each["count"]) for each in control.report()["refused"]]
+
+    refuse("192.0.2.1", "x")
     for number in range(5):
-        assert is_refused(control, Need(AccessOperation.SEND, f"t{number}"))
-    report = control.report()
-    assert (len(report["refused"]), report["forgotten"]) == (3, 2)
+        refuse("192.0.2.2", f"t{number}")
+        make.now[0] += 1
+        refuse("192.0.2.2", "t0")
+    assert sorted(named()) == [
+        ("192.0.2.1", "send:x", 1),
+        ("192.0.2.2", "send:t0", 6),
+        ("192.0.2.2", "send:t3", 1),
+        ("192.0.2.2", "send:t4", 1),
+    ]
+    assert [control.report()[name] for name in ("forgotten", "forgotten_ms")] == [2, 1_000_002]
+    for number in range(4):
+        refuse(f"192.0.2.{10 + number}", "y")
+    assert len(named()) == 6
+    assert ("192.0.2.1", "send:x", 1) in named(), "the address with most makes room"
 
 
 def test_a_pull_that_waits_is_refused_when_its_grant_goes(harness):

@@ -24,6 +24,8 @@ USERS = {
     "certified": User("certified", Access([])),
 }
 CERTIFIED = Principal("user", "certified")
+APP, ROOT = (Principal("user", name, USERS[name].stamp) for name in ("app", "root"))
+BY_BASIC = Principal("user", "app")
 
 
 class Peer:
@@ -43,7 +45,7 @@ class Scene:
         self.now_ms = 1_000.0
         self.seconds = 100.0
         lines = FewLines(logging.getLogger("metaq.test"), "refused", harness.reactor)
-        self.control = AccessControl(0, str(folder), lambda: self.now_ms, harness.broker.in_thread, lines)
+        self.control = AccessControl(0, str(folder), lambda: self.now_ms, harness.broker.in_thread, lines, lines)
         self.control.see(Permissions(AccessMode.ENFORCE, USERS))
         self.logins = Logins(self.control, lambda: self.now_ms, lambda: self.seconds)
 
@@ -69,8 +71,8 @@ def scene(harness, tmp_path):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_a_user_logs_in_with_either_mechanism(scene, mechanism):
-    assert scene.login("app", mechanism=mechanism) == Principal("user", "app")
-    assert scene.basic("app") == Principal("user", "app")
+    assert scene.login("app", mechanism=mechanism) == APP
+    assert scene.basic("app") == BY_BASIC
 
 
 WRONG = [("app", "wrong password"), ("nobody", PASSWORD), ("certified", PASSWORD), ("job", PASSWORD), ("a b", PASSWORD)]
@@ -132,7 +134,7 @@ def test_a_message_that_is_none_is_refused_and_the_next_login_begins_anew(scene,
     peer = Peer()
     with pytest.raises(AccessRefused):
         scene.logins.step(AuthenticateRequest(message), peer)
-    assert scene.login("app", peer=peer) == Principal("user", "app")
+    assert scene.login("app", peer=peer) == APP
 
 
 @pytest.mark.parametrize(
@@ -176,13 +178,14 @@ def test_a_client_recognizes_a_broker_that_does_not_know_the_password(scene, mon
 
 def test_after_many_failures_an_address_has_to_wait(scene):
     for _ in range(MAX_FAILURES):
-        with pytest.raises(AccessRefused, match="wrong"):
-            scene.basic("app", "guess")
+        with pytest.raises((AccessRefused, ScramException)):
+            scene.login("app", "guess")
     with pytest.raises(AccessRefused, match=r"too many failed logins from 192\.0\.2\.7"):
         scene.login("app")
-    assert scene.login("app", peer=Peer("192.0.2.8")) == Principal("user", "app"), "others need not"
+    assert scene.login("root") == ROOT, "other users of this address need not"
+    assert scene.login("app", peer=Peer("192.0.2.8")) == APP, "nor other addresses"
     scene.seconds += FAILURE_SECONDS
-    assert scene.login("app") == Principal("user", "app")
+    assert scene.login("app") == APP
 
 
 def test_the_addresses_that_are_remembered_have_a_limit(scene, monkeypatch):
@@ -203,7 +206,7 @@ def test_a_password_is_computed_once_and_forgotten_with_the_user(scene, monkeypa
 
     monkeypatch.setattr(ScramMechanism, "make_auth_info", counted)
     for _ in range(3):
-        assert scene.basic("app") == Principal("user", "app")
+        assert scene.basic("app") == BY_BASIC
     assert computed == [1]
     changed = {"app": User("app", Access([]), None, OTHERS)}
     scene.control.see(Permissions(AccessMode.ENFORCE, changed))
@@ -222,7 +225,7 @@ def test_a_header_that_is_none_is_refused(scene, header):
 def test_without_a_header_the_certificate_says_who_it_is(scene):
     assert scene.logins.by_basic(None, "192.0.2.7", CERTIFIED, True) == CERTIFIED
     assert scene.logins.by_basic(None, "192.0.2.7", ANYBODY, False) == ANYBODY
-    assert scene.basic("app", certified=CERTIFIED) == Principal("user", "app")
+    assert scene.basic("app", certified=CERTIFIED) == BY_BASIC
 
 
 def test_admins_that_have_logged_in_are_reported(scene):
@@ -230,3 +233,58 @@ def test_admins_that_have_logged_in_are_reported(scene):
     assert scene.control.report()["admins"] == []
     scene.login("root")
     assert scene.control.report()["admins"] == [{"name": "root", "last_ms": 1_000}]
+
+
+def test_junk_locks_nobody_out(scene):
+    for _ in range(3 * MAX_FAILURES):
+        with pytest.raises(AccessRefused):
+            scene.logins.step(AuthenticateRequest("x"), Peer())
+        with pytest.raises(AccessRefused):
+            scene.logins.by_basic("Basic x", "192.0.2.7", ANYBODY, True)
+    assert (scene.login("app"), scene.basic("app")) == (APP, BY_BASIC)
+
+
+def test_of_basic_authentications_an_address_may_fail_so_often_but_who_is_known_goes_on(scene):
+    assert scene.basic("app") == BY_BASIC
+    for number in range(MAX_FAILURES):
+        with pytest.raises(AccessRefused, match="wrong"):
+            scene.basic(f"user{number}", "guess")
+    with pytest.raises(AccessRefused, match="too many failed logins"):
+        scene.basic("root")
+    assert scene.basic("app") == BY_BASIC
+    assert scene.basic("root", host="192.0.2.8") == Principal("user", "root")
+
+
+def test_an_unknown_user_takes_as_long_as_a_known_one(scene, monkeypatch):
+    computed = []
+    real = ScramMechanism.make_auth_info
+    monkeypatch.setattr(ScramMechanism, "make_auth_info", lambda *given: (computed.append(given[2]), real(*given))[1])
+    for name in ("app", "nobody", "certified"):
+        with pytest.raises(AccessRefused):
+            scene.basic(name, "guess guess")
+    assert computed == [computed[0]] * 3, "as many iterations"
+    with pytest.raises(AccessRefused):
+        scene.basic("app", "x" * 257)
+    assert len(computed) == 3, "no password is so long"
+
+
+def test_all_brokers_show_a_stranger_the_same_salt(scene, harness, tmp_path):
+    other = Scene(harness, tmp_path / "other")
+
+    def salt(each, name):
+        request = AuthenticateRequest(ScramClient(["SCRAM-SHA-256"], name, "x" * 9).get_client_first(), "SCRAM-SHA-256")
+        return each.logins.step(request, Peer()).message.split(",")[1]
+
+    for name in ("app", "nobody"):
+        assert salt(scene, name) == salt(other, name)
+
+
+def test_a_login_that_began_before_the_password_changed_fails(scene):
+    peer = Peer()
+    client = ScramClient(["SCRAM-SHA-512"], "app", PASSWORD)
+    client.set_server_first(scene.logins.step(AuthenticateRequest(client.get_client_first()), peer).message)
+    changed = User("app", Access([]), None, OTHERS)
+    scene.control.see(Permissions(AccessMode.ENFORCE, {"app": changed}))
+    with pytest.raises(AccessRefused):
+        scene.logins.step(AuthenticateRequest(client.get_client_final()), peer)
+    assert peer.principal is ANYBODY
