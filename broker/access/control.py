@@ -142,7 +142,7 @@ class AccessControl:
         if read == known and self._gone_since is None:
             return
         self._gone_since = None
-        if known is None or known.mode is not read.mode:
+        if read.mode is not (AccessMode.OPEN if known is None else known.mode):
             _log.warning("access: mode %s, %d users", read.mode, len(read.users))
         self.permissions = read
         self._save()
