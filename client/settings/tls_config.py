@@ -103,8 +103,8 @@ class TlsConfig:
 
 def profile_tls() -> TlsConfig | None:
     """Return the TLS settings for brokers in the user's profile file. The environment variable METAQ_PROFILE names this
-    file. If the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`), if
-    that file exists. Return None if there is no profile or no section [tls], and if METAQ_PROFILE is empty. Raises
+    file. If the variable is not set, the file is `metaq/profile.ini` in $XDG_CONFIG_HOME (default: `~/.config`). Return
+    None if this default file does not exist, if the profile has no section [tls], or if METAQ_PROFILE is empty. Raises
     ConfigError if the file cannot be used.
     """
     return _profiled("tls")

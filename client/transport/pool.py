@@ -83,8 +83,9 @@ class ConnectionPool:
         of its set (see `follow`), return the connection to that node instead. If there is no connection, connect within
         `timeout` seconds.
 
-        Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed. Raises
-        ClientError in a forked process.
+        Raises BrokerUnavailable if the broker cannot be reached, or if the last attempt to reach it has failed, and
+        RequestTimedOut if another thread is still connecting to the broker after `timeout` seconds. Raises ClientError
+        in a forked process.
         """
         link = self._core.found(endpoint, self._clock())
         connection = None if link is None else link.connection
@@ -200,8 +201,8 @@ class ConnectionPool:
         return connection
 
     def _is_down(self, link: _Link) -> BrokerUnavailable:
-        """Return the error to raise for a broker whose connection has ended. If the pool has not noticed the
-        connection's end yet, this method also records it.
+        """Return the error to raise for a broker whose connection has ended or could not be made. If the end of the
+        connection was not recorded yet, also record it.
         """
         connection = link.connection
         if connection is None or not connection.closed:
